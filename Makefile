@@ -1,0 +1,40 @@
+# One command per chore; the same commands run in continuous integration.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Set TORCH_INDEX where the pinned torch is not the CPU build, for example TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
+XDIST ?= 2
+
+.PHONY: help env lint test bench clean
+
+help:
+	@echo "make test    create the environment, then lint, types, import contracts and every test"
+	@echo "make lint    style, types and import contracts only"
+	@echo "make bench   speed, as ratios"
+	@echo "make clean   remove the environment and caches"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[measure,calibrate,plots,dev]'
+	touch $@
+
+env: $(VENV)/.installed
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n $(XDIST)
+
+bench: env
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

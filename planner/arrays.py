@@ -1,0 +1,63 @@
+"""Arithmetic that answers one scenario or a grid of a million with the same formula.
+
+Plain numbers take the plain Python path, which is about ten times faster than numpy on scalars; arrays broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+from planner.domain.recipe import Number
+
+
+def is_plain(*values: Any) -> bool:
+    """Whether all values are plain numbers."""
+    return all(isinstance(value, int | float) for value in values)
+
+
+def maximum(first: Number, *others: Number) -> Number:
+    """Largest of the values, elementwise."""
+    if is_plain(first, *others):
+        return max(first, *others)
+    import numpy as np
+
+    return reduce(np.maximum, others, first)
+
+
+def minimum(first: Number, *others: Number) -> Number:
+    """Smallest of the values, elementwise."""
+    if is_plain(first, *others):
+        return min(first, *others)
+    import numpy as np
+
+    return reduce(np.minimum, others, first)
+
+
+def where(condition: Any, yes: Number, no: Number) -> Number:
+    """``yes`` where ``condition`` holds, else ``no``, elementwise.  Both are evaluated."""
+    if isinstance(condition, bool):
+        return yes if condition else no
+    import numpy as np
+
+    return np.where(condition, yes, no)
+
+
+def ceil_div(numerator: Number, denominator: Number) -> Number:
+    """``numerator / denominator`` rounded up."""
+    return -(-numerator // denominator)
+
+
+def round_up(value: Number, multiple: Number) -> Number:
+    """``value`` rounded up to a multiple of ``multiple``."""
+    return ceil_div(value, multiple) * multiple
+
+
+def ceil_pow2(value: Number) -> Number:
+    """The smallest power of two that is at least ``value`` (0 stays 0)."""
+    if isinstance(value, int | float):
+        return 0 if value <= 0 else 1 << math.ceil(math.log2(value)) if value > 1 else 1
+    import numpy as np
+
+    return np.where(value <= 0, 0.0, np.exp2(np.ceil(np.log2(np.maximum(value, 1.0)))))

@@ -1,0 +1,112 @@
+"""Building blocks that several architectures share: projections, MLPs, norms, grouping of equal layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.domain.model import (
+    AttentionSpec,
+    BlockGroup,
+    BlockSpec,
+    EmbeddingSpec,
+    LinearKind,
+    LinearSpec,
+    MlpSpec,
+    NormSpec,
+)
+
+
+def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
+    """Equal layers counted together, in order of first appearance.
+
+    Alternating patterns (local and global attention) give two groups, not one per layer: totals do not depend on the order.
+    """
+    counts: dict[BlockSpec, int] = {}
+    for block, run in groupby(blocks):
+        counts[block] = counts.get(block, 0) + sum(1 for _ in run)
+    return tuple(BlockGroup(count, block) for block, count in counts.items())
+
+
+def separate_qkv(attention: AttentionSpec, hidden: int, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[LinearSpec, ...]:
+    """``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` as Llama names them."""
+    return (
+        LinearSpec("q_proj", "attention", hidden, attention.q_width, "attn_in", qkv_bias),
+        LinearSpec("k_proj", "attention", hidden, attention.k_width, "attn_in", qkv_bias),
+        LinearSpec("v_proj", "attention", hidden, attention.v_width, "attn_in", qkv_bias),
+        LinearSpec("o_proj", "attention", attention.out_width, hidden, "attn_out", out_bias),
+    )
+
+
+def fused_qkv(
+    attention: AttentionSpec, hidden: int, names: tuple[str, str], *, biases: tuple[bool, bool], kind: LinearKind = "linear"
+) -> tuple[LinearSpec, ...]:
+    """One matrix for query, key and value, and the output projection; ``names`` and ``biases`` are of those two."""
+    qkv_width = attention.q_width + attention.k_width + attention.v_width
+    return (
+        LinearSpec(names[0], "attention", hidden, qkv_width, "attn_in", biases[0], kind),
+        LinearSpec(names[1], "attention", attention.out_width, hidden, "attn_out", biases[1], kind),
+    )
+
+
+def gated_mlp(
+    hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), *, bias: bool = False
+) -> tuple[LinearSpec, ...]:
+    """Gate, up and down projections."""
+    return (
+        LinearSpec(names[0], "mlp", hidden, width, "mlp_in", bias),
+        LinearSpec(names[1], "mlp", hidden, width, "mlp_in", bias),
+        LinearSpec(names[2], "mlp", width, hidden, "mlp_mid", bias),
+    )
+
+
+def fused_gated_mlp(
+    hidden: int, width: int, names: tuple[str, str] = ("gate_up_proj", "down_proj"), *, bias: bool = False
+) -> tuple[LinearSpec, ...]:
+    """Gate and up in one matrix, and the down projection."""
+    return (
+        LinearSpec(names[0], "mlp", hidden, 2 * width, "mlp_in", bias),
+        LinearSpec(names[1], "mlp", width, hidden, "mlp_mid", bias),
+    )
+
+
+def plain_mlp(hidden: int, width: int, names: tuple[str, str], *, bias: bool, kind: LinearKind = "linear") -> tuple[LinearSpec, ...]:
+    """Two matrices around an activation."""
+    return (
+        LinearSpec(names[0], "mlp", hidden, width, "mlp_in", bias, kind),
+        LinearSpec(names[1], "mlp", width, hidden, "mlp_mid", bias, kind),
+    )
+
+
+def fused_experts(hidden: int, mlp: MlpSpec, *, bias: bool = False) -> tuple[LinearSpec, ...]:
+    """Expert tensors as Transformers 5 stores them: two three-dimensional parameters over all experts, gate and up in one."""
+    return (
+        LinearSpec("gate_up_proj", "expert", hidden, 2 * mlp.width, "mlp_in", bias, "parameter", mlp.n_experts, mlp.top_k),
+        LinearSpec("down_proj", "expert", mlp.width, hidden, "mlp_mid", bias, "parameter", mlp.n_experts, mlp.top_k),
+    )
+
+
+def router(hidden: int, n_experts: int, *, bias: bool = False, name: str = "gate") -> LinearSpec:
+    """The routing matrix; a bare parameter in Transformers 5, so k-bit quantisers leave it alone."""
+    return LinearSpec(name, "router", hidden, n_experts, "mlp_in", bias, "parameter")
+
+
+def token_embedding(fields: ConfigFields, hidden: int, name: str = "embed_tokens") -> EmbeddingSpec:
+    """The token table."""
+    return EmbeddingSpec(name, fields.integer("vocab_size"), hidden)
+
+
+def lm_head(hidden: int, vocab: int, *, bias: bool = False, name: str = "lm_head") -> LinearSpec:
+    """The output projection to the vocabulary."""
+    return LinearSpec(name, "head", hidden, vocab, "head_in", bias)
+
+
+def rms(width: int, copies: int = 1) -> NormSpec:
+    """Root-mean-square norms with a weight over the residual stream."""
+    return NormSpec("rms", width, copies)
+
+
+def layer_norm(width: int, copies: int = 1, *, bias: bool = True, weight: bool = True) -> NormSpec:
+    """Layer norms over the residual stream."""
+    return NormSpec("layer", width, copies, bias=bias, weight=weight)

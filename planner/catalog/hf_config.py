@@ -1,0 +1,70 @@
+"""``config.json`` of a Hugging Face model -> :class:`ModelSpec`.  The file is untrusted: bounded, plain JSON, nothing executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.catalog.architectures import ConfigFields, reader_for, supported_architectures
+from planner.domain.model import ModelSpec
+from planner.errors import InputFileError, NotModelledError
+from planner.units import MIB
+
+_MAX_CONFIG_BYTES = 1 * MIB
+_DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def read_config_file(path: Path) -> ModelSpec:
+    """Model described by a ``config.json``, or by the ``config.json`` in a folder.
+
+    Raises:
+        InputFileError: missing, too large, not JSON, or a field out of range.
+        NotModelledError: an architecture without formulas.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    data = _load_json_object(file)
+    spec = model_from_config(data, str(file))
+    return replace(spec, id=path.stem if path.is_file() else path.name, source=str(file))
+
+
+def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
+    """Model described by parsed config fields; ``where`` names their place in messages."""
+    model_type = data.get("model_type")
+    if not isinstance(model_type, str):
+        raise InputFileError(where, "field 'model_type' is missing: this is not the config of a Transformers model")
+    reader = reader_for(model_type)
+    if reader is None:
+        known = ", ".join(supported_architectures())
+        raise NotModelledError(f"{where}: architecture '{model_type[:60]}' is not modelled; modelled are {known}")
+    fields = ConfigFields(data, where)
+    spec = reader(fields)
+    dtype = data.get("dtype", data.get("torch_dtype"))
+    return replace(spec, checkpoint_dtype=_DTYPES[dtype]) if isinstance(dtype, str) and dtype in _DTYPES else spec
+
+
+def _load_json_object(file: Path) -> Mapping[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise InputFileError(file, f"cannot be read ({error.strerror}); give the path of a config.json") from None
+    if len(raw) > _MAX_CONFIG_BYTES:
+        raise InputFileError(file, f"larger than {_MAX_CONFIG_BYTES // MIB} MiB, which no model config is")
+    try:
+        data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise InputFileError(file, "is not UTF-8 text; give the path of a config.json") from None
+    except json.JSONDecodeError as error:
+        raise InputFileError(file, f"is not JSON: {error.msg}", error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        raise InputFileError(file, f"is not a usable config: {type(error).__name__} {str(error)[:80]}") from None
+    if not isinstance(data, dict):
+        raise InputFileError(file, "must hold one JSON object")
+    return data
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"'{name}' is not a number")

@@ -1,0 +1,89 @@
+"""What the job runs on: GPU, host, links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+NumberOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed", "user"]
+"""Where a number comes from.  ``unsourced`` is kept and shown as such, never passed off as a datasheet value."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One accelerator as one CUDA device sees it.  Rates are dense, with fp32 accumulation.
+
+    ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the marketing size.
+    ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
+    ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
+    Any other ``None`` is unknown as well: whatever needs that number is not answered.
+    ``origins`` gives the origin of each known numeric field by the name it has here.
+    """
+
+    id: str
+    name: str
+    vendor: str
+    generation: str
+    compute_capability: str
+    marketing_memory_bytes: int | None
+    visible_memory_bytes: int | None
+    memory_bandwidth_bytes_per_s: float | None
+    bf16_flop_per_s: float | None
+    fp16_flop_per_s: float | None
+    fp32_flop_per_s: float | None
+    int8_op_per_s: float | None
+    interconnect: str
+    interconnect_bytes_per_s: float | None
+    pcie_generation: int | None
+    pcie_lanes: int | None
+    tdp_w: float | None
+    origins: tuple[tuple[str, NumberOrigin], ...]
+    source: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether torch's CUDA allocator runs on it, which the memory formulas describe."""
+        return self.vendor == "nvidia"
+
+    @property
+    def supports_bf16(self) -> bool:
+        """Whether bf16 matrix units exist (compute capability 8.0 and later on NVIDIA)."""
+        return self.bf16_flop_per_s is not None
+
+    def origin_of(self, field: str) -> NumberOrigin:
+        """Origin of one numeric field; raises ``KeyError`` for a field that has none."""
+        return dict(self.origins)[field]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens what is said about time."""
+
+    id: str
+    cores: int | None = None
+    memory_bytes: int | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
+    pcie_generation: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """All devices of one job.
+
+    ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.
+    ``link`` overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None`` (the card's own).
+    """
+
+    gpu: GpuSpec
+    gpus_per_node: int
+    nodes: int
+    host: HostSpec
+    gpu_reserved_bytes: int = 0
+    link: str | None = None
+    network_bytes_per_s: float | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Processes in the job: one per GPU."""
+        return self.gpus_per_node * self.nodes

@@ -1,0 +1,233 @@
+"""What is trained: a decoder-only transformer, described by its matrices and by what its blocks compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
+LinearKind = Literal["linear", "conv1d", "parameter"]
+InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
+NormKind = Literal["rms", "layer"]
+ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """One weight matrix of shape ``(out_features, in_features)``, repeated ``copies`` times (experts).
+
+    ``name`` is the module name as PEFT's ``target_modules`` sees it (``q_proj``, ``query_key_value``).
+    ``kind`` is ``linear`` (``nn.Linear``), ``conv1d`` (GPT-2's transposed linear) or ``parameter``: a fused expert tensor,
+    which k-bit quantisers leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward
+    are counted once when several matrices share them.  ``active_copies`` of the copies see each token.
+    """
+
+    name: str
+    group: LinearGroup
+    in_features: int
+    out_features: int
+    reads: InputTensor
+    bias: bool = False
+    kind: LinearKind = "linear"
+    copies: int = 1
+    active_copies: int = 1
+
+    @property
+    def weight_count(self) -> int:
+        """Weight elements over all copies, without bias."""
+        return self.in_features * self.out_features * self.copies
+
+    @property
+    def bias_count(self) -> int:
+        """Bias elements over all copies."""
+        return self.out_features * self.copies if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalisation over ``width`` features; ``copies`` of them in the block.
+
+    ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
+    compressed projections of multi-head latent attention.  ``rows_per_token`` is how many vectors are normalised per token
+    (1 for the residual stream, the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
+    """
+
+    kind: NormKind
+    width: int
+    copies: int = 1
+    bias: bool = False
+    weight: bool = True
+    on: Literal["hidden", "heads", "latent"] = "hidden"
+    rows_per_token: int = 1
+
+    @property
+    def param_count(self) -> int:
+        """Parameters over all copies."""
+        return self.width * self.copies * (int(self.weight) + int(self.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Shape of one attention layer.  ``head_dim`` is that of query and key, ``value_head_dim`` of value and output.
+
+    ``window_tokens`` is the sliding window (``None``: full attention).
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    position: Literal["rope", "alibi", "learned", "none"] = "rope"
+    window_tokens: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    fused_qkv: bool = False
+
+    @property
+    def q_width(self) -> int:
+        """Query features per token."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def k_width(self) -> int:
+        """Key features per token."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        """Value features per token."""
+        return self.n_kv_heads * self.value_head_dim
+
+    @property
+    def out_width(self) -> int:
+        """Features per token that attention hands to its output projection."""
+        return self.n_heads * self.value_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """Shape of one feed-forward layer; with ``n_experts`` > 0 a mixture of experts.
+
+    ``width`` is the intermediate size of the dense MLP (0 if the layer has none) or of one expert; ``shared_width`` that
+    of the always-active shared expert.  ``gated`` means two input projections whose product feeds the output projection.
+    """
+
+    width: int
+    gated: bool
+    activation: str
+    fused_gate_up: bool = False
+    n_experts: int = 0
+    top_k: int = 0
+    shared_width: int = 0
+
+    @property
+    def active_width(self) -> int:
+        """Intermediate features computed per token."""
+        return self.width * (self.top_k if self.n_experts else 1) + self.shared_width
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder layer.
+
+    ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
+    ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
+    """
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    linears: tuple[LinearSpec, ...]
+    norms: tuple[NormSpec, ...]
+    parallel: bool = False
+    extra_params: int = 0
+
+    @property
+    def param_count(self) -> int:
+        """All parameters of the layer."""
+        matrices = sum(linear.weight_count + linear.bias_count for linear in self.linears)
+        return matrices + sum(norm.param_count for norm in self.norms) + self.extra_params
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """``count`` identical decoder layers."""
+
+    count: int
+    block: BlockSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """A lookup table of ``rows`` vectors of ``width`` features (token, position)."""
+
+    name: str
+    rows: int
+    width: int
+
+    @property
+    def param_count(self) -> int:
+        """Elements of the table."""
+        return self.rows * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only language model.
+
+    ``token_embedding`` and ``head`` share one tensor when ``tied``; then ``head`` still describes the product that is computed
+    but adds no parameters.  ``published_params`` is the count its authors give, ``params_origin`` how closely the count from
+    shapes agrees with it.  ``normhead`` marks a head that is re-normalised on every forward (Baichuan 2).
+    ``fp32_logits`` is false where the model's own code keeps logits in the compute dtype.
+    ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
+    """
+
+    id: str
+    hub_id: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    groups: tuple[BlockGroup, ...]
+    token_embedding: EmbeddingSpec
+    head: LinearSpec
+    tied: bool
+    max_position_tokens: int | None
+    final_norms: tuple[NormSpec, ...] = ()
+    extra_embeddings: tuple[EmbeddingSpec, ...] = ()
+    extra_linears: tuple[LinearSpec, ...] = ()
+    checkpoint_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    normhead: bool = False
+    fp32_logits: bool = True
+    remote_code: bool = False
+    published_params: int | None = None
+    params_origin: ParamsOrigin = "config-only"
+    source: str = ""
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def param_count(self) -> int:
+        """All distinct parameters, tied tensors once."""
+        blocks = sum(group.count * group.block.param_count for group in self.groups)
+        outside = sum(norm.param_count for norm in self.final_norms) + sum(table.param_count for table in self.extra_embeddings)
+        outside += sum(linear.weight_count + linear.bias_count for linear in self.extra_linears)
+        head = self.head.bias_count + (0 if self.tied else self.head.weight_count)
+        return blocks + outside + self.token_embedding.param_count + head
+
+    @property
+    def active_param_count(self) -> int:
+        """Parameters that one token passes through (all of them for a dense model)."""
+        idle = sum(
+            group.count * linear.in_features * linear.out_features * (linear.copies - linear.active_copies)
+            + group.count * (linear.bias_count - linear.bias_count * linear.active_copies // linear.copies)
+            for group in self.groups
+            for linear in group.block.linears
+        )
+        return self.param_count - idle
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return any(group.block.mlp.n_experts for group in self.groups)

@@ -1,0 +1,87 @@
+"""The answer: terms, peaks at three levels, host RAM, time, and a verdict with what limits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.recipe import Number
+from planner.domain.term import HostTerm, Phase, Term, TimeTerm
+
+Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """Most bytes alive on one GPU in one phase, at the three levels."""
+
+    phase: Phase
+    allocated_bytes: Number
+    reserved_bytes: Number
+    driver_bytes: Number
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrediction:
+    """GPU memory of one device.
+
+    ``limit_bytes`` is what the job may use: CUDA-visible memory less what is already taken (``None``: unknown).
+    Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator would
+    have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
+    """
+
+    terms: tuple[Term, ...]
+    phases: tuple[PhasePeak, ...]
+    limiting_phase: Phase
+    allocated_peak_bytes: Number
+    reserved_peak_bytes: Number
+    driver_peak_bytes: Number
+    uncapped_driver_bytes: Number
+    must_have_bytes: Number
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPrediction:
+    """Host RAM.  ``available_bytes`` is ``None`` when the host's memory is unknown: printed, not judged."""
+
+    terms: tuple[HostTerm, ...]
+    per_process_bytes: Number
+    per_node_bytes: Number
+    available_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimePrediction:
+    """Time of one optimizer step and what follows from it.  Rates are of the whole job.
+
+    ``mfu`` is model FLOP utilisation: FLOP that the method needs without recomputation, over the dense peak rate.
+    """
+
+    terms: tuple[TimeTerm, ...]
+    step_s: Number
+    samples_per_s: Number
+    tokens_per_s: Number
+    padded_tokens_per_s: Number
+    model_flop_per_step: Number
+    mfu: Number | None
+    run_time_s: Number | None
+    cost_usd: Number | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Everything that ``plan`` says about one scenario.
+
+    ``calibration`` is the name of the fitted coefficients or ``"uncalibrated"``; without one there is no interval and
+    ``fits_probability`` is ``None``.  ``time`` is ``None`` where the card's rates are unknown.
+    """
+
+    memory: MemoryPrediction
+    host: HostPrediction
+    time: TimePrediction | None
+    verdict: Verdict
+    reason: str
+    fits_probability: float | None
+    calibration: str
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,146 @@
+"""How the model is trained: every choice of the user that changes memory or time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    # A number, or an array of numbers when one call answers a grid of scenarios.
+    Number = int | float | npt.NDArray[np.float64]
+else:
+    Number = Any
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Method = Literal["full", "lora"]
+Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4"]
+Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
+Optimizer = Literal[
+    "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adafactor", "sgd", "lion"
+]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"]
+Offload = Literal["none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"]
+Attention = Literal["eager", "sdpa", "flash2"]
+Loss = Literal["hf", "chunked", "liger"]
+Padding = Literal["packed", "max_length", "longest"]
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+PADDINGS: tuple[Padding, ...] = get_args(Padding)
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+# What people call a method -> (method, quantisation, double quantisation).
+METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {
+    "full": ("full", None, None),
+    "lora": ("lora", None, None),
+    "qlora": ("lora", "nf4", True),
+    "int8": ("lora", "int8", False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA matrices: ``A`` is ``(rank, in)``, ``B`` is ``(out, rank)`` for every adapted linear.
+
+    ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
+    the frozen original beside the trainable copy.
+    """
+
+    rank: Number
+    targets: tuple[str, ...]
+    dropout: float
+    modules_to_save: tuple[str, ...]
+    dtype: Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Dtypes: of the weights as loaded, of the compute, and how the base is quantised.
+
+    ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32 master weights.
+    ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it lets FSDP and ZeRO-3 shard them.
+    """
+
+    load_dtype: Dtype
+    precision: Precision
+    quantization: Quantization = "none"
+    double_quant: bool = False
+    quant_storage: Dtype | None = None
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Dtype of matrix products."""
+        name = self.precision.removesuffix("-mixed")
+        return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether 16-bit compute is laid over weights by autocast or an engine."""
+        return self.precision.endswith("-mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sizes of one optimizer step.
+
+    ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap on natural lengths;
+    ``tokens_per_sample`` the mean number of real tokens of a sample.
+    """
+
+    micro_batch: Number
+    grad_accum: Number
+    seq_len: Number
+    padding: Padding
+    tokens_per_sample: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The training recipe.  No field has a silent default: the intake resolves each one and records its origin."""
+
+    method: Method
+    numerics: Numerics
+    adapter: Adapter | None
+    optimizer: Optimizer
+    sharding: Sharding
+    offload: Offload
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    attention: Attention
+    loss: Loss
+    batch: Batch
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself, without autocast."""
+        return self.sharding.startswith("zero")
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether PyTorch's fully sharded data parallel runs the step."""
+        return self.sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer states and master weights leave the GPU."""
+        return self.offload.startswith("optimizer")
+
+    @property
+    def offloads_params(self) -> bool:
+        """Whether weight shards leave the GPU between uses."""
+        return "params" in self.offload
+
+    @property
+    def offloads_to_nvme(self) -> bool:
+        """Whether offloaded state goes on to NVMe instead of staying in host RAM."""
+        return self.offload.endswith("-nvme")

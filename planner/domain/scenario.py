@@ -1,0 +1,42 @@
+"""The question: model, hardware, recipe and stack, with the origin of every resolved value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.domain.hardware import Hardware
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Recipe
+from planner.domain.stack import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One resolved value.  ``origin`` is ``cli``, ``file:line``, ``default:<stack>``, ``catalog``, ``assumed`` or ``derived``."""
+
+    name: str
+    value: str
+    origin: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Length and price of the whole run; ``None`` where the user does not say.  ``usd_per_gpu_hour`` is per GPU."""
+
+    n_samples: int | None = None
+    epochs: float = 1.0
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Every choice that changes memory or time.  The instruments answer it; ``warnings`` are combinations that people do run."""
+
+    model: ModelSpec
+    hardware: Hardware
+    recipe: Recipe
+    stack: Stack
+    run: RunPlan = field(default_factory=RunPlan)
+    assumptions: tuple[Assumption, ...] = ()
+    warnings: tuple[str, ...] = ()

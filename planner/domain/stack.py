@@ -1,0 +1,63 @@
+"""Which software runs the recipe: switches that move gigabytes while the recipe stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.recipe import Attention, Dtype, Loss, Optimizer, Padding, Precision
+
+SettledBy = Literal["source_code", "document_text", "table_fit", "assumed"]
+KbitUpcast = Literal["none", "norms", "all"]
+LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad"]
+PinnedRounding = Literal["power_of_two", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackDefaults:
+    """What a stack does where the user says nothing."""
+
+    load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
+    precision: Precision
+    adapter_dtype: Dtype
+    optimizer: Optimizer
+    attention: Attention
+    loss: Loss
+    padding: Padding
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    lora_rank: int
+    lora_targets: tuple[str, ...]
+    lora_dropout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One software stack at one version.
+
+    ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT does).
+    ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
+    ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
+    ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
+    ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip.
+    ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
+    ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
+    ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
+    ``settled``: for every switch, what settled its value and the source.
+    """
+
+    id: str
+    title: str
+    defaults: StackDefaults
+    kbit_upcast: KbitUpcast
+    loss_forward: tuple[LogitsCopy, ...]
+    loss_backward: tuple[LogitsCopy, ...]
+    trainable_fp32: bool
+    fused_norm: bool
+    fused_mlp: bool
+    fused_experts: bool
+    dequantizes_forward: bool
+    zero_auto_buckets: bool
+    engine_halves_kbit: bool
+    pinned_rounding: PinnedRounding
+    settled: tuple[tuple[str, SettledBy, str], ...]

@@ -1,0 +1,113 @@
+"""Named amounts: the one list of terms and of phases that all instruments share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.recipe import Number
+
+Phase = Literal[
+    "load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2", "eval", "save"
+]
+PHASES: tuple[Phase, ...] = (
+    "load",
+    "adapters",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer_step",
+    "forward_2",
+    "loss_2",
+    "backward_2",
+    "eval",
+    "save",
+)
+
+TermName = Literal[
+    "weights",
+    "quantization_constants",
+    "adapters",
+    "master_weights",
+    "autocast_copies",
+    "gradients",
+    "gradient_buckets",
+    "optimizer_states",
+    "optimizer_temporaries",
+    "saved_activations",
+    "block_recompute",
+    "logits_and_loss",
+    "dequantization",
+    "gathered_parameters",
+    "other_temporaries",
+    "allocator_slack",
+    "context",
+    "libraries",
+    "nccl",
+]
+TermKind = Literal["replicated", "sharded", "transient"]
+
+# Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
+ALLOCATED_TERMS: frozenset[str] = frozenset(
+    {
+        "weights",
+        "quantization_constants",
+        "adapters",
+        "master_weights",
+        "autocast_copies",
+        "gradients",
+        "gradient_buckets",
+        "optimizer_states",
+        "optimizer_temporaries",
+        "saved_activations",
+        "block_recompute",
+        "logits_and_loss",
+        "dequantization",
+        "gathered_parameters",
+        "other_temporaries",
+    }
+)
+RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
+DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl"})
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``n_bytes`` of one kind of thing alive on one GPU during ``phases``.
+
+    ``formula`` names the function that computed it (``planner.memory.weights:weight_bytes``), ``detail`` gives its numbers,
+    ``source`` where the formula comes from.
+    """
+
+    name: TermName
+    label: str
+    n_bytes: Number
+    kind: TermKind
+    phases: frozenset[Phase]
+    formula: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTerm:
+    """Host RAM of one kind; ``n_bytes`` is per process.  ``pinned`` memory cannot be swapped or reclaimed."""
+
+    name: str
+    n_bytes: Number
+    formula: str
+    pinned: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTerm:
+    """Seconds per optimizer step that one group of kernels or transfers needs.
+
+    ``overlapped`` seconds hide behind the others and do not add to the step.
+    """
+
+    name: str
+    seconds: Number
+    formula: str
+    overlapped_s: Number = 0.0
+    detail: str = ""

@@ -1,0 +1,94 @@
+"""Every error this project raises on purpose, and the exit code each one means.
+
+::
+
+    PlannerError                      exit 1
+    +-- UsageError                    exit 2   something typed or written cannot be used
+    |   +-- UnknownNameError          exit 2   a name that no catalog knows; lists the nearest
+    |   +-- InputFileError            exit 2   a file that cannot be read; names file and line
+    |   +-- RefusedCombinationError   exit 2   settings that exclude each other
+    +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+from pathlib import Path
+
+
+class ExitCode(IntEnum):
+    """Process exit codes of ``plan`` (and of ``measure`` where they mean the same)."""
+
+    FITS = 0
+    INTERNAL_ERROR = 1
+    USAGE = 2
+    GPU_MEMORY_SHORT = 3
+    UNCERTAIN = 4
+    HOST_MEMORY_SHORT = 5
+    NOT_MODELLED = 6
+
+
+# When several jobs are checked in one call, the first of these that occurred is the exit code.
+SEVERITY_ORDER = (
+    ExitCode.INTERNAL_ERROR,
+    ExitCode.USAGE,
+    ExitCode.NOT_MODELLED,
+    ExitCode.GPU_MEMORY_SHORT,
+    ExitCode.HOST_MEMORY_SHORT,
+    ExitCode.UNCERTAIN,
+    ExitCode.FITS,
+)
+
+
+def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
+    """The most severe of ``codes`` (``FITS`` when there are none)."""
+    seen = set(codes)
+    return next((code for code in SEVERITY_ORDER if code in seen), ExitCode.FITS)
+
+
+class PlannerError(Exception):
+    """Base of all expected failures: one sentence, no traceback."""
+
+    exit_code = ExitCode.INTERNAL_ERROR
+
+
+class UsageError(PlannerError):
+    """Something typed or written cannot be used as it stands."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UnknownNameError(UsageError):
+    """A name that no catalog or enumeration knows.
+
+    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        folded = {candidate.lower(): candidate for candidate in known}
+        near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
+        self.nearest = tuple(folded[candidate] for candidate in near)
+        advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
+        super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
+
+
+class InputFileError(UsageError):
+    """A file that is missing, unreadable, malformed or hostile.  Names the file and, where known, the line."""
+
+    def __init__(self, path: str | Path, problem: str, line: int | None = None) -> None:
+        self.path, self.problem, self.line = str(path), problem, line
+        place = f"{path}:{line}" if line is not None else str(path)
+        super().__init__(f"{place}: {problem}")
+
+
+class RefusedCombinationError(UsageError):
+    """Settings that exclude each other, or a combination that no library runs."""
+
+
+class NotModelledError(PlannerError):
+    """Understood, but no formula covers it; there is no verdict rather than a guess."""
+
+    exit_code = ExitCode.NOT_MODELLED
