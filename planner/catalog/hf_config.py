@@ -1,4 +1,4 @@
-"""``config.json`` of a Hugging Face model -> :class:`ModelSpec`.  The file is untrusted: bounded, plain JSON, nothing executed."""
+"""``config.json`` of a Hugging Face model -> :class:`ModelSpec`.  The file is untrusted: bounded, plain JSON, not run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.catalog.architectures import ConfigFields, reader_for, supported_architectures
+from planner.catalog.architectures import reader_for, supported_architectures
+from planner.catalog.architectures.fields import ConfigFields
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, NotModelledError
 from planner.units import MIB
 
-_MAX_CONFIG_BYTES = 1 * MIB
+MAX_CONFIG_BYTES = 1 * MIB
 _DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -45,25 +46,37 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     return replace(spec, checkpoint_dtype=_DTYPES[dtype]) if isinstance(dtype, str) and dtype in _DTYPES else spec
 
 
-def _load_json_object(file: Path) -> Mapping[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise InputFileError(file, f"cannot be read ({error.strerror}); give the path of a config.json") from None
-    if len(raw) > _MAX_CONFIG_BYTES:
-        raise InputFileError(file, f"larger than {_MAX_CONFIG_BYTES // MIB} MiB, which no model config is")
+def parse_config(raw: bytes, where: str) -> Mapping[str, Any]:
+    """The JSON object that ``raw`` holds; ``where`` names its place in messages.
+
+    Raises:
+        InputFileError: too large, not UTF-8, not JSON, nested too deeply, or not an object.
+    """
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise InputFileError(where, f"larger than {MAX_CONFIG_BYTES // MIB} MiB, which no model config is")
     try:
         data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
-        raise InputFileError(file, "is not UTF-8 text; give the path of a config.json") from None
+        raise InputFileError(where, "is not UTF-8 text; give the path of a config.json") from None
     except json.JSONDecodeError as error:
-        raise InputFileError(file, f"is not JSON: {error.msg}", error.lineno) from None
+        raise InputFileError(where, f"is not JSON: {error.msg}", error.lineno) from None
     except (ValueError, RecursionError) as error:
-        raise InputFileError(file, f"is not a usable config: {type(error).__name__} {str(error)[:80]}") from None
+        raise InputFileError(where, f"is not a usable config: {type(error).__name__} {str(error)[:80]}") from None
     if not isinstance(data, dict):
-        raise InputFileError(file, "must hold one JSON object")
+        raise InputFileError(where, "must hold one JSON object")
     return data
+
+
+def _load_json_object(file: Path) -> Mapping[str, Any]:
+    try:
+        if file.exists() and not file.is_file():
+            raise InputFileError(file, "not a regular file; give the path of a config.json")
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_CONFIG_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputFileError(file, f"cannot be read ({reason}); give the path of a config.json") from None
+    return parse_config(raw, str(file))
 
 
 def _refuse_constant(name: str) -> float:

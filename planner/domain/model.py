@@ -179,6 +179,8 @@ class ModelSpec:
     shapes agrees with it.  ``normhead`` marks a head that is re-normalised on every forward (Baichuan 2).
     ``fp32_logits`` is false where the model's own code keeps logits in the compute dtype.
     ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
+    ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
+    is saved for backward.  ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 
     id: str
@@ -198,6 +200,8 @@ class ModelSpec:
     normhead: bool = False
     fp32_logits: bool = True
     remote_code: bool = False
+    logit_softcap: bool = False
+    omits: str = ""
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
     source: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, Dtype, Loss, Optimizer, Padding, Precision
+from planner.domain.recipe import Attention, Dtype, Loss, Optimizer, Padding, Precision, Quantization
 
 SettledBy = Literal["source_code", "document_text", "table_fit", "assumed"]
 KbitUpcast = Literal["none", "norms", "all"]
@@ -42,8 +42,11 @@ class Stack:
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip.
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
+    ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face ``auto``).
+    ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
     ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
-    ``settled``: for every switch, what settled its value and the source.
+    ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
+    ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
     """
 
     id: str
@@ -60,4 +63,13 @@ class Stack:
     zero_auto_buckets: bool
     engine_halves_kbit: bool
     pinned_rounding: PinnedRounding
+    zero12_bucket_elements: int
+    foreach_step_copies: int
     settled: tuple[tuple[str, SettledBy, str], ...]
+    quantized_defaults: StackDefaults | None = None
+
+    def defaults_over(self, quantization: Quantization) -> StackDefaults:
+        """What the stack does where the user says nothing, over a base with this quantisation."""
+        if quantization == "none" or self.quantized_defaults is None:
+            return self.defaults
+        return self.quantized_defaults

@@ -1,0 +1,84 @@
+"""Which matrices LoRA adapts, and which modules are trained whole."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.domain.model import LinearSpec, ModelSpec
+from planner.domain.recipe import Adapter, Number
+
+
+@lru_cache(maxsize=1024)
+def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
+    """Whether PEFT would put an adapter on ``linear``.
+
+    ``all-linear`` means every linear layer of the blocks, never the head (PEFT excludes the output layer; fused expert tensors
+    and routers of Transformers 5 are adapted too); ``attention`` the attention projections; otherwise names are matched as
+    suffixes of the module path, so ``c_proj`` hits attention and MLP while ``attn.c_proj`` hits attention only.
+    Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``, ``_maybe_include_all_linear_layers``).
+    """
+    for target in targets:
+        if target == "all-linear":
+            if linear.group != "head":
+                return True
+            continue
+        if target == "attention":
+            if linear.group == "attention":
+                return True
+            continue
+        parent, _, name = target.rpartition(".")
+        if name == linear.name and (not parent or _parent_matches(parent, linear)):
+            return True
+    return False
+
+
+def _parent_matches(parent: str, linear: LinearSpec) -> bool:
+    last = parent.rpartition(".")[2]
+    if linear.group == "attention":
+        return "att" in last
+    return linear.group in ("mlp", "expert", "shared_expert") and last in ("mlp", "feed_forward", "experts", "shared_expert")
+
+
+@lru_cache(maxsize=256)
+def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
+    """Sum of ``in + out`` features over all adapted matrices of the model: the adapter parameters per unit of rank."""
+    blocks = sum(
+        group.count * linear.copies * (linear.in_features + linear.out_features)
+        for group in model.groups
+        for linear in group.block.linears
+        if is_adapted(linear, targets)
+    )
+    head = model.head.in_features + model.head.out_features if is_adapted(model.head, targets) else 0
+    return blocks + head
+
+
+def adapter_param_count(model: ModelSpec, adapter: Adapter) -> Number:
+    """LoRA parameters: ``rank * (in + out)`` per adapted matrix."""
+    return adapter.rank * adapted_widths(model, adapter.targets)
+
+
+@lru_cache(maxsize=256)
+def adapted_linear_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
+    """Number of adapted matrices (a fused expert tensor counts once)."""
+    blocks = sum(group.count for group in model.groups for linear in group.block.linears if is_adapted(linear, targets))
+    return blocks + int(is_adapted(model.head, targets))
+
+
+@lru_cache(maxsize=256)
+def saved_module_params(model: ModelSpec, modules: tuple[str, ...]) -> int:
+    """Parameters of ``modules_to_save``: PEFT trains a full copy of each named module beside the frozen original."""
+    count = 0
+    for name in modules:
+        last = name.rpartition(".")[2]
+        if last == model.token_embedding.name:
+            count += model.token_embedding.param_count
+        elif last == model.head.name:
+            count += model.head.weight_count + model.head.bias_count
+        else:
+            count += sum(
+                group.count * (linear.weight_count + linear.bias_count)
+                for group in model.groups
+                for linear in group.block.linears
+                if linear.name == last
+            )
+    return count

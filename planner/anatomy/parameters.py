@@ -1,0 +1,97 @@
+"""Parameters sorted by what happens to them: quantised, kept in 16-bit inside blocks, or outside the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.domain.model import LinearSpec, ModelSpec, NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ParamCounts:
+    """Element counts of one model under one stack.
+
+    ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
+    ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``: biases,
+    routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
+    ``largest_quantizable`` and ``largest`` are the biggest single matrices; ``block_largest`` the most parameters in one block.
+    ``tensors`` counts parameter tensors of the whole model.
+    """
+
+    quantizable: int
+    quantizable_rows: int
+    quantizable_inputs: int
+    fused_experts: int
+    block_rest: int
+    norms: int
+    tables: int
+    head: int
+    largest_quantizable: int
+    largest: int
+    block_largest: int
+    tensors: int
+
+    @property
+    def total(self) -> int:
+        """All distinct parameters."""
+        return self.quantizable + self.fused_experts + self.block_rest + self.norms + self.tables + self.head
+
+
+def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
+    """Whether k-bit quantisers replace this matrix.
+
+    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head.  Expert tensors and routers that are bare parameters stay
+    16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.
+    Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``.
+    """
+    if linear.group == "head":
+        return False
+    return linear.kind != "parameter" or (not fused_experts and linear.group in ("expert", "router"))
+
+
+@lru_cache(maxsize=256)
+def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
+    """Counts of ``model`` under a stack that does or does not fuse experts."""
+    quantizable = rows = inputs = experts = rest = norms = tensors = 0
+    largest_quantizable = block_largest = 0
+    for group in model.groups:
+        for linear in group.block.linears:
+            rest += group.count * linear.bias_count
+            tensors += group.count * (1 + int(linear.bias))
+            if is_quantizable(linear, fused_experts):
+                quantizable += group.count * linear.weight_count
+                rows += group.count * linear.out_features * linear.copies
+                inputs += group.count * linear.in_features * linear.copies
+                largest_quantizable = max(largest_quantizable, linear.in_features * linear.out_features)
+            elif linear.group == "expert":
+                experts += group.count * linear.weight_count
+            else:
+                rest += group.count * linear.weight_count
+        rest += group.count * group.block.extra_params
+        norms += group.count * _norm_params(group.block.norms)
+        tensors += group.count * sum(norm.copies for norm in group.block.norms)
+        block_largest = max(block_largest, group.block.param_count)
+    norms += _norm_params(model.final_norms)
+    tables = model.token_embedding.param_count + sum(table.param_count for table in model.extra_embeddings)
+    tables += sum(linear.weight_count + linear.bias_count for linear in model.extra_linears)
+    head = model.head.bias_count + (0 if model.tied else model.head.weight_count)
+    largest_matrix = max(linear.weight_count for group in model.groups for linear in group.block.linears)
+    return ParamCounts(
+        quantizable=quantizable,
+        quantizable_rows=rows,
+        quantizable_inputs=inputs,
+        fused_experts=experts,
+        block_rest=rest,
+        norms=norms,
+        tables=tables,
+        head=head,
+        largest_quantizable=largest_quantizable,
+        largest=max(largest_matrix, model.token_embedding.param_count),
+        block_largest=block_largest,
+        tensors=tensors + 2 + len(model.final_norms),
+    )
+
+
+def _norm_params(norms: tuple[NormSpec, ...]) -> int:
+    return sum(norm.param_count for norm in norms)

@@ -1,0 +1,143 @@
+"""Which dtype every kind of tensor really has, once method, stack and engine have had their say.
+
+Most gigabyte-sized surprises are decided here: an fp32 residual stream doubles what checkpointing stores, fp32 norms feed fp32
+inputs to k-bit layers, an engine halves what k-bit preparation upcast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+
+Engine = Literal["native", "deepspeed", "fsdp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Bytes per element of each kind of tensor on the GPU.
+
+    ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token table and head.
+    ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the stream between blocks.
+    ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
+    ``trained``: the trained tensors on the GPU; ``gradient``: their gradients; ``master``: separate fp32 masters (0: none);
+    ``state``: each element of an unquantised optimizer state.
+    """
+
+    engine: Engine
+    autocast: bool
+    quantized: bool
+    base: int
+    outside: int
+    norm_weight: int
+    compute: int
+    residual: int
+    norm_out: int
+    linear_out: int
+    trained: int
+    gradient: int
+    master: int
+    state: int
+    adapter: int
+
+
+def regime_of(scenario: Scenario) -> Regime:
+    """The dtype regime of a scenario."""
+    recipe = scenario.recipe
+    adapter_dtype = recipe.adapter.dtype if recipe.adapter else None
+    key = _Key(recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer)
+    return _regime(key, scenario.stack, _first_norm_kind(scenario.model))
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """The categorical part of a recipe, hashable even when the numeric axes are arrays."""
+
+    method: str
+    numerics: Numerics
+    sharding: str
+    adapter_dtype: str | None
+    offloads_optimizer: bool
+
+
+def engine_of(recipe: Recipe) -> Engine:
+    """Who owns weights and optimizer: plain PyTorch (with or without autocast), DeepSpeed or FSDP."""
+    return "deepspeed" if recipe.uses_deepspeed else "fsdp" if recipe.uses_fsdp else "native"
+
+
+def _first_norm_kind(model: ModelSpec) -> str:
+    hidden = [norm.kind for norm in model.groups[0].block.norms if norm.on == "hidden"]
+    return hidden[0] if hidden else "rms"
+
+
+@lru_cache(maxsize=512)
+def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
+    engine: Engine = (
+        "deepspeed"
+        if key.sharding.startswith("zero")
+        else "fsdp"
+        if key.sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+        else "native"
+    )
+    numerics = key.numerics
+    compute = DTYPE_BYTES[numerics.compute_dtype]
+    quantized = numerics.quantization != "none"
+    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself; autocast belongs to the native engine.
+    autocast = engine == "native" and numerics.mixed
+    base, outside, norm_weight = _weight_bytes(key, stack, engine)
+    # FSDP gathers weights in the compute dtype, so inside the blocks everything is 16-bit although shards are fp32.
+    seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
+    seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
+    residual = seen_outside
+    norm_out = max(seen_norm, residual) if norm_kind == "rms" else (4 if autocast else residual)
+    linear_out = norm_out if quantized else compute if (autocast or engine != "native") else base
+    trained = _trained_bytes(key, base, engine, compute)
+    return Regime(
+        engine=engine,
+        autocast=autocast,
+        quantized=quantized,
+        base=base,
+        outside=outside,
+        norm_weight=norm_weight,
+        compute=compute if (autocast or engine != "native" or quantized) else base,
+        residual=residual,
+        norm_out=norm_out,
+        linear_out=linear_out,
+        trained=trained,
+        gradient=trained,
+        master=4 if engine == "deepspeed" and trained < 4 else 0,
+        state=4 if engine == "deepspeed" else trained,
+        adapter=trained if key.method == "lora" else 0,
+    )
+
+
+def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, int]:
+    """Bytes per element of block matrices, of token table and head, and of norm weights."""
+    numerics = key.numerics
+    load = DTYPE_BYTES[numerics.load_dtype]
+    compute = DTYPE_BYTES[numerics.compute_dtype]
+    if engine == "deepspeed" and numerics.mixed:
+        halved = numerics.quantization == "none" or stack.engine_halves_kbit
+        if halved:
+            return compute, compute, compute
+    if key.method == "full":
+        trained = 4 if stack.trainable_fp32 or (engine == "fsdp" and numerics.mixed) else load
+        return trained, trained, trained
+    if numerics.quantization == "none" or stack.kbit_upcast == "none":
+        return load, load, load
+    return load, 4 if stack.kbit_upcast == "all" else load, 4
+
+
+def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:
+    if key.method == "full":
+        return base
+    adapter = DTYPE_BYTES[key.adapter_dtype or "fp32"]
+    # DeepSpeed's 16-bit engine casts adapters too under stages 1 and 2; stage 3 keeps them as PEFT made them.
+    if engine == "deepspeed" and key.numerics.mixed and key.sharding != "zero3":
+        return min(adapter, compute)
+    return adapter

@@ -1,0 +1,257 @@
+"""How much arithmetic a model needs per token: multiply-accumulates by pass, attention pairs, adapters.
+
+One multiply-accumulate (MAC) is 2 FLOP.  Counts are exact integers of the shapes; the numbers of a recipe (batch, length, rank)
+enter only where FLOP are formed, so one cached :class:`Work` answers a whole grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.anatomy.adapters import is_adapted
+from planner.arrays import minimum
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
+from planner.domain.recipe import Number, Recipe
+
+FLOP_PER_MAC = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkKey:
+    """The categorical settings that decide which products are computed; hashable also when numeric axes are arrays.
+
+    ``targets`` is ``None`` without LoRA.
+    """
+
+    targets: tuple[str, ...] | None
+    modules_to_save: tuple[str, ...]
+    checkpointing: bool
+    reentrant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Macs:
+    """Multiply-accumulates per token by pass.
+
+    ``forward``; ``input_gradient`` (with respect to the input); ``weight_gradient`` (trained matrices only); ``recompute``
+    (forward again inside checkpointed blocks).
+    """
+
+    forward: int = 0
+    input_gradient: int = 0
+    weight_gradient: int = 0
+    recompute: int = 0
+
+    def __add__(self, other: Macs) -> Macs:
+        return Macs(
+            self.forward + other.forward,
+            self.input_gradient + other.input_gradient,
+            self.weight_gradient + other.weight_gradient,
+            self.recompute + other.recompute,
+        )
+
+    def times(self, count: int) -> Macs:
+        """The same work ``count`` times."""
+        return Macs(self.forward * count, self.input_gradient * count, self.weight_gradient * count, self.recompute * count)
+
+    @property
+    def backward(self) -> int:
+        """Input and weight gradients together."""
+        return self.input_gradient + self.weight_gradient
+
+    @property
+    def needed(self) -> int:
+        """What the method needs, without recomputation."""
+        return self.forward + self.backward
+
+    @property
+    def total(self) -> int:
+        """All that is computed."""
+        return self.needed + self.recompute
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """Attention of ``layers`` equal layers: ``features`` = heads x (query-key + value features), MACs per token and key."""
+
+    layers: int
+    features: int
+    heads: int
+    window_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of one model under one :class:`WorkKey`.
+
+    ``dense``: block matrices that every token passes; ``experts``: routed expert matrices (``active_copies`` of them per token);
+    ``head``: output projection and embedding projections; ``adapters``: LoRA matrices **per unit of rank**.
+    ``expert_share`` is active over stored experts (rows per expert = tokens x share; 0 without experts).
+    """
+
+    dense: Macs
+    experts: Macs
+    head: Macs
+    adapters: Macs
+    attention: tuple[AttentionWork, ...]
+    expert_share: float
+
+    @property
+    def base(self) -> Macs:
+        """All matrices of the model itself."""
+        return self.dense + self.experts + self.head
+
+
+def work_key(recipe: Recipe) -> WorkKey:
+    """The key of a recipe."""
+    adapter = recipe.adapter
+    return WorkKey(
+        targets=adapter.targets if adapter else None,
+        modules_to_save=adapter.modules_to_save if adapter else (),
+        checkpointing=recipe.gradient_checkpointing,
+        reentrant=recipe.checkpoint_reentrant,
+    )
+
+
+@lru_cache(maxsize=256)
+def work_of(model: ModelSpec, key: WorkKey) -> Work:
+    """Work counts of ``model``.
+
+    Counts: 1 MAC per weight and token forward, one for the input gradient, one for the weight gradient of trained matrices
+    (2N, 2N, 2N FLOP); the token table is a gather: 0.  With LoRA the base has no weight gradient, and without checkpointing the
+    first layer needs no gradient of its input, which nothing below trains (with it, PEFT makes the embedding output require one).
+    Source: torch ``derivatives.yaml`` (mm), peft 0.21 ``tuners/lora/layer.py``; checked against ``torch.utils.flop_counter``.
+    Ignored: norms, activations, rotary and softmax arithmetic (below 1 % of FLOP, counted as memory traffic instead).
+    """
+    dense = experts = adapters = Macs()
+    stored = active = 0
+    first = True
+    for group in model.groups:
+        for position, linear in enumerate(group.block.linears):
+            inner, branch = _linear_work(linear, group.block, key, is_last=position == len(group.block.linears) - 1)
+            count = group.count
+            if first and _starts_the_graph(linear, group.block, key, model):
+                inner_first, branch_first = _without_input_gradient(linear, inner, branch)
+                dense, adapters, count = dense + inner_first, adapters + branch_first, count - 1
+            adapters = adapters + branch.times(count)
+            if linear.group == "expert":
+                experts = experts + inner.times(count)
+                stored, active = stored + linear.copies, active + linear.active_copies
+            else:
+                dense = dense + inner.times(count)
+        first = False
+    head, head_adapter = _head_work(model, key)
+    return Work(dense, experts, head, adapters + head_adapter, _attention_work(model), active / stored if stored else 0.0)
+
+
+def _linear_work(linear: LinearSpec, block: BlockSpec, key: WorkKey, *, is_last: bool) -> tuple[Macs, Macs]:
+    """(base, adapter per unit of rank) work of one matrix inside a block."""
+    macs = linear.in_features * linear.out_features * linear.active_copies
+    trained = key.targets is None or _is_saved_whole(linear, key)
+    adapted = key.targets is not None and is_adapted(linear, key.targets)
+    stops_here = is_last and key.checkpointing and not key.reentrant and _ends_the_block(linear, block)
+    recompute = macs if key.checkpointing and not (stops_here and not adapted) else 0
+    base = Macs(macs, macs, macs if trained else 0, recompute)
+    if not adapted:
+        return base, Macs()
+    features = (linear.in_features + linear.out_features) * linear.active_copies
+    again = (linear.in_features * linear.active_copies if stops_here else features) if key.checkpointing else 0
+    return base, Macs(features, features, features, again)
+
+
+def _ends_the_block(linear: LinearSpec, block: BlockSpec) -> bool:
+    """Whether non-reentrant recomputation stops before this product.
+
+    It stops as soon as every saved tensor exists again; a linear saves its inputs before it multiplies, so a last matrix whose
+    output nothing saves is not computed a second time.  Source: torch ``utils/checkpoint.py`` (``_StopRecomputationError``).
+    Ignored: residual dropout, whose mask needs that output (one matrix of about seven).
+    """
+    post_norm = sum(norm.copies for norm in block.norms if norm.on == "hidden") > 2
+    return linear.group == "mlp" and linear.reads == "mlp_mid" and not post_norm
+
+
+def _starts_the_graph(linear: LinearSpec, block: BlockSpec, key: WorkKey, model: ModelSpec) -> bool:
+    if key.targets is None or key.checkpointing or linear.group == "expert":
+        return False
+    if any(name.rpartition(".")[2] == model.token_embedding.name for name in key.modules_to_save):
+        return False
+    return linear.reads == "attn_in" or (block.parallel and linear.reads == "mlp_in")
+
+
+def _without_input_gradient(linear: LinearSpec, base: Macs, branch: Macs) -> tuple[Macs, Macs]:
+    b_only = linear.out_features * linear.active_copies if branch.forward else 0
+    return (
+        Macs(base.forward, 0, base.weight_gradient, base.recompute),
+        Macs(branch.forward, b_only, branch.weight_gradient, branch.recompute),
+    )
+
+
+def _is_saved_whole(linear: LinearSpec, key: WorkKey) -> bool:
+    return any(name.rpartition(".")[2] == linear.name for name in key.modules_to_save)
+
+
+def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
+    """(base, adapter per unit of rank) work outside the blocks; never checkpointed."""
+    total, branch = Macs(), Macs()
+    for linear in (model.head, *model.extra_linears):
+        macs = linear.in_features * linear.out_features
+        trained = key.targets is None or _is_saved_whole(linear, key)
+        # An embedding projection below the first block returns a gradient only when the table under it is trained.
+        returns = linear.reads != "embed" or key.targets is None
+        total = total + Macs(macs, macs if returns else 0, macs if trained else 0)
+        if key.targets is not None and is_adapted(linear, key.targets):
+            features = linear.in_features + linear.out_features
+            branch = branch + Macs(features, features, features)
+    return total, branch
+
+
+def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
+    parts = []
+    for group in model.groups:
+        spec = group.block.attention
+        features = spec.n_heads * (spec.head_dim + spec.value_head_dim)
+        parts.append(AttentionWork(group.count, features, spec.n_heads, spec.window_tokens))
+    return tuple(parts)
+
+
+def matmul_flop(macs: int, tokens: Number) -> Number:
+    """FLOP of ``macs`` multiply-accumulates per token over ``tokens`` tokens."""
+    return FLOP_PER_MAC * macs * tokens
+
+
+def mean_keys(seq_len: Number, window_tokens: int | None, *, causal: bool) -> Number:
+    """Keys that a token meets on average, in tokens.
+
+    Whole square: ``seq_len``.  Causal kernels: ``(s + 1) / 2``; with a window of ``w < s`` tokens ``w - w (w - 1) / (2 s)``.
+    Source: counting the pairs of a (banded) lower triangle.
+    """
+    if not causal:
+        return seq_len
+    if window_tokens is None:
+        return (seq_len + 1) / 2
+    width = minimum(seq_len, window_tokens)
+    return width - width * (width - 1) / (2 * seq_len)
+
+
+def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, *, causal: bool) -> Number:
+    """FLOP of scores and weighted values of one forward pass: 2 x tokens x keys x heads x (query-key + value features) per layer.
+
+    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1, 4 x s^2 x d x heads, halved when causal.  The backward pass needs
+    twice that (four products), a flash kernel 2.5 times (it computes the scores again).
+    """
+    total: Number = 0
+    for part in work.attention:
+        keys = mean_keys(seq_len, part.window_tokens, causal=causal)
+        total = total + FLOP_PER_MAC * part.layers * part.features * keys * tokens
+    return total
+
+
+def model_flop(work: Work, rank: Number, tokens: Number, seq_len: Number) -> Number:
+    """FLOP that the method needs for ``tokens`` tokens, without recomputation: the numerator of model FLOP utilisation.
+
+    Forward, input gradients and the weight gradients of what is trained, plus causal attention (backward twice the forward).
+    Source: PaLM (arXiv 2204.02311) appendix B, with frozen matrices left out of the weight gradients.
+    """
+    products = matmul_flop(work.base.needed, tokens) + matmul_flop(work.adapters.needed, tokens) * rank
+    return products + 3 * attention_forward_flop(work, tokens, seq_len, causal=True)

@@ -1,0 +1,46 @@
+"""One reader per ``model_type``: ``config.json`` fields to a :class:`~planner.domain.model.ModelSpec`.
+
+Each module of this package serves a family and exports ``READERS``.  A new architecture is a new function there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.domain.model import ModelSpec
+
+Reader = Callable[[ConfigFields], ModelSpec]
+
+# Which module serves which model_type: a table, so that reading one model imports one module.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "smollm3"),
+    "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
+    "deepseek_family": ("deepseek_v2", "deepseek_v3"),
+    "phi3_family": ("phi3",),
+    "gpt_oss": ("gpt_oss",),
+    "internlm": ("internlm", "internlm2", "internlm3"),
+    "gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
+    "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
+    "phi": ("phi",),
+    "stablelm": ("stablelm", "cohere"),
+    "glm": ("glm", "glm4"),
+    "remote_code": ("baichuan", "chatglm", "qwen"),
+}
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Every ``model_type`` that has a reader, sorted."""
+    return tuple(sorted(name for names in _MODULES.values() for name in names))
+
+
+def reader_for(model_type: str) -> Reader | None:
+    """The reader of ``model_type``, or ``None`` if the architecture is not modelled."""
+    for module_name, names in _MODULES.items():
+        if model_type in names:
+            module = importlib.import_module(f"{__name__}.{module_name}")
+            reader: Reader = module.READERS[model_type]
+            return reader
+    return None

@@ -1,0 +1,124 @@
+"""DeepSeek-V2 and V3: multi-head latent attention, a few dense layers, then experts beside shared ones.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/deepseek_v2`` and ``deepseek_v3``).  Attention without
+a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals ``n_heads`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.llama_family import decoder
+from planner.catalog.architectures.moe_family import experts_of, shared_experts
+from planner.catalog.architectures.parts import fused_experts, gated_mlp, rms, router
+from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _ClassDefaults:
+    """Where the two configuration classes differ in what an absent field means.  ``None``: the field must be present."""
+
+    n_routed_experts: int
+    n_shared_experts: int
+    moe_intermediate_size: int
+    first_k_dense_replace: int
+    num_experts_per_tok: int | None
+
+
+_V2 = _ClassDefaults(64, 2, 1407, 0, None)
+_V3 = _ClassDefaults(256, 1, 2048, 3, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Latents:
+    """Ranks and head sizes of multi-head latent attention; ``q_rank`` is ``None`` where queries are not compressed."""
+
+    q_rank: int | None
+    kv_rank: int
+    rope_dim: int
+    attention: AttentionSpec
+    nope_dim: int
+
+
+def _latents(fields: ConfigFields) -> _Latents:
+    heads = fields.integer("num_attention_heads")
+    rope_dim = fields.integer("qk_rope_head_dim", default=64)
+    nope_dim, value_dim = fields.integer("qk_nope_head_dim", default=128), fields.integer("v_head_dim", default=128)
+    # An absent rank means 1536, an explicit null that queries are not compressed (DeepSeek-V2-Lite).
+    q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
+    attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim)
+    return _Latents(q_rank, fields.integer("kv_lora_rank", default=512), rope_dim, attention, nope_dim)
+
+
+def _attention_linears(hidden: int, latents: _Latents, *, bias: bool) -> tuple[LinearSpec, ...]:
+    attention = latents.attention
+    if latents.q_rank is None:
+        queries: tuple[LinearSpec, ...] = (LinearSpec("q_proj", "attention", hidden, attention.q_width, "attn_in"),)
+    else:
+        queries = (
+            LinearSpec("q_a_proj", "attention", hidden, latents.q_rank, "attn_in", bias),
+            LinearSpec("q_b_proj", "attention", latents.q_rank, attention.q_width, "attn_latent_q"),
+        )
+    expanded = attention.n_heads * (latents.nope_dim + attention.value_head_dim)
+    return (
+        *queries,
+        LinearSpec("kv_a_proj_with_mqa", "attention", hidden, latents.kv_rank + latents.rope_dim, "attn_in", bias),
+        LinearSpec("kv_b_proj", "attention", latents.kv_rank, expanded, "attn_latent_kv"),
+        LinearSpec("o_proj", "attention", attention.out_width, hidden, "attn_out", bias),
+    )
+
+
+def _norms(hidden: int, latents: _Latents) -> tuple[NormSpec, ...]:
+    ranks = [rank for rank in (latents.q_rank, latents.kv_rank) if rank is not None]
+    return (rms(hidden, copies=2), *(NormSpec("rms", rank, on="latent") for rank in ranks))
+
+
+def _read(fields: ConfigFields, defaults: _ClassDefaults, *, mlp_bias: bool) -> ModelSpec:
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    latents = _latents(fields)
+    base = BlockSpec(
+        attention=latents.attention,
+        mlp=MlpSpec(0, gated=True, activation=fields.text("hidden_act", "silu")),
+        linears=_attention_linears(hidden, latents, bias=fields.flag("attention_bias", False)),
+        norms=_norms(hidden, latents),
+    )
+    n_dense = min(fields.count("first_k_dense_replace", default=defaults.first_k_dense_replace), n_layers)
+    blocks = [_dense(fields, base, mlp_bias)] * n_dense if n_dense else []
+    blocks += [_sparse(fields, base, defaults, mlp_bias)] * (n_layers - n_dense) if n_layers > n_dense else []
+    return decoder(fields, blocks)
+
+
+def _dense(fields: ConfigFields, base: BlockSpec, bias: bool) -> BlockSpec:
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    return replace(base, mlp=replace(base.mlp, width=width), linears=base.linears + gated_mlp(hidden, width, bias=bias))
+
+
+def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bias: bool) -> BlockSpec:
+    hidden = fields.integer("hidden_size")
+    width = fields.integer("moe_intermediate_size", default=defaults.moe_intermediate_size)
+    n_experts = fields.integer("n_routed_experts", default=defaults.n_routed_experts)
+    mlp = experts_of(fields, width, n_experts, fields.integer("num_experts_per_tok", default=defaults.num_experts_per_tok))
+    # All shared experts of a layer are one MLP of their joint width.
+    shared_width = width * fields.integer("n_shared_experts", default=defaults.n_shared_experts)
+    mlp = replace(mlp, shared_width=shared_width)
+    experts = (router(hidden, n_experts), *fused_experts(hidden, mlp), *shared_experts(hidden, shared_width, bias=bias))
+    return replace(base, mlp=mlp, linears=base.linears + experts)
+
+
+def read_deepseek_v2(fields: ConfigFields) -> ModelSpec:
+    """``deepseek_v2``: DeepSeek-V2, V2-Lite and DeepSeek-Coder-V2."""
+    return _read(fields, _V2, mlp_bias=fields.flag("mlp_bias", False))
+
+
+def read_deepseek_v3(fields: ConfigFields) -> ModelSpec:
+    """``deepseek_v3``: DeepSeek-V3 and R1, the main model without its multi-token-prediction modules.
+
+    ``e_score_correction_bias`` of each router is a buffer, not a parameter.
+    """
+    spec = _read(fields, _V3, mlp_bias=False)
+    return replace(spec, omits="the multi-token-prediction modules, which Transformers does not build by default")
+
+
+READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {"deepseek_v2": read_deepseek_v2, "deepseek_v3": read_deepseek_v3}

@@ -1,0 +1,51 @@
+"""GLM-4 as Transformers ships it: ``glm`` (GLM-4-9B) and ``glm4`` (GLM-4-0414).
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/glm/modeling_glm.py``,
+``models/glm4/modeling_glm4.py`` and their configuration classes).  The checkpoints' own code is in ``remote_code``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.gpt_family import bare_model
+from planner.catalog.architectures.parts import fused_gated_mlp, lm_head, rms, separate_qkv, token_embedding
+from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
+
+
+def read_glm(fields: ConfigFields) -> ModelSpec:
+    """``glm``: few key and value heads with biased projections, gate and up in one matrix."""
+    return _glm(fields, norms_per_layer=2)
+
+
+def read_glm4(fields: ConfigFields) -> ModelSpec:
+    """``glm4``: the same block with a norm before and after each branch."""
+    return _glm(fields, norms_per_layer=4)
+
+
+def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", default=2)
+    if heads % kv_heads:
+        raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+    head_dim = fields.integer("head_dim", default=128)
+    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),
+        linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("attention_bias", True)) + fused_gated_mlp(hidden, width),
+        norms=(rms(hidden, copies=norms_per_layer),),
+    )
+    table = token_embedding(fields, hidden)
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    return replace(
+        spec,
+        tied=fields.flag("tie_word_embeddings", False),
+        max_position_tokens=fields.integer("max_position_embeddings", default=131072),
+        final_norms=(rms(hidden),),
+    )
+
+
+READERS = {"glm": read_glm, "glm4": read_glm4}

@@ -1,0 +1,185 @@
+"""GPT-2, GPT-J, GPT-NeoX (Pythia) and OPT: the decoders that came before Llama's block.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
+``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.parts import (
+    fused_qkv,
+    group_layers,
+    layer_norm,
+    lm_head,
+    plain_mlp,
+    separate_qkv,
+    token_embedding,
+)
+from planner.domain.model import AttentionSpec, BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.errors import NotModelledError
+
+# OPTLearnedPositionalEmbedding keeps two rows more than there are positions (modeling_opt.py).
+_OPT_POSITION_OFFSET = 2
+
+
+def even_heads(fields: ConfigFields, hidden: int, heads: int) -> AttentionSpec:
+    """Multi-head attention whose heads share the hidden features evenly; most architectures before Llama."""
+    if hidden % heads:
+        raise fields.fail(f"hidden size {hidden} is not divisible by {heads} attention heads")
+    head_dim = hidden // heads
+    return AttentionSpec(heads, heads, head_dim, head_dim)
+
+
+def bare_model(fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSpec, head: LinearSpec) -> ModelSpec:
+    """A model of ``blocks`` between ``table`` and ``head``, untied and without outer norms; callers ``replace`` the rest."""
+    return ModelSpec(
+        id="",
+        hub_id="",
+        architecture=fields.text("model_type", ""),
+        hidden_size=blocks[0].linears[0].in_features,
+        vocab_size=table.rows,
+        groups=group_layers(blocks),
+        token_embedding=table,
+        head=head,
+        tied=False,
+        max_position_tokens=None,
+    )
+
+
+def read_gpt2(fields: ConfigFields) -> ModelSpec:
+    """``gpt2``: fused ``c_attn`` and MLP as ``Conv1D`` (weight stored transposed), learned positions, tied head."""
+    if fields.flag("add_cross_attention", False):
+        raise NotModelledError(f"{fields.where}: GPT-2 with cross-attention is an encoder-decoder part, which is not modelled")
+    hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
+    positions = fields.integer("n_positions", "max_position_embeddings", default=1024)
+    width = fields.integer("n_inner", default=4 * hidden)
+    attention = replace(even_heads(fields, hidden, heads), position="learned", fused_qkv=True)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "gelu_new")),
+        linears=fused_qkv(attention, hidden, ("c_attn", "c_proj"), biases=(True, True), kind="conv1d")
+        + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True, kind="conv1d"),
+        norms=(layer_norm(hidden, copies=2),),
+    )
+    table = token_embedding(fields, hidden, "wte")
+    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
+    return replace(
+        spec,
+        tied=fields.flag("tie_word_embeddings", True),
+        max_position_tokens=positions,
+        final_norms=(layer_norm(hidden),),
+        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden),),
+        checkpoint_dtype="fp32",
+    )
+
+
+def read_gptj(fields: ConfigFields) -> ModelSpec:
+    """``gptj``: attention and MLP in parallel behind one norm, rotary positions, a head with bias."""
+    hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
+    width = fields.integer("n_inner", default=4 * hidden)
+    attention = even_heads(fields, hidden, heads)
+    query, key, value, _ = separate_qkv(attention, hidden)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "gelu_new")),
+        linears=(
+            *(query, key, value),
+            LinearSpec("out_proj", "attention", hidden, hidden, "attn_out"),
+            *plain_mlp(hidden, width, ("fc_in", "fc_out"), bias=True),
+        ),
+        norms=(layer_norm(hidden),),
+        parallel=True,
+    )
+    table = token_embedding(fields, hidden, "wte")
+    head = lm_head(hidden, table.rows, bias=True)
+    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, head)
+    return replace(
+        spec,
+        tied=fields.flag("tie_word_embeddings", False),
+        max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
+        final_norms=(layer_norm(hidden),),
+        checkpoint_dtype="fp32",
+    )
+
+
+def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
+    """``gpt_neox``: GPT-NeoX-20B and Pythia; parallel branches, each behind its own norm.
+
+    The head is ``lm_head`` in Transformers 5 and ``embed_out`` in Transformers 4 and in the checkpoints.
+    """
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), fused_qkv=True)
+    bias = fields.flag("attention_bias", True)
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("hidden_act", "gelu")),
+        linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(bias, bias))
+        + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=True),
+        norms=(layer_norm(hidden, copies=2),),
+        parallel=fields.flag("use_parallel_residual", True),
+    )
+    table = token_embedding(fields, hidden, "embed_in")
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    return replace(
+        spec,
+        tied=fields.flag("tie_word_embeddings", False),
+        max_position_tokens=fields.integer("max_position_embeddings", default=2048),
+        final_norms=(layer_norm(hidden),),
+    )
+
+
+def read_opt(fields: ConfigFields) -> ModelSpec:
+    """``opt``: learned positions (two spare rows), ReLU MLP, tied head.
+
+    OPT-350M embeds into fewer features than it computes with (``word_embed_proj_dim``): ``project_in`` and ``project_out``
+    stand between, and as it normalises after each branch (``do_layer_norm_before`` false) it has no final norm.
+    """
+    hidden = fields.integer("hidden_size")
+    embed_width = fields.integer("word_embed_proj_dim", default=hidden)
+    positions = fields.integer("max_position_embeddings", default=2048)
+    table = EmbeddingSpec("embed_tokens", fields.integer("vocab_size"), embed_width)
+    affine = fields.flag("layer_norm_elementwise_affine", True)
+    has_final_norm = fields.flag("do_layer_norm_before", True) and not fields.flag("_remove_final_layer_norm", False)
+    block = _opt_block(fields, hidden)
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(embed_width, table.rows))
+    return replace(
+        spec,
+        tied=fields.flag("tie_word_embeddings", True),
+        max_position_tokens=positions,
+        final_norms=(layer_norm(hidden, bias=affine, weight=affine),) if has_final_norm else (),
+        extra_embeddings=(EmbeddingSpec("embed_positions", positions + _OPT_POSITION_OFFSET, hidden),),
+        extra_linears=_opt_projections(hidden, embed_width),
+    )
+
+
+def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
+    width, bias = fields.integer("ffn_dim"), fields.flag("enable_bias", True)
+    affine = fields.flag("layer_norm_elementwise_affine", True)
+    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), position="learned")
+    query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=bias)
+    return BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "relu")),
+        linears=(
+            *(query, key, value),
+            LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", bias),
+            *plain_mlp(hidden, width, ("fc1", "fc2"), bias=bias),
+        ),
+        norms=(layer_norm(hidden, copies=2, bias=affine, weight=affine),),
+    )
+
+
+def _opt_projections(hidden: int, embed_width: int) -> tuple[LinearSpec, ...]:
+    if embed_width == hidden:
+        return ()
+    # project_out reads the last hidden state (hidden features); the head then reads its output (embed_width features).
+    return (
+        LinearSpec("project_out", "embedding_projection", hidden, embed_width, "head_in"),
+        LinearSpec("project_in", "embedding_projection", embed_width, hidden, "embed"),
+    )
+
+
+READERS = {"gpt2": read_gpt2, "gptj": read_gptj, "gpt_neox": read_gpt_neox, "opt": read_opt}

@@ -1,0 +1,136 @@
+"""Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Granite-MoE.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
+``configuration_<model_type>.py``): the experts of a layer are two three-dimensional parameters, the router a bare parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.llama_family import (
+    attention_of,
+    decoder,
+    head_norms,
+    llama_block,
+    wide_head_norms,
+    with_windows,
+)
+from planner.catalog.architectures.parts import fused_experts, gated_mlp, rms, router, separate_qkv
+from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
+from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+
+
+def experts_of(fields: ConfigFields, width: int, n_experts: int, top_k: int) -> MlpSpec:
+    """A mixture of gated experts; each token goes to ``top_k`` of them."""
+    if top_k > n_experts:
+        raise fields.fail(f"num_experts_per_tok {top_k} is above the number of experts, {n_experts}")
+    return MlpSpec(
+        width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True, n_experts=n_experts, top_k=top_k
+    )
+
+
+def _moe_block(
+    fields: ConfigFields, attention: AttentionSpec, mlp: MlpSpec, *, qkv_bias: bool, out_bias: bool, router_name: str = "gate"
+) -> BlockSpec:
+    hidden = fields.integer("hidden_size")
+    return BlockSpec(
+        attention=attention,
+        mlp=mlp,
+        linears=(
+            *separate_qkv(attention, hidden, qkv_bias=qkv_bias, out_bias=out_bias),
+            router(hidden, mlp.n_experts, name=router_name),
+            *fused_experts(hidden, mlp),
+        ),
+        norms=(rms(hidden, copies=2),),
+    )
+
+
+def read_mixtral(fields: ConfigFields) -> ModelSpec:
+    """``mixtral``: every layer routes each token to 2 of 8 experts unless told otherwise."""
+    attention = attention_of(fields, window_tokens=fields.optional_integer("sliding_window"), kv_default=8)
+    n_experts = fields.integer("num_local_experts", "num_experts", default=8)
+    mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=2))
+    block = _moe_block(fields, attention, mlp, qkv_bias=False, out_bias=False)
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def read_olmoe(fields: ConfigFields) -> ModelSpec:
+    """``olmoe``: query and key normalised over all heads at once; ``intermediate_size`` is that of one expert."""
+    attention, bias = attention_of(fields), fields.flag("attention_bias", False)
+    n_experts, top_k = fields.integer("num_experts", default=64), fields.integer("num_experts_per_tok", default=8)
+    mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
+    block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
+    block = replace(block, norms=block.norms + wide_head_norms(attention))
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def read_granitemoe(fields: ConfigFields) -> ModelSpec:
+    """``granitemoe``: as Mixtral, the router is called ``router``; multipliers change no shape."""
+    attention, bias = attention_of(fields), fields.flag("attention_bias", False)
+    n_experts, top_k = fields.integer("num_local_experts", default=8), fields.integer("num_experts_per_tok", default=2)
+    mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
+    block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias, router_name="router")
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
+    """``qwen3_moe``: per-head query and key norms, 8 of 128 experts; a sliding window, if used, is on all layers."""
+    n_layers, bias = fields.layers("num_hidden_layers"), fields.flag("attention_bias", False)
+    window = window_field(fields, 4096) if fields.flag("use_sliding_window", False) else None
+    attention = attention_of(fields, window_tokens=window, kv_default=4)
+    n_experts, top_k = fields.integer("num_experts", default=128), fields.integer("num_experts_per_tok", default=8)
+    mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=768), n_experts, top_k)
+    sparse = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
+    sparse = replace(sparse, norms=sparse.norms + head_norms(attention))
+    if all(_sparse_layers(fields, n_layers)):
+        return decoder(fields, [sparse] * n_layers)
+    dense = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
+    dense = replace(dense, norms=sparse.norms)
+    return decoder(fields, [sparse if is_sparse else dense for is_sparse in _sparse_layers(fields, n_layers)])
+
+
+def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
+    """``qwen2_moe`` (Qwen1.5-MoE, Qwen2-57B-A14B): experts beside an always-active one behind its own sigmoid gate."""
+    n_layers, hidden, bias = fields.layers("num_hidden_layers"), fields.integer("hidden_size"), fields.flag("qkv_bias", True)
+    attention = attention_of(fields, kv_default=16)
+    n_experts, top_k = fields.integer("num_experts", default=60), fields.integer("num_experts_per_tok", default=4)
+    shared = fields.integer("shared_expert_intermediate_size", default=5632)
+    mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=1408), n_experts, top_k)
+    sparse = _moe_block(fields, attention, replace(mlp, shared_width=shared), qkv_bias=bias, out_bias=False)
+    gate = LinearSpec("shared_expert_gate", "router", hidden, 1, "mlp_in")
+    sparse = replace(sparse, linears=(*sparse.linears, *shared_experts(hidden, shared), gate))
+    layers = _sparse_layers(fields, n_layers)
+    dense = sparse if all(layers) else llama_block(fields, attention, qkv_bias=bias)
+    pairs = zip(layers, _qwen2_moe_windows(fields, n_layers), strict=True)
+    return decoder(fields, [with_windows(sparse if is_sparse else dense, [tokens])[0] for is_sparse, tokens in pairs])
+
+
+def shared_experts(hidden: int, width: int, *, bias: bool = False) -> tuple[LinearSpec, ...]:
+    """The gated MLP that every token passes beside its experts."""
+    return tuple(replace(linear, group="shared_expert") for linear in gated_mlp(hidden, width, bias=bias))
+
+
+def _sparse_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
+    """Which layers route: every ``decoder_sparse_step``-th that ``mlp_only_layers`` does not name."""
+    step, dense = fields.integer("decoder_sparse_step", default=1), set(fields.integers("mlp_only_layers"))
+    return [index not in dense and (index + 1) % step == 0 for index in range(n_layers)]
+
+
+def _qwen2_moe_windows(fields: ConfigFields, n_layers: int) -> list[int | None]:
+    """With ``use_sliding_window`` every other layer below ``max_window_layers`` (28 when absent) is local."""
+    if not fields.flag("use_sliding_window", False):
+        return layer_windows(fields, n_layers, None, [FULL] * n_layers)
+    last = fields.count("max_window_layers", default=28)
+    default_types = [SLIDING if (index + 1) % 2 and index < last else FULL for index in range(n_layers)]
+    return layer_windows(fields, n_layers, window_field(fields, 4096), default_types)
+
+
+READERS = {
+    "mixtral": read_mixtral,
+    "olmoe": read_olmoe,
+    "granitemoe": read_granitemoe,
+    "qwen2_moe": read_qwen2_moe,
+    "qwen3_moe": read_qwen3_moe,
+}

@@ -1,0 +1,195 @@
+"""GPU entries of ``data/gpus``: looked up by name, read strictly, one file per card."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from planner.catalog.index import CatalogIndex, read_index
+from planner.catalog.location import data_dir
+from planner.catalog.toml_file import read_toml, validate
+from planner.domain.hardware import GpuSpec, NumberOrigin
+from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.units import GIB, GIGA, MIB, TERA
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0)]
+CatalogOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed"]
+
+# Words that drivers and shops put around a card's name and that choose nothing.
+_DECORATION = re.compile(r"\b(nvidia|geforce|tesla|quadro|amd|instinct|intel|huawei|gpu)\b")
+_MIB_PER_GIB = GIB // MIB
+
+# Key in the file -> field of GpuSpec.  The nvidia-smi total and the fp8 rate are for listing only.
+_SPEC_FIELDS = {
+    "marketing_memory_gib": "marketing_memory_bytes",
+    "visible_memory_mib": "visible_memory_bytes",
+    "memory_bandwidth_gb_per_s": "memory_bandwidth_bytes_per_s",
+    "bf16_tflop_per_s": "bf16_flop_per_s",
+    "fp16_tflop_per_s": "fp16_flop_per_s",
+    "fp32_tflop_per_s": "fp32_flop_per_s",
+    "int8_top_per_s": "int8_op_per_s",
+    "interconnect_gb_per_s": "interconnect_bytes_per_s",
+    "pcie_generation": "pcie_generation",
+    "pcie_lanes": "pcie_lanes",
+    "tdp_w": "tdp_w",
+}
+NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib", "fp8_tflop_per_s")
+
+
+class GpuEntry(BaseModel):
+    """One file of ``data/gpus`` as it stands.  A key that is absent is unknown (or, for a rate, not in the hardware).
+
+    Rates are dense, with fp32 accumulation.  ``interconnect_gb_per_s`` is the sum of both directions over all links of a device.
+    Numbers are those of one visible device, also on boards that carry two.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    vendor: Literal["nvidia", "amd", "intel", "huawei", "none"]
+    generation: str = Field(min_length=1)
+    compute_capability: str = Field(min_length=1)
+    aliases: list[str]
+    variant_of: list[str] = []
+    marketing_memory_gib: Positive | None = None
+    nvidia_smi_total_mib: PositiveInt | None = None
+    visible_memory_mib: PositiveInt | None = None
+    memory_bandwidth_gb_per_s: Positive | None = None
+    bf16_tflop_per_s: Positive | None = None
+    fp16_tflop_per_s: Positive | None = None
+    fp32_tflop_per_s: Positive | None = None
+    int8_top_per_s: Positive | None = None
+    fp8_tflop_per_s: Positive | None = None
+    interconnect: str = Field(min_length=1)
+    interconnect_gb_per_s: Positive | None = None
+    pcie_generation: PositiveInt | None = None
+    pcie_lanes: PositiveInt | None = None
+    tdp_w: Positive | None = None
+    source: str = Field(min_length=1)
+    origins: dict[str, CatalogOrigin]
+
+    @model_validator(mode="after")
+    def _each_number_has_an_origin(self) -> Self:
+        present = {key for key in NUMBER_KEYS if getattr(self, key) is not None}
+        if missing := sorted(present - set(self.origins)):
+            raise ValueError(f"no origin for '{missing[0]}' in [origins]")
+        if left_over := sorted(set(self.origins) - present):
+            raise ValueError(f"[origins] names '{left_over[0]}', which has no value here")
+        return self
+
+    @model_validator(mode="after")
+    def _memory_sizes_are_ordered(self) -> Self:
+        """CUDA sees less than nvidia-smi, which shows at most what is on the label."""
+        marketing = self.marketing_memory_gib
+        sizes = {
+            "visible_memory_mib": self.visible_memory_mib,
+            "nvidia_smi_total_mib": self.nvidia_smi_total_mib,
+            "marketing_memory_gib": None if marketing is None else marketing * _MIB_PER_GIB,
+        }
+        known = [(key, size) for key, size in sizes.items() if size is not None]
+        for (lower_key, lower), (upper_key, upper) in pairwise(known):
+            if lower > upper:
+                raise ValueError(f"'{lower_key}' is above '{upper_key}'")
+        if self.visible_memory_mib is not None and self.vendor != "nvidia":
+            raise ValueError("'visible_memory_mib' is what CUDA sees and belongs to NVIDIA cards only")
+        return self
+
+
+def gpu_ids() -> tuple[str, ...]:
+    """Ids of all GPUs in the catalog, sorted."""
+    return _index().ids
+
+
+def resolve_gpu_id(name: str) -> str:
+    """Id of the card that ``name`` (id or alias, any spelling) stands for.
+
+    Raises:
+        UnknownNameError: no such card; says the nearest.
+        UsageError: a name that several cards share, or a MIG slice.
+    """
+    if "mig" in name.lower():
+        raise UsageError(
+            f"MIG slices such as '{name}' are not in the catalog: name the parent card with --gpu "
+            "and give the memory of the slice with --gpu-memory SIZE"
+        )
+    index = _index()
+    bare = _DECORATION.sub(" ", name.lower())
+    for spelling in (name, bare):
+        if found := index.find(spelling):
+            return found
+        if variants := index.variants_of(spelling):
+            raise UsageError(
+                f"GPU '{name}' names several cards that differ in memory or speed; choose one of: {', '.join(variants)}"
+            )
+    raise UnknownNameError("GPU", name, index.ids)
+
+
+def gpu_entry(name: str) -> GpuEntry:
+    """The entry of one card as it stands in its file, for listing.
+
+    Raises:
+        UsageError: as :func:`resolve_gpu_id`.
+        InputFileError: the file is missing, malformed or breaks the schema.
+    """
+    entry_id = resolve_gpu_id(name)
+    path = data_dir() / "gpus" / f"{entry_id}.toml"
+    entry = validate(GpuEntry, read_toml(path), path)
+    if entry.id != entry_id:
+        raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, '{entry_id}'")
+    return entry
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """The card that ``name`` stands for, in base units.
+
+    Raises:
+        UsageError: as :func:`resolve_gpu_id`.
+        InputFileError: as :func:`gpu_entry`.
+    """
+    return spec_of(gpu_entry(name))
+
+
+def spec_of(entry: GpuEntry) -> GpuSpec:
+    """``entry`` in base units (bytes, bytes per second, FLOP per second)."""
+    return GpuSpec(
+        id=entry.id,
+        name=entry.name,
+        vendor=entry.vendor,
+        generation=entry.generation,
+        compute_capability=entry.compute_capability,
+        marketing_memory_bytes=_whole(_scaled(entry.marketing_memory_gib, GIB)),
+        visible_memory_bytes=_whole(_scaled(entry.visible_memory_mib, MIB)),
+        memory_bandwidth_bytes_per_s=_scaled(entry.memory_bandwidth_gb_per_s, GIGA),
+        bf16_flop_per_s=_scaled(entry.bf16_tflop_per_s, TERA),
+        fp16_flop_per_s=_scaled(entry.fp16_tflop_per_s, TERA),
+        fp32_flop_per_s=_scaled(entry.fp32_tflop_per_s, TERA),
+        int8_op_per_s=_scaled(entry.int8_top_per_s, TERA),
+        interconnect=entry.interconnect,
+        interconnect_bytes_per_s=_scaled(entry.interconnect_gb_per_s, GIGA),
+        pcie_generation=entry.pcie_generation,
+        pcie_lanes=entry.pcie_lanes,
+        tdp_w=_scaled(entry.tdp_w, 1),
+        origins=_spec_origins(entry),
+        source=entry.source,
+    )
+
+
+def _index() -> CatalogIndex:
+    return read_index(data_dir() / "gpus")
+
+
+def _spec_origins(entry: GpuEntry) -> tuple[tuple[str, NumberOrigin], ...]:
+    return tuple((field, entry.origins[key]) for key, field in _SPEC_FIELDS.items() if key in entry.origins)
+
+
+def _scaled(value: float | None, unit: int) -> float | None:
+    return None if value is None else float(value * unit)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,199 @@
+"""Model entries of ``data/models`` and the four ways to name a model: file, catalog name, size, Hub id."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.catalog.hf_config import model_from_config, read_config_file
+from planner.catalog.hub import config_url, fetch_config, is_hub_id
+from planner.catalog.index import CatalogIndex, read_index
+from planner.catalog.location import data_dir
+from planner.catalog.toml_file import read_toml, validate
+from planner.domain.model import ModelSpec
+from planner.errors import InputFileError, UnknownNameError, UsageError
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
+_SIZES_FILE = "model_sizes.toml"
+_MAX_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model, how its name was understood, and what the user should know about that (may be empty)."""
+
+    spec: ModelSpec
+    how: Literal["catalog", "size", "file", "hub"]
+    note: str
+
+
+class ModelEntry(BaseModel):
+    """One file of ``data/models`` as it stands.
+
+    ``config`` holds fields of the published ``config.json``; ``null_fields`` are those it sets to null, which TOML cannot say
+    and which differ from absent ones wherever the configuration class has a default.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    id: NonEmpty
+    name: NonEmpty
+    hub_id: NonEmpty
+    aliases: list[NonEmpty]
+    published_params: Annotated[int, Field(gt=0)]
+    params_origin: CatalogOrigin
+    params_source: NonEmpty
+    config_source: NonEmpty
+    null_fields: list[NonEmpty] = []
+    config: dict[str, Any]
+
+    def config_fields(self) -> dict[str, Any]:
+        """The fields as a ``config.json`` would hold them."""
+        return {**self.config, **dict.fromkeys(self.null_fields)}
+
+
+class SizeEntry(BaseModel):
+    """Which model a bare size stands for, and why."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: NonEmpty
+    reason: NonEmpty
+
+
+class SizeTable(BaseModel):
+    """``data/model_sizes.toml``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    sizes: dict[str, SizeEntry]
+
+
+def model_ids() -> tuple[str, ...]:
+    """Ids of all catalog entries, sorted."""
+    return _index().ids
+
+
+def model_sizes() -> Mapping[str, SizeEntry]:
+    """What ``7b`` and the like stand for."""
+    path = data_dir() / _SIZES_FILE
+    return validate(SizeTable, read_toml(path), path).sizes
+
+
+def model_entry(name: str) -> ModelEntry:
+    """The catalog entry that ``name`` (id, alias or Hub id, any spelling) stands for, as it stands in its file.
+
+    Raises:
+        UnknownNameError: no such entry; says the nearest.
+        InputFileError: the file is missing, malformed or breaks the schema.
+    """
+    index = _index()
+    entry_id = index.find(name)
+    if entry_id is None:
+        raise UnknownNameError("model", name[:_MAX_NAME_CHARS], index.ids)
+    return _read_entry(entry_id)
+
+
+def load_model(name: str) -> ResolvedModel:
+    """The model that ``name`` stands for.
+
+    Tried in this order: the path of a ``config.json`` or of a folder with one; a catalog id, alias or Hub id in any spelling;
+    a size such as ``7b``; a Hub id that the catalog does not have, whose ``config.json`` is fetched.
+
+    Raises:
+        UnknownNameError: nothing of these; says the nearest.
+        UsageError: the Hub cannot be asked, or the name stands for several entries.
+        InputFileError: a file that cannot be used.
+        NotModelledError: an architecture without formulas.
+    """
+    if not name.strip():
+        raise UsageError("the model has no name: give a catalog name, a size such as 7b, a Hub id or the path of a config.json")
+    path = _as_path(name)
+    if path is not None:
+        return _from_file(path)
+    index = _index()
+    if entry_id := index.find(name):
+        spec = spec_of(_read_entry(entry_id))
+        return ResolvedModel(spec, "catalog", _omission(spec))
+    if variants := index.variants_of(name):
+        raise UsageError(f"model '{name}' stands for several entries; choose one of: {', '.join(variants)}")
+    sizes = model_sizes()
+    if size := sizes.get(name.strip().lower()):
+        return _from_size(name, size)
+    if is_hub_id(name):
+        return _from_hub(name)
+    hint = "or give a Hub id (owner/name) or the path of a config.json"
+    raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
+
+
+def spec_of(entry: ModelEntry) -> ModelSpec:
+    """``entry`` as the calculations use it."""
+    where = str(data_dir() / "models" / f"{entry.id}.toml")
+    return replace(
+        model_from_config(entry.config_fields(), where),
+        id=entry.id,
+        hub_id=entry.hub_id,
+        published_params=entry.published_params,
+        params_origin=entry.params_origin,
+        source=entry.config_source,
+    )
+
+
+def _index() -> CatalogIndex:
+    return read_index(data_dir() / "models")
+
+
+def _read_entry(entry_id: str) -> ModelEntry:
+    path = data_dir() / "models" / f"{entry_id}.toml"
+    entry = validate(ModelEntry, read_toml(path), path)
+    if entry.id != entry_id:
+        raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, '{entry_id}'")
+    return entry
+
+
+def _as_path(name: str) -> Path | None:
+    """``name`` as a path if it is one: it exists, or is written like one so that nothing else can be meant."""
+    try:
+        path = Path(name).expanduser()
+        if (path / "config.json").is_file() or (path.is_file() and path.suffix == ".json"):
+            return path
+    except (OSError, ValueError, RuntimeError):
+        return None
+    written_like_a_path = name.startswith((".", "~", os.sep)) or name.endswith(".json") or "\\" in name or name.count("/") > 1
+    return path if written_like_a_path else None
+
+
+def _from_file(path: Path) -> ResolvedModel:
+    spec = read_config_file(path)
+    folder = path if path.is_dir() else path.parent
+    # "config" says nothing; the folder is what people name after the model.
+    model_id = folder.resolve().name if path.is_dir() or path.name == "config.json" else path.stem
+    return ResolvedModel(replace(spec, id=model_id or "config"), "file", _joined(f"read from {path}", _omission(spec)))
+
+
+def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
+    entry = model_entry(size.model)
+    spec = spec_of(entry)
+    return ResolvedModel(spec, "size", _joined(f"{name.strip()} means {entry.name} (data/{_SIZES_FILE})", _omission(spec)))
+
+
+def _from_hub(hub_id: str) -> ResolvedModel:
+    spec = model_from_config(fetch_config(hub_id), config_url(hub_id))
+    spec = replace(spec, id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=config_url(hub_id))
+    return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} fetched from huggingface.co", _omission(spec)))
+
+
+def _omission(spec: ModelSpec) -> str:
+    return f"without {spec.omits}" if spec.omits else ""
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

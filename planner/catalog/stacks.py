@@ -1,0 +1,139 @@
+"""Stack entries of ``data/stacks``: which software, at which version, and what it does where the user says nothing.
+
+A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases``; one table
+``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a quantised
+base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each table has ``value``, ``settled_by`` and ``source``.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from planner.catalog.index import fold_name
+from planner.catalog.location import data_dir
+from planner.catalog.toml_file import read_toml, validate
+from planner.domain.stack import SettledBy, Stack, StackDefaults
+from planner.errors import InputFileError, UnknownNameError
+
+DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
+_NOT_SWITCHES = frozenset({"id", "title", "defaults", "quantized_defaults", "settled"})
+SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
+# Numbers of the defaults and their allowed range; everything else is a closed list of words or a flag.
+_RANGES = {"lora_rank": (1, 65_536), "lora_dropout": (0.0, 0.99)}
+
+
+class Setting(BaseModel):
+    """One value of a stack with what settled it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    value: Any
+    settled_by: SettledBy
+    source: str = Field(min_length=1)
+
+
+class StackEntry(BaseModel):
+    """One file of ``data/stacks`` as it stands."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    id: str = Field(min_length=1)
+    title: str = Field(min_length=1)
+    aliases: list[str] = []
+    defaults: dict[str, Setting]
+    quantized: dict[str, Setting] = {}
+    switches: dict[str, Setting]
+
+
+def stack_ids() -> tuple[str, ...]:
+    """Ids of all stacks in the catalog, sorted."""
+    return tuple(sorted({entry_id for entry_id, _ in _names().values()}))
+
+
+@lru_cache(maxsize=64)
+def load_stack(name: str) -> Stack:
+    """The stack with this id or alias, for example ``hf-trainer@5``.
+
+    Raises:
+        UnknownNameError: no such stack; says the nearest.
+        InputFileError: the file is malformed, or lacks a switch or its source.
+    """
+    path = data_dir() / "stacks" / f"{name.replace('@', '-')}.toml"
+    # The id is tried as a file name first, so that the usual case reads one file; a name with a path in it never is one.
+    if not (name.replace("@", "").replace("-", "").replace("_", "").isalnum() and path.is_file()):
+        found = _names().get(fold_name(name))
+        if found is None:
+            raise UnknownNameError("stack", name, stack_ids())
+        path = found[1]
+    entry = validate(StackEntry, read_toml(path), path)
+    if path.stem != entry.id.replace("@", "-"):
+        raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
+    return _stack_of(entry, path)
+
+
+def _stack_of(entry: StackEntry, path: Path) -> Stack:
+    values = _values(entry.defaults, StackDefaults, DEFAULT_NAMES, ("defaults", path))
+    changed = {name: setting for name, setting in entry.quantized.items()}
+    quantized = values | _values(changed, StackDefaults, tuple(changed), ("quantized", path)) if changed else None
+    switches = _values(entry.switches, Stack, SWITCH_NAMES, ("switches", path))
+    settled = [(name, setting) for name, setting in entry.switches.items()]
+    settled += [(f"defaults.{name}", setting) for name, setting in entry.defaults.items()]
+    settled += [(f"quantized.{name}", setting) for name, setting in entry.quantized.items()]
+    return Stack(
+        id=entry.id,
+        title=entry.title,
+        defaults=StackDefaults(**values),
+        quantized_defaults=StackDefaults(**quantized) if quantized else None,
+        settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
+        **switches,
+    )
+
+
+def _values(settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]) -> dict[str, Any]:
+    """Checked values by name; exactly ``names`` must be there."""
+    table, path = place
+    known = DEFAULT_NAMES if owner is StackDefaults else SWITCH_NAMES
+    if unknown := [name for name in settings if name not in known]:
+        raise InputFileError(path, f"unknown key '{table}.{unknown[0]}'")
+    if missing := [name for name in names if name not in settings]:
+        raise InputFileError(path, f"missing key '{table}.{missing[0]}'")
+    return {name: _checked(name, settings[name].value, owner, place) for name in names}
+
+
+def _checked(name: str, value: Any, owner: type[Any], place: tuple[str, Path]) -> Any:
+    given = tuple(value) if isinstance(value, list) else value
+    try:
+        checked = _adapter(owner, name).validate_python(given, strict=True)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise InputFileError(place[1], f"key '{place[0]}.{name}.value': {message[:1].lower()}{message[1:]}") from None
+    low, high = _RANGES.get(name, (None, None))
+    if low is not None and not low <= checked <= high:
+        raise InputFileError(place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {checked}")
+    return checked
+
+
+@cache
+def _adapter(owner: type[Any], name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(typing.get_type_hints(owner)[name])
+
+
+@cache
+def _names() -> Mapping[str, tuple[str, Path]]:
+    """Folded id or alias -> (id, file), over all files."""
+    names: dict[str, tuple[str, Path]] = {}
+    for path in sorted((data_dir() / "stacks").glob("*.toml")):
+        entry = validate(StackEntry, read_toml(path), path)
+        for name in dict.fromkeys(map(fold_name, (entry.id, *entry.aliases))):
+            if name in names:
+                raise InputFileError(path, f"the name '{name}' already belongs to '{names[name][0]}'")
+            names[name] = (entry.id, path)
+    return names

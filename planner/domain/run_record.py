@@ -1,0 +1,91 @@
+"""One training configuration and its outcome: a published table row or a run of our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.recipe import Attention, Dtype, Loss, Offload, Padding, Precision, Quantization, Sharding
+from planner.domain.term import Phase
+
+RecordMethod = Literal["full", "lora", "qlora", "int8"]
+Grade = Literal["A", "B", "C"]
+Link = Literal["nvlink", "pcie", "qpi"]
+Outcome = Literal["ok", "oom", "host_oom", "timeout", "crash"]
+MemoryKind = Literal["allocated", "reserved", "driver"]
+MemoryScope = Literal["per_gpu", "all_gpus"]
+HostMemoryKind = Literal["rss_peak", "rss_mark", "cgroup", "installed_min"]
+HostMemoryScope = Literal["process", "node"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One row of ``data/published/*.csv`` or one line of a measurement file.  ``None`` and ``()``: the source does not say.
+
+    The unit is in each name; memory is in MiB as measured, not converted further.
+
+    - ``source_group``: rows of one group are held out together; ``locator``: table and row; ``grade``: how far to trust it.
+    - ``optimizer`` is a Hugging Face name and may be one that is not modelled.
+    - ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length, or the cap on natural lengths;
+      ``tokens_per_sample`` the mean number of real tokens.
+    - ``peak_memory_mib`` is the maximum over ranks; ``censored``: above 93 % of the card, where the allocator makes do with less.
+    - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
+    """
+
+    id: str
+    source: str
+    source_group: str
+    locator: str | None = None
+    grade: Grade | None = None
+    notes: str | None = None
+    model: str
+    gpu: str
+    host: str | None = None
+    link: Link | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    method: RecordMethod
+    quantization: Quantization | None = None
+    double_quant: bool | None = None
+    quant_storage: Dtype | None = None
+    load_dtype: Dtype | None = None
+    precision: Precision | None = None
+    adapter_dtype: Dtype | None = None
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    lora_dropout: float | None = None
+    modules_to_save: tuple[str, ...] = ()
+    optimizer: str | None = None
+    sharding: Sharding | None = None
+    offload: Offload | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    context_parallel: int | None = None
+    gradient_checkpointing: bool | Literal["selective"] | None = None
+    checkpoint_reentrant: bool | None = None
+    attention: Attention | None = None
+    loss: Loss | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    seq_len: int | None = None
+    padding: Padding | None = None
+    tokens_per_sample: float | None = None
+    stack: str | None = None
+    versions: tuple[str, ...] = ()
+    outcome: Outcome
+    phase_reached: Phase | None = None
+    peak_memory_mib: float | None = None
+    peak_memory_per_rank_mib: tuple[float, ...] = ()
+    memory_kind: MemoryKind | None = None
+    memory_scope: MemoryScope | None = None
+    censored: bool | None = None
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    padded_tokens_per_s: float | None = None
+    n_samples: int | None = None
+    epochs: float | None = None
+    run_time_s: float | None = None
+    host_memory_mib: float | None = None
+    host_memory_kind: HostMemoryKind | None = None
+    host_memory_scope: HostMemoryScope | None = None

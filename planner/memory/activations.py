@@ -1,0 +1,95 @@
+"""Bytes of activations: what blocks keep for backward and what one block needs while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.anatomy.block import BlockBytes, block_bytes, norm_amounts
+from planner.arrays import maximum
+from planner.domain.recipe import Number
+from planner.memory.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes on one GPU for one micro-batch.
+
+    ``kept``: saved between forward and backward over all blocks.  ``forward_extra``: most that one block adds while the forward
+    runs.  ``backward_extra``: most that one block adds in backward, recomputation included.  ``one_block``: what the last block to run
+    backward still holds of ``kept``.
+    """
+
+    kept: Number
+    forward_extra: Number
+    backward_extra: Number
+    one_block: Number
+
+
+def activations(job: Job) -> Activations:
+    """Saved and transient activations of all blocks.
+
+    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases hold their inputs in
+    spite of non-reentrant checkpointing.  Without: everything each block saves stays.
+    Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer; torch 2.13 utils/checkpoint.py.
+    """
+    kept: Number = 0
+    forward_extra: Number = 0
+    backward_extra: Number = 0
+    one_block: Number = 0
+    for group in job.model.groups:
+        block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
+        if job.recipe.gradient_checkpointing:
+            stays, forward, backward = _checkpointed(job, block)
+        else:
+            stays = block.saved
+            forward, backward = block.forward_peak - block.saved, block.backward_peak - block.saved
+        kept = kept + group.count * stays
+        forward_extra = maximum(forward_extra, forward)
+        backward_extra = maximum(backward_extra, backward)
+        one_block = maximum(one_block, stays)
+    if job.recipe.offload == "activations":
+        kept = 0 * kept
+    return Activations(kept, forward_extra, backward_extra, one_block)
+
+
+def _checkpointed(job: Job, block: BlockBytes) -> tuple[Number, Number, Number]:
+    """(kept, forward extra, backward extra) of one checkpointed block.
+
+    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt block does not pay for it twice.
+    """
+    regime = job.regime
+    shared = block.boundary if regime.residual == 4 else 0
+    held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
+    gradient = block.boundary
+    backward = maximum(block.backward_peak, block.forward_peak) - shared + gradient - held
+    # The first forward keeps nothing for autograd, but its widest moment has the same live tensors.
+    forward = maximum(0, block.forward_peak - block.saved) + _widest_live(job)
+    return block.boundary + held, forward, maximum(backward, 0)
+
+
+def _widest_live(job: Job) -> Number:
+    """Bytes alive in the MLP of a block that saves nothing: gate, up and product."""
+    mlp_width = max(group.block.mlp.active_width * (3 if group.block.mlp.gated else 2) for group in job.model.groups)
+    return job.tokens * mlp_width * job.regime.linear_out
+
+
+def attention_mask_bytes(job: Job) -> Number:
+    """Bytes of the attention mask: one element per pair of positions and sample, alive during the whole forward.
+
+    Eager attention adds a mask in the stream's dtype; SDPA keeps a one-byte mask where the batch is padded; flash attention none.
+    Source: transformers 5.23 masking_utils.py.
+    """
+    batch, recipe = job.recipe.batch, job.recipe
+    if recipe.attention == "flash2":
+        return 0
+    pairs = batch.micro_batch * batch.seq_len * batch.seq_len
+    if recipe.attention == "eager":
+        return pairs * job.regime.residual
+    return 0 if batch.padding == "packed" else pairs
+
+
+def final_norm_bytes(job: Job) -> Number:
+    """Bytes that the final norm keeps, and its output, which the head reads."""
+    view = job.view(job.model.groups[0].block)
+    saved, _, _ = norm_amounts(view, job.model.hidden_size, job.regime.residual)
+    return job.tokens * (saved + job.model.hidden_size * (job.regime.norm_out + job.regime.residual))

@@ -1,0 +1,114 @@
+"""Bytes of logits and loss: the copies that each stack makes of ``tokens x vocabulary`` values."""
+
+from __future__ import annotations
+
+from planner.arrays import ceil_div, ceil_pow2, minimum, where
+from planner.domain.recipe import Number
+from planner.domain.stack import LogitsCopy
+from planner.memory.job import Job
+
+# Chunks that chunked cross-entropy cuts a batch into.  Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py.
+_CHUNKS = 8
+
+
+def logits_forward_bytes(job: Job) -> Number:
+    """Most bytes of logits alive when the loss is computed.
+
+    Formula: tokens * vocabulary * sum over the stack's copies (2 for the compute dtype, 4 for the fp32 copy, its shifted copy and the
+    saved log-softmax).  A model whose code keeps logits in 16-bit has all copies in 16-bit and no fp32 one; the shifted copy exists only
+    for a batch above 1.  Source: the stack's ``loss_forward`` switch.
+    """
+    return _loss_bytes(job, job.stack.loss_forward)
+
+
+def logits_backward_bytes(job: Job) -> Number:
+    """Most bytes of logits alive in the backward of the loss: the saved log-softmax, its gradient and the gradient below it.
+
+    Source: the stack's ``loss_backward`` switch; torch 2.13 nll_loss and _log_softmax_backward_data.
+    """
+    return _loss_bytes(job, job.stack.loss_backward)
+
+
+def _loss_bytes(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
+    tokens, vocab = job.tokens, job.model.vocab_size
+    if job.recipe.loss == "liger":
+        return liger_bytes(job)
+    if job.recipe.loss == "chunked":
+        # Full logits in compute dtype would defeat the purpose: only one chunk exists at a time, with its fp32 chain.
+        return ceil_div(tokens, _CHUNKS) * vocab * _bytes_per_logit(job, copies)
+    return tokens * vocab * _bytes_per_logit(job, copies)
+
+
+def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
+    """Bytes per logit of ``copies``.
+
+    A model that keeps its logits in the compute dtype still gets fp32 copies under autocast, which runs cross-entropy in fp32; its
+    shifted copy is made before that.  Under a 16-bit engine all of its copies have 16 bits.
+    """
+    compute, fp32_logits = job.regime.compute, job.model.fp32_logits
+    wide = 4 if fp32_logits or job.regime.autocast else compute
+    total: Number = 0
+    for copy in copies:
+        if copy == "compute":
+            total += compute
+        elif copy == "float":
+            total += 4 if wide > compute else 0
+        elif copy == "shifted":
+            total = total + where(job.recipe.batch.micro_batch > 1, 4 if fp32_logits else compute, 0)
+        else:
+            total += wide
+    return total
+
+
+def liger_bytes(job: Job) -> Number:
+    """Bytes of Liger's fused linear cross-entropy: one chunk of logits and its fp32 copy, the input's gradient, and the head's
+    gradient where the head is trained.
+
+    Chunk rows: next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5 ops/fused_linear_cross_entropy.py.
+    """
+    tokens, vocab, hidden = job.tokens, job.model.vocab_size, job.model.hidden_size
+    chunk = minimum(ceil_pow2(ceil_div(tokens, ceil_div(vocab, hidden))), tokens)
+    head_gradient = vocab * hidden * job.regime.compute if job.recipe.method == "full" else 0
+    return chunk * vocab * (job.regime.compute + 4) + tokens * hidden * job.regime.compute + head_gradient
+
+
+def normhead_forward_bytes(job: Job) -> int:
+    """Bytes of the normalised head that Baichuan 2 computes on every training forward and keeps for backward.
+
+    Formula: vocabulary * hidden in the head's dtype, and its 16-bit cast under autocast.  Source: baichuan-inc/Baichuan2-7B
+    modeling_baichuan.py NormHead.forward.
+    """
+    if not job.model.normhead:
+        return 0
+    regime, elements = job.regime, job.model.head.weight_count
+    return elements * (regime.outside + (regime.compute if regime.outside != regime.compute else 0))
+
+
+def normhead_backward_bytes(job: Job) -> int:
+    """Bytes that the backward of a trained normalised head adds: the gradient of the normalised weight, that of the division's two
+    branches and of the norm, seven tensors of the head's size less the one that is kept.
+
+    Source: torch 2.13 derivatives.yaml, ``div`` and ``linalg_vector_norm`` in torch/nn/functional.py normalize.
+    """
+    trains_head = job.recipe.method == "full"
+    return 6 * job.model.head.weight_count * job.regime.outside if job.model.normhead and trains_head else 0
+
+
+def head_dequant_bytes(job: Job) -> int:
+    """16-bit cast of an fp32 head under autocast, alive while the product runs (a frozen head is cast anew each time)."""
+    regime = job.regime
+    if job.model.normhead or not regime.autocast or regime.outside == regime.compute:
+        return 0
+    return job.model.head.weight_count * regime.compute
+
+
+def stranded_logits_bytes(job: Job) -> Number:
+    """The 16-bit logits block, cached after the loss but too small for the fp32 gradients that follow: reserved, not allocated.
+
+    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a free
+    block serves requests of at most its size.
+    """
+    if job.recipe.loss != "hf" or job.regime.compute == 4 or "compute" not in job.stack.loss_forward:
+        return 0
+    wide = job.model.fp32_logits or job.regime.autocast
+    return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0

@@ -1,0 +1,169 @@
+"""Bytes of gradients, master weights, optimizer states and the temporaries of the step."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.anatomy.adapters import is_adapted
+from planner.arrays import maximum, minimum, where
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Number
+from planner.memory.job import Job
+
+# Source: bitsandbytes 0.50 optim/optimizer.py: 8-bit states for tensors of at least 4096 elements, fp32 scale per 256;
+# paged (managed) memory for tensors of at least 100,000 elements.
+_MIN_8BIT_ELEMENTS = 4096
+_8BIT_BLOCK = 256
+_MIN_PAGED_ELEMENTS = 100_000
+
+_EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
+_PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
+
+
+def gradient_bytes(job: Job) -> Number:
+    """Bytes of gradients that stay on one GPU between backward and step.
+
+    Formula: trained parameters times the gradient's bytes over the gradient shards; 0 where the optimizer is offloaded, because
+    gradients then go to the host as they are made.  Source: DeepSpeed 0.19 zero/stage_1_and_2.py, zero/stage3.py.
+    """
+    if job.recipe.offloads_optimizer:
+        return 0
+    return job.trained_weight_bytes / job.gradient_shards
+
+
+def ddp_bucket_bytes(job: Job) -> Number:
+    """Bytes of DDP's reduction buckets: a second copy of all gradients.
+
+    Source: torch 2.13 nn/parallel/distributed.py: ``gradient_as_bucket_view`` saves exactly this and is off by default.
+    """
+    if job.recipe.sharding != "ddp":
+        return 0
+    return where(job.hardware.world_size > 1, job.trained_weight_bytes, 0)
+
+
+def master_weight_bytes(job: Job) -> Number:
+    """Bytes of the fp32 copies that a 16-bit engine updates, over the optimizer shards; 0 when offloaded or when weights are fp32.
+
+    Source: DeepSpeed 0.19 zero/stage_1_and_2.py (single_partition_of_fp32_groups), zero/stage3.py (fp32_partitioned_groups_flat).
+    """
+    if job.recipe.offloads_optimizer:
+        return 0
+    return 4 * job.master_params / job.optimizer_shards
+
+
+def optimizer_state_bytes(job: Job) -> Number:
+    """Bytes of optimizer states in the allocator's memory of one GPU (paged states are apart).
+
+    AdamW: two states; lion and SGD: one and none; Adafactor: row and column sums.  8-bit: one byte and 4/256 per element and state for
+    tensors of at least 4096 elements.  Source: torch 2.13 optim/adam.py; bitsandbytes 0.50 optim/optimizer.py.
+    """
+    if job.recipe.offloads_optimizer or job.recipe.optimizer in _PAGED:
+        return 0
+    return _state_bytes(job) / job.optimizer_shards
+
+
+def paged_state_bytes(job: Job) -> Number:
+    """Bytes of paged optimizer states: managed memory outside the allocator, on the GPU while there is room.
+
+    Source: bitsandbytes 0.50 optim/optimizer.py (``get_paged`` for tensors of at least 1e5 elements).
+    """
+    if job.recipe.offloads_optimizer or job.recipe.optimizer not in _PAGED:
+        return 0
+    return _state_bytes(job) / job.optimizer_shards
+
+
+def _state_bytes(job: Job) -> Number:
+    optimizer = job.recipe.optimizer
+    if optimizer in _EIGHT_BIT:
+        return _eight_bit_state_bytes(job)
+    if optimizer == "adafactor":
+        return adafactor_state_bytes(job)
+    states = {"adamw_torch": 2, "adamw_torch_fused": 2, "paged_adamw_32bit": 2, "lion": 1, "sgd": 0}[optimizer]
+    # bitsandbytes and DeepSpeed keep 32-bit states in fp32 whatever the weights are; torch's follow the weights.
+    if optimizer in ("paged_adamw_32bit", "lion") or job.regime.engine == "deepspeed":
+        return job.trained * states * 4
+    return states * job.trained_weight_bytes
+
+
+def _eight_bit_state_bytes(job: Job) -> Number:
+    """Two states of one byte plus scales where a tensor is large enough, else two fp32 states; embeddings stay fp32."""
+    small, large = 2 * 4.0, 2 * (1 + 4 / _8BIT_BLOCK)
+    if job.recipe.method == "full":
+        counts = job.counts
+        # The Trainer registers nn.Embedding for 32-bit states; biases and norms are below the threshold.
+        low = counts.tables + counts.norms
+        return low * small + (counts.total - low) * large
+    adapter = job.recipe.adapter
+    if adapter is None:
+        return 0
+    total: Number = job.saved_params * small
+    for width, count in _adapter_widths(job.model, adapter.targets):
+        elements = adapter.rank * width
+        total = total + count * elements * where(elements >= _MIN_8BIT_ELEMENTS, large, small)
+    return total
+
+
+@lru_cache(maxsize=256)
+def _adapter_widths(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """(features, how many) of every LoRA matrix: ``A`` has ``in`` features per unit of rank, ``B`` has ``out``."""
+    counts: dict[int, int] = {}
+    for group in model.groups:
+        for linear in group.block.linears:
+            if is_adapted(linear, targets):
+                for width in (linear.in_features, linear.out_features):
+                    counts[width] = counts.get(width, 0) + group.count * linear.copies
+    return tuple(counts.items())
+
+
+def adafactor_state_bytes(job: Job) -> Number:
+    """Factored second moment: one fp32 per row and per column of each matrix, one per element of vectors.
+
+    Source: transformers 5.23 optimization.py Adafactor (``exp_avg_sq_row``, ``exp_avg_sq_col``, no first moment by default).
+    """
+    counts = job.counts
+    if job.recipe.method == "full":
+        tables = job.model.token_embedding
+        edges = counts.quantizable_rows + counts.quantizable_inputs + 2 * (tables.rows + tables.width)
+        return 4 * (edges + counts.norms + counts.block_rest)
+    adapter = job.recipe.adapter
+    if adapter is None:
+        return 0
+    widths = _adapter_widths(job.model, adapter.targets)
+    return 4 * sum(count * (width + adapter.rank) for width, count in widths) + 4 * (job.model.vocab_size + job.model.hidden_size)
+
+
+def optimizer_temporary_bytes(job: Job) -> Number:
+    """Bytes that the optimizer step needs beyond states and gradients, on one GPU.
+
+    foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and
+    their fp32 copy, 6 bytes per parameter of the partition.  Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.
+    Adafactor: three fp32 copies of the largest tensor.  Fused, 8-bit and paged kernels: none.
+    Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py _prepare_sub_group.
+    """
+    recipe, regime = job.recipe, job.regime
+    if recipe.offloads_optimizer:
+        return 0
+    partition = job.trained / job.optimizer_shards
+    if regime.engine == "deepspeed":
+        masters = job.master_params / job.optimizer_shards
+        if recipe.sharding == "zero3":
+            return 4 * minimum(masters, _SUB_GROUP_PARAMS)
+        return (regime.gradient + 4) * masters
+    if recipe.optimizer == "adamw_torch":
+        return job.stack.foreach_step_copies * job.trained_weight_bytes / job.optimizer_shards
+    if recipe.optimizer == "adafactor":
+        return 12 * minimum(partition, maximum(job.counts.largest, 1))
+    return 0
+
+
+# DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.
+_SUB_GROUP_PARAMS = 1_000_000_000
+
+
+def step_block_bytes(job: Job) -> Number:
+    """Largest single block that the DeepSpeed step allocates: the fp32 copy of the flattened gradients; 0 for other engines."""
+    recipe = job.recipe
+    if recipe.offloads_optimizer or job.regime.engine != "deepspeed":
+        return 0
+    masters = job.master_params / job.optimizer_shards
+    return 4 * minimum(masters, _SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters

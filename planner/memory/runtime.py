@@ -1,0 +1,77 @@
+"""Bytes outside tensors: CUDA context, libraries, NCCL, and what the caching allocator holds above what is allocated."""
+
+from __future__ import annotations
+
+from planner.arrays import where
+from planner.domain.recipe import Number
+from planner.memory.job import Job
+from planner.memory.logits import stranded_logits_bytes
+from planner.memory.optimizer import step_block_bytes
+from planner.memory.sharding import reduction_stream_bytes
+from planner.units import KIB, MIB
+
+
+def context_bytes(job: Job) -> float:
+    """CUDA context with lazily loaded kernels, on top of what the allocator reserves.
+
+    Coefficient ``context_bytes``.  Source: pytorch#86509 (274 MiB lazy, 636 MiB eager), #107667, #109888.
+    """
+    return job.coefficients.context_bytes
+
+
+def cublas_workspace_bytes(job: Job) -> int:
+    """cuBLAS workspace, inside the allocator's pool: 32 MiB from compute capability 9.0, else 8.125 MiB.
+
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize.
+    """
+    try:
+        major = float(job.hardware.gpu.compute_capability)
+    except ValueError:
+        major = 0.0
+    return 32 * MIB if major >= 9.0 else 2 * 4 * MIB + 8 * 16 * KIB
+
+
+def nccl_bytes(job: Job) -> Number:
+    """Channel buffers of NCCL communicators; none with one process.
+
+    Coefficient ``nccl_bytes``.  Source: NCCL src/init.cc: about 9.2 MiB per channel and peer.
+    """
+    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
+
+
+def allocator_slack_bytes(job: Job, transient_bytes: Number) -> Number:
+    """Bytes reserved above allocated: rounding and fragmentation of tensors that come and go.
+
+    Coefficient ``slack_fraction`` of the transient bytes at the peak, plus orphaned segments (:func:`orphaned_bytes`), the 16-bit logits
+    block that is too small for the fp32 copies after it, and the pool of ZeRO-3's reduction stream.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (512 B and 2 MiB rounding, 20 MiB segments).
+    """
+    fraction = job.coefficients.slack_fraction * transient_bytes
+    return fraction + orphaned_bytes(job) + stranded_logits_bytes(job) + reduction_stream_bytes(job)
+
+
+def orphaned_bytes(job: Job) -> Number:
+    """Segments that stay reserved after k-bit preparation has replaced 16-bit tensors by fp32 ones.
+
+    Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine halves
+    them again).  Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their
+    fp32 successors.
+    """
+    if not job.regime.quantized or job.stack.kbit_upcast != "all":
+        return 0
+    elements = job.counts.tables + job.counts.head + job.counts.norms
+    halved = job.regime.engine == "deepspeed" and job.stack.engine_halves_kbit
+    return job.coefficients.orphan_fraction * elements * (6 if halved else 2)
+
+
+def reserved_in_step_bytes(job: Job, step_bytes: Number, pass_bytes: Number) -> Number:
+    """Bytes reserved when DeepSpeed's step allocates blocks that the cache of the passes cannot serve.
+
+    The step flattens all gradients into single blocks larger than any that the passes freed, so on the first step both are reserved side
+    by side.  Formula: bytes allocated in the step plus the transient bytes of the passes, where the step's largest block exceeds the
+    largest logits tensor; else 0.
+    Source: DeepSpeed 0.19 zero/stage_1_and_2.py step (flatten, then fp32 copy); c10/cuda/CUDACachingAllocator.cpp best fit.
+    """
+    block = step_block_bytes(job)
+    largest_tensor = job.tokens * job.model.vocab_size * job.regime.compute
+    return where(block > largest_tensor, step_bytes + pass_bytes, 0)

@@ -1,0 +1,98 @@
+"""Bytes that sharded training needs beyond its shards: buckets, gathered parameters, persistent small tensors."""
+
+from __future__ import annotations
+
+from planner.arrays import maximum, minimum
+from planner.domain.recipe import Number
+from planner.memory.job import Job
+
+# DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19 runtime/zero/config.py.
+_REDUCE_BUCKET = 500_000_000
+_PREFETCH_BUCKET = 50_000_000
+_MAX_LIVE = 1_000_000_000
+
+
+def reduce_bucket_elements(job: Job) -> int:
+    """Elements of ZeRO's gradient bucket: what the stack's template sets, hidden squared for ``auto``, else DeepSpeed's 5e8.
+
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19 runtime/zero/config.py; the switches
+    ``zero_auto_buckets`` (stage 3) and ``zero12_bucket_elements`` (stages 1 and 2) of the stack.
+    """
+    hidden_squared = job.model.hidden_size**2
+    if job.recipe.sharding == "zero3":
+        return hidden_squared if job.stack.zero_auto_buckets else _REDUCE_BUCKET
+    return job.stack.zero12_bucket_elements or hidden_squared
+
+
+def gradient_bucket_bytes(job: Job) -> Number:
+    """Bytes of ZeRO's contiguous gradient buckets (two under stages 1 and 2 with overlap, one under stage 3); 0 without ZeRO.
+
+    Source: DeepSpeed 0.19 zero/stage_1_and_2.py (ipg_buffer, double-buffered), zero/stage3.py (__ipg_bucket_flat_buffer).
+    """
+    if job.regime.engine != "deepspeed":
+        return 0
+    buffers = 1 if job.recipe.sharding == "zero3" else 2
+    return reduce_bucket_elements(job) * buffers * job.regime.gradient
+
+
+def gathered_parameter_bytes(job: Job) -> Number:
+    """Bytes of parameters that are whole on a GPU while a block computes, under ZeRO-3 and FSDP.
+
+    ZeRO-3 keeps what will be reused within its reuse distance, up to ``max_live_parameters`` (1e9), plus a prefetch bucket.
+    FSDP holds the current and the prefetched block in compute dtype.  Source: DeepSpeed 0.19 zero/partitioned_param_coordinator.py;
+    torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
+    """
+    regime, counts = job.regime, job.counts
+    floats = counts.total if not regime.quantized else counts.total - counts.quantizable
+    if job.recipe.sharding == "zero3":
+        prefetch = 0.9 * job.model.hidden_size**2 if job.stack.zero_auto_buckets else _PREFETCH_BUCKET
+        return minimum(floats, max(_MAX_LIVE, counts.largest) + prefetch) * regime.compute
+    if job.recipe.sharding in ("fsdp", "fsdp1", "hsdp", "fsdp-grad-op"):
+        return 2 * min(counts.block_largest, floats) * regime.compute + counts.head * regime.compute
+    return 0
+
+
+def persistent_parameter_bytes(job: Job) -> Number:
+    """Bytes of parameters below ZeRO-3's persistence threshold, which stay whole on every GPU.
+
+    Formula: norms and biases (each tensor is below 10 x hidden elements under ``auto``, 1e5 by default).
+    Source: DeepSpeed 0.19 runtime/zero/config.py stage3_param_persistence_threshold.
+    """
+    if job.recipe.sharding != "zero3":
+        return 0
+    return (job.counts.norms + job.counts.block_rest) * job.regime.compute
+
+
+def fsdp_unsharded_gradient_bytes(job: Job) -> Number:
+    """Bytes of one block's whole gradient before it is reduced, under FSDP, in compute dtype."""
+    if not job.recipe.uses_fsdp:
+        return 0
+    per_block = job.trained / max(job.model.n_layers, 1)
+    return 2 * minimum(maximum(per_block, 0), job.counts.block_largest) * job.regime.compute
+
+
+def reduction_stream_bytes(job: Job) -> Number:
+    """Bytes that ZeRO-3's reduction stream keeps in its own pool: they cannot serve the main stream and come on top when reserved.
+
+    For the largest trained tensor of E elements: its averaged copy and its padded copy (2 gradients each), and with an offloaded
+    optimizer the fp64 copy for its norm, in parts of at most 250 million elements.  With more than one process also the received
+    partition.  Source: DeepSpeed 0.19 zero/stage3.py __avg_scatter_grads and _constant_buffered_norm2, runtime/comm/coalesced_collectives.py;
+    torch 2.13 c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
+    """
+    if job.recipe.sharding != "zero3":
+        return 0
+    largest = job.counts.largest if job.recipe.method == "full" else minimum(job.trained, _largest_adapter(job))
+    norm = 8 * minimum(largest, _NORM_PART) if job.recipe.offloads_optimizer else 0
+    return 2 * largest * job.regime.gradient + norm
+
+
+def _largest_adapter(job: Job) -> Number:
+    adapter = job.recipe.adapter
+    if adapter is None:
+        return 0
+    widest = max(max(linear.in_features, linear.out_features) for group in job.model.groups for linear in group.block.linears)
+    return maximum(adapter.rank * widest, job.saved_params)
+
+
+# Elements per part when a gradient's norm is taken in fp64.  Source: DeepSpeed 0.19 zero/stage3.py _constant_buffered_norm2.
+_NORM_PART = 250_000_000
