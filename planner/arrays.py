@@ -12,27 +12,29 @@ from typing import Any
 from planner.domain.recipe import Number
 
 
-def is_plain(*values: Any) -> bool:
-    """Whether all values are plain numbers."""
-    return all(isinstance(value, int | float) for value in values)
-
-
 def maximum(first: Number, *others: Number) -> Number:
     """Largest of the values, elementwise."""
-    if is_plain(first, *others):
+    try:
         return max(first, *others)
-    import numpy as np
+    except ValueError:  # the truth value of an array: take the elementwise path
+        import numpy as np
 
-    return reduce(np.maximum, others, first)
+        return reduce(np.maximum, others, first)
 
 
 def minimum(first: Number, *others: Number) -> Number:
     """Smallest of the values, elementwise."""
-    if is_plain(first, *others):
+    try:
         return min(first, *others)
-    import numpy as np
+    except ValueError:
+        import numpy as np
 
-    return reduce(np.minimum, others, first)
+        return reduce(np.minimum, others, first)
+
+
+def is_zero(value: Number) -> bool:
+    """Whether ``value`` is the plain number 0 (an array never is): lets sums skip terms that a recipe does not have."""
+    return isinstance(value, int | float) and value == 0
 
 
 def where(condition: Any, yes: Number, no: Number) -> Number:

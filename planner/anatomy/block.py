@@ -174,7 +174,7 @@ def linear_amounts(view: BlockView, linear: LinearSpec) -> tuple[Number, Number,
     forward: Number = 0
     backward: Number = 0
     # Autocast casts each matrix's input on its own: q, k and v keep three 16-bit copies of one fp32 tensor.
-    if view.trains_base and in_bytes != regime.compute:
+    if in_bytes != regime.compute and (view.trains_base or _keeps_4bit_input(view, linear)):
         saved += width * regime.compute
     if view.adapted(linear):
         more = _adapter_amounts(view, linear, width, in_bytes)
@@ -210,8 +210,12 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     rank_bytes = product_bytes * adapter.rank * copies
     out_bytes = linear.out_features * copies * product_bytes
     clone = linear.out_features * copies * regime.linear_out if view.quantized(linear) else 0
-    backward = width * (branch_bytes * (2 if dropped else 1) + in_bytes) + rank_bytes
-    return saved + rank_bytes, transient + 2 * out_bytes + clone, backward
+    # The saved copy is released once A's gradient is known, so casts and the mask product reuse its room.
+    if product_bytes != branch_bytes:
+        backward = width * (branch_bytes * 2 - product_bytes if dropped else branch_bytes)
+    else:
+        backward = width * branch_bytes
+    return saved + rank_bytes, transient + 2 * out_bytes + clone, backward + rank_bytes
 
 
 def linear_step(view: BlockView, reads: str, stream: Number) -> Step:
@@ -242,7 +246,7 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
         name,
         saves=saved,
         forward=stream + inputs + outputs + branch_forward,
-        backward=stream + 2 * inputs + outputs + branch_backward,
+        backward=stream + inputs * min(2, len(linears)) + outputs + branch_backward,
         fixed_saves=gptq_kept_bytes(view, linears),
         fixed_forward=fixed if view.stack.dequantizes_forward or not _is_4bit(view) else 0,
         fixed_backward=fixed,
@@ -263,9 +267,10 @@ def shared_input_bytes(view: BlockView, linears: list[LinearSpec]) -> Number:
         by_base = (view.trains_base and in_bytes == regime.compute) or (
             view.recipe.numerics.quantization == "int8" and view.quantized(linear)
         )
+        by_base = by_base or (in_bytes == regime.compute and _keeps_4bit_input(view, linear))
         if by_base or _adapter_shares_input(view, linear, in_bytes):
             kept[linear.reads] = max(kept.get(linear.reads, 0), width * in_bytes)
-    if view.recipe.attention != "eager" and regime.compute == 2:
+    if view.recipe.attention != "eager":
         kept.pop("attn_out", None)
     return sum(kept.values())
 
@@ -278,6 +283,11 @@ def _adapter_shares_input(view: BlockView, linear: LinearSpec, in_bytes: int) ->
     branch_bytes = regime.adapter if casts else in_bytes
     product_bytes = regime.compute if regime.autocast else regime.adapter
     return branch_bytes == in_bytes == product_bytes
+
+
+def _keeps_4bit_input(view: BlockView, linear: LinearSpec) -> bool:
+    """Whether a 4-bit matrix saves the 16-bit input it computed with (bitsandbytes before 0.45)."""
+    return view.stack.linear4bit_keeps_input and _is_4bit(view) and view.quantized(linear)
 
 
 def _is_4bit(view: BlockView) -> bool:
@@ -349,7 +359,8 @@ def _eager_step(view: BlockView, stream: Number) -> Step:
     attention, regime = view.block.attention, view.regime
     c, heads = regime.compute, attention.n_heads
     score_bytes = 4 if regime.norm_out == 4 or c == 4 else c
-    expanded = c * (attention.q_width * 2 + 2 * attention.out_width)
+    # Query, expanded key and expanded value; the product with the values is kept by the output projection if that needs it.
+    expanded = c * (attention.q_width * 2 + attention.out_width)
     pair_saves = heads * (4 + (c if c < 4 else 0))
     return Step(
         "attention",

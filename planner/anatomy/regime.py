@@ -93,9 +93,10 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     # FSDP gathers weights in the compute dtype, so inside the blocks everything is 16-bit although shards are fp32.
     seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
     seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
-    residual = seen_outside
-    norm_out = max(seen_norm, residual) if norm_kind == "rms" else (4 if autocast else residual)
+    norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
     linear_out = norm_out if quantized else compute if (autocast or engine != "native") else base
+    # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
+    residual = max(seen_outside, linear_out) if quantized else seen_outside
     trained = _trained_bytes(key, base, engine, compute)
     return Regime(
         engine=engine,
@@ -128,7 +129,9 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
     if key.method == "full":
         trained = 4 if stack.trainable_fp32 or (engine == "fsdp" and numerics.mixed) else load
         return trained, trained, trained
-    if numerics.quantization == "none" or stack.kbit_upcast == "none":
+    if numerics.quantization == "none" and stack.prepares_unquantized:
+        return 4, 4, 4
+    if numerics.quantization in ("none", "gptq-int4") or stack.kbit_upcast == "none":
         return load, load, load
     return load, 4 if stack.kbit_upcast == "all" else load, 4
 

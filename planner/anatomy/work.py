@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from planner.anatomy.adapters import is_adapted
-from planner.arrays import minimum
+from planner.arrays import minimum, where
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
 from planner.domain.recipe import Number, Recipe
 
 FLOP_PER_MAC = 2
+
+Pairs = Literal["square", "triangle", "band"]
+"""Which token-key pairs an attention kernel computes: all; the causal half; the causal half inside the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +77,24 @@ class Macs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Attention of ``layers`` equal layers: ``features`` = heads x (query-key + value features), MACs per token and key."""
+    """Attention of ``layers`` equal layers: ``features`` = heads x (query-key + value features), MACs per token and key.
+
+    ``biased`` marks a position bias added to the scores (ALiBi), which generic kernels take as an explicit mask.
+    """
 
     layers: int
     features: int
     heads: int
     window_tokens: int | None
+    biased: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one model under one :class:`WorkKey`.
 
-    ``dense``: block matrices that every token passes; ``experts``: routed expert matrices (``active_copies`` of them per token);
-    ``head``: output projection and embedding projections; ``adapters``: LoRA matrices **per unit of rank**.
+    ``dense``: block matrices that every token passes; ``experts``: routed expert matrices (``active_copies`` of them per
+    token); ``head``: output projection and embedding projections; ``adapters``: LoRA matrices **per unit of rank**.
     ``expert_share`` is active over stored experts (rows per expert = tokens x share; 0 without experts).
     """
 
@@ -120,7 +128,8 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
 
     Counts: 1 MAC per weight and token forward, one for the input gradient, one for the weight gradient of trained matrices
     (2N, 2N, 2N FLOP); the token table is a gather: 0.  With LoRA the base has no weight gradient, and without checkpointing the
-    first layer needs no gradient of its input, which nothing below trains (with it, PEFT makes the embedding output require one).
+    first layer needs no gradient of its input, which nothing below trains (with it, PEFT makes the embedding output require
+    one).
     Source: torch ``derivatives.yaml`` (mm), peft 0.21 ``tuners/lora/layer.py``; checked against ``torch.utils.flop_counter``.
     Ignored: norms, activations, rotary and softmax arithmetic (below 1 % of FLOP, counted as memory traffic instead).
     """
@@ -211,7 +220,7 @@ def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
     for group in model.groups:
         spec = group.block.attention
         features = spec.n_heads * (spec.head_dim + spec.value_head_dim)
-        parts.append(AttentionWork(group.count, features, spec.n_heads, spec.window_tokens))
+        parts.append(AttentionWork(group.count, features, spec.n_heads, spec.window_tokens, spec.position == "alibi"))
     return tuple(parts)
 
 
@@ -220,21 +229,25 @@ def matmul_flop(macs: int, tokens: Number) -> Number:
     return FLOP_PER_MAC * macs * tokens
 
 
-def mean_keys(seq_len: Number, window_tokens: int | None, *, causal: bool) -> Number:
+def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:
     """Keys that a token meets on average, in tokens.
 
-    Whole square: ``seq_len``.  Causal kernels: ``(s + 1) / 2``; with a window of ``w < s`` tokens ``w - w (w - 1) / (2 s)``.
-    Source: counting the pairs of a (banded) lower triangle.
+    ``square``: ``s``.  ``triangle``: ``(s + 1) / 2``, but the square where a window or a position bias forces an explicit mask.
+    ``band``: with a window of ``w < s`` tokens ``w - w (w - 1) / (2 s)``, else the triangle.
+    Source: counting the pairs of a (banded) lower triangle; transformers 5.23 ``masking_utils.py`` for when a mask is explicit.
     """
-    if not causal:
+    if pairs == "square" or (pairs == "triangle" and part.biased):
         return seq_len
-    if window_tokens is None:
-        return (seq_len + 1) / 2
-    width = minimum(seq_len, window_tokens)
+    triangle = (seq_len + 1) / 2
+    if part.window_tokens is None:
+        return triangle
+    if pairs == "triangle":
+        return where(seq_len > part.window_tokens, seq_len, triangle)
+    width = minimum(seq_len, part.window_tokens)
     return width - width * (width - 1) / (2 * seq_len)
 
 
-def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, *, causal: bool) -> Number:
+def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, pairs: Pairs) -> Number:
     """FLOP of scores and weighted values of one forward pass: 2 x tokens x keys x heads x (query-key + value features) per layer.
 
     Source: FlashAttention-2 (arXiv 2307.08691) section 4.1, 4 x s^2 x d x heads, halved when causal.  The backward pass needs
@@ -242,8 +255,7 @@ def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, *, causa
     """
     total: Number = 0
     for part in work.attention:
-        keys = mean_keys(seq_len, part.window_tokens, causal=causal)
-        total = total + FLOP_PER_MAC * part.layers * part.features * keys * tokens
+        total = total + FLOP_PER_MAC * part.layers * part.features * mean_keys(part, seq_len, pairs) * tokens
     return total
 
 
@@ -254,4 +266,4 @@ def model_flop(work: Work, rank: Number, tokens: Number, seq_len: Number) -> Num
     Source: PaLM (arXiv 2204.02311) appendix B, with frozen matrices left out of the weight gradients.
     """
     products = matmul_flop(work.base.needed, tokens) + matmul_flop(work.adapters.needed, tokens) * rank
-    return products + 3 * attention_forward_flop(work, tokens, seq_len, causal=True)
+    return products + 3 * attention_forward_flop(work, tokens, seq_len, "band")

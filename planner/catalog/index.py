@@ -19,6 +19,8 @@ from planner.catalog.toml_file import read_toml
 from planner.errors import InputFileError
 
 INDEX_NAME = "index.toml"
+# Tables that live beside the entries and are none themselves.
+_TABLES = frozenset({INDEX_NAME, "sizes.toml"})
 INDEXED_FOLDERS = ("gpus", "models")
 _SEPARATORS = re.compile(r"[-_\s]+")
 
@@ -55,7 +57,7 @@ def build_index(folder: Path) -> dict[str, Any]:
     aliases: dict[str, str] = {}
     variants: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.toml")):
-        if path.name == INDEX_NAME:
+        if path.name in _TABLES:
             continue
         entry = read_toml(path)
         entry_id = entry.get("id")

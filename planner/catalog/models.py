@@ -20,7 +20,7 @@ from planner.errors import InputFileError, UnknownNameError, UsageError
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
-_SIZES_FILE = "model_sizes.toml"
+_SIZES_FILE = "models/sizes.toml"
 _MAX_NAME_CHARS = 200
 
 
@@ -69,7 +69,7 @@ class SizeEntry(BaseModel):
 
 
 class SizeTable(BaseModel):
-    """``data/model_sizes.toml``."""
+    """``data/models/sizes.toml``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

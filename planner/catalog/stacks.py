@@ -1,20 +1,24 @@
 """Stack entries of ``data/stacks``: which software, at which version, and what it does where the user says nothing.
 
 A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases``; one table
-``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a quantised
-base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each table has ``value``, ``settled_by`` and ``source``.
+``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a
+quantised base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each has ``value``, ``settled_by`` and ``source``.
+With ``extends`` a file states only what differs from another stack.
+``extends = "<id>"`` takes another stack's tables and changes only what the file names.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
@@ -25,8 +29,14 @@ from planner.errors import InputFileError, UnknownNameError
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
 _NOT_SWITCHES = frozenset({"id", "title", "defaults", "quantized_defaults", "settled"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
-# Numbers of the defaults and their allowed range; everything else is a closed list of words or a flag.
-_RANGES = {"lora_rank": (1, 65_536), "lora_dropout": (0.0, 0.99)}
+_FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
+# Numbers and their allowed range; everything else is a closed list of words or a flag.
+_RANGES: dict[str, tuple[float, float]] = {
+    "lora_rank": (1, 65_536),
+    "lora_dropout": (0.0, 0.99),
+    "zero12_bucket_elements": (0, 1_000_000_000_000),
+    "foreach_step_copies": (0, 8),
+}
 
 
 class Setting(BaseModel):
@@ -48,9 +58,10 @@ class StackEntry(BaseModel):
     id: str = Field(min_length=1)
     title: str = Field(min_length=1)
     aliases: list[str] = []
-    defaults: dict[str, Setting]
+    extends: str | None = None
+    defaults: dict[str, Setting] = {}
     quantized: dict[str, Setting] = {}
-    switches: dict[str, Setting]
+    switches: dict[str, Setting] = {}
 
 
 def stack_ids() -> tuple[str, ...]:
@@ -68,30 +79,43 @@ def load_stack(name: str) -> Stack:
     """
     path = data_dir() / "stacks" / f"{name.replace('@', '-')}.toml"
     # The id is tried as a file name first, so that the usual case reads one file; a name with a path in it never is one.
-    if not (name.replace("@", "").replace("-", "").replace("_", "").isalnum() and path.is_file()):
+    if not (_FILE_NAME.fullmatch(name) and path.is_file()):
         found = _names().get(fold_name(name))
         if found is None:
             raise UnknownNameError("stack", name, stack_ids())
         path = found[1]
-    entry = validate(StackEntry, read_toml(path), path)
+    entry = _extended(validate(StackEntry, read_toml(path), path), path)
     if path.stem != entry.id.replace("@", "-"):
         raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
     return _stack_of(entry, path)
 
 
+def _extended(entry: StackEntry, path: Path) -> StackEntry:
+    """``entry`` laid over the stack it extends.  One level only: a base that itself extends is refused."""
+    if entry.extends is None:
+        return entry
+    base_path = path.with_name(f"{entry.extends.replace('@', '-')}.toml")
+    if not (_FILE_NAME.fullmatch(entry.extends) and base_path.is_file()):
+        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which is no stack")
+    base = validate(StackEntry, read_toml(base_path), base_path)
+    if base.extends is not None:
+        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which itself extends another stack")
+    tables = {name: {**getattr(base, name), **getattr(entry, name)} for name in ("defaults", "quantized", "switches")}
+    return entry.model_copy(update=tables)
+
+
 def _stack_of(entry: StackEntry, path: Path) -> Stack:
     values = _values(entry.defaults, StackDefaults, DEFAULT_NAMES, ("defaults", path))
-    changed = {name: setting for name, setting in entry.quantized.items()}
-    quantized = values | _values(changed, StackDefaults, tuple(changed), ("quantized", path)) if changed else None
+    changed = _values(entry.quantized, StackDefaults, tuple(entry.quantized), ("quantized", path))
     switches = _values(entry.switches, Stack, SWITCH_NAMES, ("switches", path))
-    settled = [(name, setting) for name, setting in entry.switches.items()]
+    settled = list(entry.switches.items())
     settled += [(f"defaults.{name}", setting) for name, setting in entry.defaults.items()]
     settled += [(f"quantized.{name}", setting) for name, setting in entry.quantized.items()]
     return Stack(
         id=entry.id,
         title=entry.title,
         defaults=StackDefaults(**values),
-        quantized_defaults=StackDefaults(**quantized) if quantized else None,
+        quantized_defaults=StackDefaults(**values | changed) if changed else None,
         settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
         **switches,
     )
@@ -108,22 +132,42 @@ def _values(settings: Mapping[str, Setting], owner: type[Any], names: tuple[str,
     return {name: _checked(name, settings[name].value, owner, place) for name in names}
 
 
-def _checked(name: str, value: Any, owner: type[Any], place: tuple[str, Path]) -> Any:
-    given = tuple(value) if isinstance(value, list) else value
-    try:
-        checked = _adapter(owner, name).validate_python(given, strict=True)
-    except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        raise InputFileError(place[1], f"key '{place[0]}.{name}.value': {message[:1].lower()}{message[1:]}") from None
-    low, high = _RANGES.get(name, (None, None))
-    if low is not None and not low <= checked <= high:
-        raise InputFileError(place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {checked}")
-    return checked
+def _checked(name: str, value: Any, owner: Any, place: tuple[str, Path]) -> Any:
+    given: Any = tuple(value) if isinstance(value, list) else value
+    annotation = _types(owner)[name]
+    if not _is_a(given, annotation):
+        raise InputFileError(
+            place[1], f"key '{place[0]}.{name}.value' must be {_words(annotation)}, but it is {str(value)[:60]!r}"
+        )
+    low, high = _RANGES.get(name, (-math.inf, math.inf))
+    if name in _RANGES and not low <= given <= high:
+        raise InputFileError(place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {given}")
+    return given
 
 
 @cache
-def _adapter(owner: type[Any], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(typing.get_type_hints(owner)[name])
+def _types(owner: Any) -> dict[str, Any]:
+    return typing.get_type_hints(owner)
+
+
+def _is_a(value: Any, annotation: Any) -> bool:
+    """Whether ``value`` is of a type that stacks use: a closed list of words, a tuple of those, or a plain type."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and bool(value) and all(_is_a(item, arguments[0]) for item in value)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is annotation
+
+
+def _words(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
+    if get_origin(annotation) is tuple:
+        return f"a list of {_words(get_args(annotation)[0]).removeprefix('one of ')}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[annotation]
 
 
 @cache

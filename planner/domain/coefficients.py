@@ -46,63 +46,117 @@ class Coefficients:
         0.3,
         0.9,
         "of dense peak",
-        "best shapes reach 0.87 (A100) and 0.80 (H100), stas00/ml-engineering MAMF table; LLM shapes 0.73 (H100), SemiAnalysis 2024-12",
+        "best shapes reach 0.87 (A100) and 0.80 (H100), stas00/ml-engineering MAMF table; LLM shapes 0.73 (H100), "
+        "SemiAnalysis 2024-12",
     )
     matmul_efficiency_half_rate: float = _prior(
         0.9,
         0.4,
         1.15,
         "of dense peak",
-        "GeForce cards halve the rate for fp32 accumulation and boost above the rated clock: RTX 4090 165 of 165, tinygrad#13623; "
+        "GeForce cards halve the rate for fp32 accumulation and boost above the rated clock: RTX 4090 165 of 165, "
+        "tinygrad#13623; "
         "RTX 5090 236 of 210, zzc0721/torch-performance-test-data#15; times 0.9 for LLM shapes",
     )
+    fp32_matmul_efficiency: float = _prior(
+        0.75,
+        0.4,
+        0.95,
+        "of fp32 peak",
+        "cuBLAS on A100 17-19 of 19.5 TFLOP/s, triton#2491; RTX 5090 66 of 105, zzc0721/torch-performance-test-data#15",
+    )
     tile_rows: float = _prior(
-        128.0, 0.0, 512.0, "rows", "half a tile lost per product, and part of a last wave: NVIDIA matrix multiplication guide, tiles of 128 to 256 rows"
+        128.0,
+        0.0,
+        512.0,
+        "rows",
+        "half a tile lost per product, and part of a last wave: NVIDIA matrix multiplication guide, tiles of 128 to 256 rows",
     )
     attention_efficiency: float = _prior(
-        0.45, 0.1, 0.75, "of dense peak", "FlashAttention-2 forward and backward on A100, 50-73 %, arXiv 2307.08691; less at short lengths and on H100"
+        0.5,
+        0.1,
+        0.75,
+        "of dense peak",
+        "FlashAttention-2, causal, forward and backward, 2k-8k tokens: 0.50-0.58 on A100, 0.3 on H100, arXiv 2307.08691",
     )
-    memory_efficiency: float = _prior(0.8, 0.4, 0.95, "of memory bandwidth", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9")
+    memory_efficiency: float = _prior(
+        0.8,
+        0.4,
+        0.95,
+        "of memory bandwidth",
+        "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9",
+    )
     launch_s: float = _prior(
-        12.0 / MEGA,
+        15.0 / MEGA,
         3.0 / MEGA,
         40.0 / MEGA,
         "s per operator",
-        "6-12 us to dispatch Transformers and peft modules with autograd and autocast, measured on an AMD EPYC without a GPU; "
-        "cudaLaunchKernel adds 2-5 us",
+        "10-18 us to dispatch Transformers 5.23 and peft 0.21 modules with checkpointing, 6 without, measured on an "
+        "AMD EPYC without a GPU; "
+        "cudaLaunchKernel and the allocator add 2-5 us",
     )
     int8_relative_speed: float = _prior(
-        0.86, 0.14, 1.8, "of the 16-bit product", "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D"
+        0.86,
+        0.14,
+        1.8,
+        "of the 16-bit product",
+        "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D",
     )
     length_variation: float = _prior(
-        0.8, 0.1, 1.5, "standard deviation / mean", "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md"
+        0.8,
+        0.1,
+        1.5,
+        "standard deviation / mean",
+        "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md",
     )
     comm_overlap: float = _prior(
-        0.5, 0.0, 0.95, "of collective time", "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead (assumed half)"
+        0.5,
+        0.0,
+        0.95,
+        "of collective time",
+        "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead (assumed half)",
     )
     hook_s: float = _prior(
-        60.0 / MEGA, 5.0 / MEGA, 3000.0 / MEGA, "s per hook", "Python hooks of ZeRO dominate host time, DeepSpeed#6649, TensorAuto/OpenTau#177 (assumed)"
+        65.0 / MEGA,
+        5.0 / MEGA,
+        3000.0 / MEGA,
+        "s per hook",
+        "59-71 us per module hook (ZeRO-3), 45-90 per trained tensor (ZeRO-2), measured with DeepSpeed 0.19.8 on an "
+        "AMD EPYC without a GPU; "
+        "far more in TensorAuto/OpenTau#177",
     )
     pcie_efficiency: float = _prior(0.5, 0.2, 0.9, "of link rate", "pinned copies reach 75-80 % of the link, pageable 40-60 %")
     nvlink_efficiency: float = _prior(
-        0.7, 0.3, 0.95, "of one direction", "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374"
+        0.7,
+        0.3,
+        0.95,
+        "of one direction",
+        "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374",
     )
     network_efficiency: float = _prior(0.7, 0.2, 0.95, "of link rate", "NCCL over RDMA or TCP")
     network_bytes_per_s: float = _prior(
-        12.5 * GIGA, 1.0 * GIGA, 400.0 * GIGA, "bytes/s per node", "100 Gbit/s where the network is not named: nccl src/graph/topo.h NET_BW (assumed)"
+        12.5 * GIGA,
+        1.0 * GIGA,
+        400.0 * GIGA,
+        "bytes/s per node",
+        "100 Gbit/s where the network is not named: nccl src/graph/topo.h NET_BW (assumed)",
     )
     nvme_bytes_per_s: float = _prior(
-        3.0 * GIGA, 0.5 * GIGA, 30.0 * GIGA, "bytes/s per node", "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak"
+        3.0 * GIGA,
+        0.5 * GIGA,
+        30.0 * GIGA,
+        "bytes/s per node",
+        "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak",
     )
     cpu_adam_params_per_s: float = _prior(
         1.4 * GIGA,
         0.05 * GIGA,
         6.0 * GIGA,
         "parameters/s per node",
-        "DeepSpeed#735 1.4e9, #6834 1.8e9, ZeRO-Offload arXiv 2101.06840 table 4 3.9e9, #1635 6e7 on a weak host: the lowest of the healthy ones",
+        "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones",
     )
     cpu_adam_params_per_s_per_core: float = _prior(
-        0.07 * GIGA, 0.02 * GIGA, 0.15 * GIGA, "parameters/s per core", "1.4e9 to 3.9e9 on hosts of 24 to 48 cores, as above"
+        0.07 * GIGA, 0.02 * GIGA, 0.15 * GIGA, "parameters/s per core", "0.05-0.1e9 per core until memory bandwidth limits (assumed)"
     )
 
     def prior_of(self, name: str) -> dict[str, Any]:

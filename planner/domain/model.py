@@ -206,6 +206,10 @@ class ModelSpec:
     params_origin: ParamsOrigin = "config-only"
     source: str = ""
 
+    def __hash__(self) -> int:
+        """Hash of the identifying fields: equality still compares all, and lookups in caches stay cheap."""
+        return hash((self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups)))
+
     @property
     def n_layers(self) -> int:
         """Decoder layers."""

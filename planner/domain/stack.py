@@ -43,6 +43,8 @@ class Stack:
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face ``auto``).
+    ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
+    ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32.
     ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
     ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
@@ -64,6 +66,8 @@ class Stack:
     engine_halves_kbit: bool
     pinned_rounding: PinnedRounding
     zero12_bucket_elements: int
+    linear4bit_keeps_input: bool
+    prepares_unquantized: bool
     foreach_step_copies: int
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
@@ -73,3 +77,7 @@ class Stack:
         if quantization == "none" or self.quantized_defaults is None:
             return self.defaults
         return self.quantized_defaults
+
+    def __hash__(self) -> int:
+        """Hash of the id: equality still compares all fields, and lookups in caches stay cheap."""
+        return hash(self.id)

@@ -60,8 +60,8 @@ def _checkpointed(job: Job, block: BlockBytes) -> tuple[Number, Number, Number]:
     regime = job.regime
     shared = block.boundary if regime.residual == 4 else 0
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
-    gradient = block.boundary
-    backward = maximum(block.backward_peak, block.forward_peak) - shared + gradient - held
+    # While the block is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
+    backward = maximum(block.backward_peak, block.forward_peak + block.boundary) - shared - held
     # The first forward keeps nothing for autograd, but its widest moment has the same live tensors.
     forward = maximum(0, block.forward_peak - block.saved) + _widest_live(job)
     return block.boundary + held, forward, maximum(backward, 0)

@@ -52,7 +52,8 @@ def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
         if copy == "compute":
             total += compute
         elif copy == "float":
-            total += 4 if wide > compute else 0
+            # Where no 16-bit copy is listed, the fp32 tensor is the logits themselves, also under fp32 compute.
+            total += 4 if wide > compute or "compute" not in copies else 0
         elif copy == "shifted":
             total = total + where(job.recipe.batch.micro_batch > 1, 4 if fp32_logits else compute, 0)
         else:
@@ -108,7 +109,7 @@ def stranded_logits_bytes(job: Job) -> Number:
     Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a free
     block serves requests of at most its size.
     """
-    if job.recipe.loss != "hf" or job.regime.compute == 4 or "compute" not in job.stack.loss_forward:
+    if job.recipe.loss != "hf" or job.regime.compute == 4:
         return 0
     wide = job.model.fp32_logits or job.regime.autocast
     return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.arrays import maximum, minimum, where
+from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term, TermKind, TermName
@@ -23,7 +23,7 @@ _BACKWARD: frozenset[Phase] = frozenset({"backward", "backward_2"})
 def predict_memory(job: Job) -> MemoryPrediction:
     """Terms, phase peaks and the three levels for one GPU."""
     terms = (*_persistent_terms(job), *_step_terms(job), *_sharding_terms(job))
-    allocated = {phase: _sum(terms, phase, ALLOCATED_TERMS) for phase in PHASES}
+    allocated = _sum_by_phase(terms, ALLOCATED_TERMS)
     allocated_peak = maximum(*allocated.values())
     slack = _reserved_peak(job, terms, allocated) - allocated_peak
     slack_term = _term("allocator_slack", "allocator slack", slack, _ALL, "runtime:allocator_slack_bytes", "transient")
@@ -51,20 +51,21 @@ def _reserved_peak(job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Num
     Pools are per stream: what ZeRO-3 gathers and reduces on its own streams cannot serve the main one, so those pools add up with the
     main pool's peak although they are not full at the same time.
     """
-    side = sharding.gathered_parameter_bytes(job) if job.recipe.sharding == "zero3" else 0
-    gathering = frozenset({"gathered_parameters"})
-    main = [amount - (_sum(terms, phase, gathering) if job.recipe.sharding == "zero3" else 0) for phase, amount in allocated.items()]
-    pools = maximum(*main) + side
+    side: Number = 0
+    main = allocated
+    if job.recipe.sharding == "zero3":
+        side = sharding.gathered_parameter_bytes(job)
+        gathered = _sum_by_phase(terms, frozenset({"gathered_parameters"}))
+        main = {phase: amount - gathered[phase] for phase, amount in allocated.items()}
+    pools = maximum(*main.values()) + side
     transient = pools - _resident_bytes(terms)
-    passes = maximum(*(_transient(terms, phase) for phase in ("forward_2", "loss_2", "backward_2")))
+    passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values())
     in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, passes)
     return maximum(pools, in_step, *allocated.values()) + runtime.allocator_slack_bytes(job, maximum(transient, 0))
 
 
-def _transient(terms: tuple[Term, ...], phase: Phase) -> Number:
-    """Bytes of the passes themselves in one phase."""
-    names = frozenset({"saved_activations", "block_recompute", "logits_and_loss", "dequantization"})
-    return _sum(terms, phase, names)
+# What the passes themselves hold: these blocks are cached when the step begins.
+_PASS_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recompute", "logits_and_loss"})
 
 
 def _limit_bytes(job: Job) -> int | None:
@@ -83,12 +84,14 @@ def _limiting_phase(allocated: dict[Phase, Number]) -> Phase:
         return max(allocated, key=lambda phase: float(np.mean(allocated[phase])))
 
 
-def _sum(terms: tuple[Term, ...], phase: Phase, names: frozenset[str]) -> Number:
-    total: Number = 0
+def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase, Number]:
+    """Bytes alive in each phase, over the terms called ``names``."""
+    totals: dict[Phase, Number] = dict.fromkeys(PHASES, 0)
     for term in terms:
-        if phase in term.phases and term.name in names:
-            total = total + term.n_bytes
-    return total
+        if term.name in names and not is_zero(term.n_bytes):
+            for phase in term.phases:
+                totals[phase] = totals[phase] + term.n_bytes
+    return totals
 
 
 def _resident_bytes(terms: tuple[Term, ...]) -> Number:

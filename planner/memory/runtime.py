@@ -54,12 +54,18 @@ def orphaned_bytes(job: Job) -> Number:
     """Segments that stay reserved after k-bit preparation has replaced 16-bit tensors by fp32 ones.
 
     Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine halves
-    them again).  Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their
+    them again); the whole model where an unquantised base is prepared too.  Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their
     fp32 successors.
     """
-    if not job.regime.quantized or job.stack.kbit_upcast != "all":
+    recipe, counts = job.recipe, job.counts
+    if recipe.method != "lora" or job.regime.engine == "deepspeed" and not job.regime.quantized:
         return 0
-    elements = job.counts.tables + job.counts.head + job.counts.norms
+    if not job.regime.quantized:
+        upcast = job.stack.prepares_unquantized and recipe.numerics.load_dtype != "fp32"
+        return job.coefficients.orphan_fraction * counts.total * 2 if upcast else 0
+    if job.stack.kbit_upcast != "all" or recipe.numerics.quantization == "gptq-int4":
+        return 0
+    elements = counts.tables + counts.head + counts.norms
     halved = job.regime.engine == "deepspeed" and job.stack.engine_halves_kbit
     return job.coefficients.orphan_fraction * elements * (6 if halved else 2)
 

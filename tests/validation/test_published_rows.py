@@ -34,7 +34,7 @@ HEADER = (
 ALLOWED = {
     "grade": {"A", "B", "C"},
     "model": {
-        *("baichuan-7b", "baichuan2-7b", "chatglm3-6b", "bloom-3b", "llama-2-7b", "qwen2.5-14b-instruct"),
+        *("baichuan-7b", "baichuan2-7b", "chatglm3-6b", "bloom-2b6-zh", "llama-2-7b", "qwen2.5-14b-instruct"),
         *("qwen-1.8b", "qwen-7b", "qwen-14b", "qwen-72b"),
     },
     "gpu": {"rtx3090", "rtx4090", "a800-80", "h800-sxm", "a100-80-sxm", "vgpu-32gb"},
@@ -53,7 +53,7 @@ ALLOWED = {
     "attention": {"", "flash2"},
     "loss": {"", "hf"},
     "padding": {"", "longest", "max_length"},
-    "stack": {"hf-trainer@4", "qwen-finetune"},
+    "stack": {"hf-trainer@4", "hf-trainer@4-noprep", "firefly", "qwen-finetune"},
     "outcome": {"ok", "oom"},
     "phase_reached": {"", "load", "adapters"},
     "memory_kind": {"", "allocated", "driver"},
@@ -88,7 +88,7 @@ CONSTANT = {
         "precision": "fp16-mixed",
         "memory_kind": "driver",
         "memory_scope": "per_gpu",
-        "stack": "hf-trainer@4",
+        "stack": "firefly",
     },
     "002_2c959ab425c28846": {
         "gradient_checkpointing": "true",
@@ -117,7 +117,7 @@ CONSTANT = {
         "offload": "none",
         "memory_kind": "driver",
         "memory_scope": "per_gpu",
-        "stack": "hf-trainer@4",
+        "stack": "hf-trainer@4-noprep",
     },
     "004_7b2525496fac44af": {
         "nodes": "1",
@@ -228,7 +228,7 @@ def expected_runs_001(row: TableRow) -> list[Run001]:
     else:
         kind = ("lora", "none" if "fp16" in method else "int8")
     count = int(row.cell("卡数"))
-    what = (row.cell("模型").replace("bloom-2b6", "bloom-3b"), gpu, count, *kind, int(row.cell("batch size")))
+    what = (row.cell("模型").replace("bloom-2b6", "bloom-2b6-zh"), gpu, count, *kind, int(row.cell("batch size")))
     if row.cell("显存占用") == "OOM":
         return [(*what, "", 0, ())]
     memory = [float(number) for number in re.findall(r"\d{4,5}(?:\.\d{4})?", row.cell("显存占用"))]

@@ -1,0 +1,1 @@
+"""The command ``plan``: one thin file per command."""

@@ -1,0 +1,103 @@
+"""The commands of ``plan`` and their options.  Each command's work is in its own file, imported when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from planner import __version__
+from planner.cli.flags import Format, Json, with_prediction_options
+from planner.cli.outcome import Outcome, chosen_format
+from planner.errors import UsageError
+
+_HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
+
+Example: plan --model 7b --method qlora --gpu 4090 --seq 1024
+
+Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory short, 4 uncertain, 5 host RAM short,
+6 not modelled (no verdict).
+"""
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": _hyphens},
+)
+
+
+def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
+    if ctx.invoked_subcommand is not None:
+        _refuse_flags_before(ctx)
+        return None
+    if said.pop("version"):
+        return Outcome(f"plan {__version__}\n")
+    from planner.cli.predict import Options, predict
+
+    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    options = Options(said.pop("config"), output_format, said.pop("explain"), said.pop("force"))
+    return predict(said, options)
+
+
+def _refuse_flags_before(ctx: typer.Context) -> None:
+    """A flag of the prediction says nothing to a sub-command, so it is not dropped in silence."""
+    given = sorted(name for name, value in ctx.params.items() if value not in (None, False))
+    if given:
+        command = ctx.invoked_subcommand
+        raise UsageError(
+            f"--{_hyphens(given[0])} belongs to a prediction; put the flags of '{command}' after its name: plan {command} ..."
+        )
+
+
+app.callback(invoke_without_command=True)(with_prediction_options(_root))
+
+
+@app.command("models")
+def models_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+    """List the models of the catalog, with how closely each parameter count was checked."""
+    from planner.cli.models import list_models
+
+    return list_models(chosen_format(output_format, as_json))
+
+
+@app.command("gpus")
+def gpus_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+    """List the GPUs of the catalog: memory that CUDA sees, dense rates; numbers without a source are marked."""
+    from planner.cli.gpus import list_gpus
+
+    return list_gpus(chosen_format(output_format, as_json))
+
+
+@app.command("stacks")
+def stacks_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+    """List the software stacks with their defaults and switches."""
+    from planner.cli.stacks import list_stacks
+
+    return list_stacks(chosen_format(output_format, as_json))
+
+
+@app.command("rules")
+def rules_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+    """List the combinations of settings that are refused, and those that only warn."""
+    from planner.cli.rules import list_rules
+
+    return list_rules(chosen_format(output_format, as_json))
+
+
+@app.command("schema")
+def schema_command(
+    document: Annotated[
+        str, typer.Argument(metavar="[prediction|record]", help="Which document", show_default=False)
+    ] = "prediction",
+) -> Outcome:
+    """Print the JSON Schema of a document that plan writes or reads."""
+    from planner.cli.schema import print_schema
+
+    return print_schema(document)

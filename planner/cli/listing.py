@@ -1,0 +1,26 @@
+"""Lists of catalog entries and rules in the three formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.cli.outcome import Outcome, human_text, json_text
+from planner.report.layout import Column, Grid, Note, Row, Section
+
+
+def listing(kind: str, document: Mapping[str, Any], sections: Sequence[Section], output_format: str) -> Outcome:
+    """``document`` as the JSON document ``planner/<kind>@1``, or ``sections`` for people."""
+    if output_format == "json":
+        return Outcome(json_text({"schema": f"planner/{kind}@1", **document}))
+    if output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections))
+    return Outcome(human_text(sections))
+
+
+def table(title: str, columns: Sequence[Column], rows: Sequence[tuple[str, ...]], note: str = "") -> Section:
+    """One grid under a title, with a remark below it."""
+    grid = Grid(tuple(columns), tuple(Row(cells) for cells in rows))
+    return Section(title, (grid, Note(note, "dim")) if note else (grid,))

@@ -1,0 +1,50 @@
+"""``plan models``: the models of the catalog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.catalog.models import ModelEntry, model_entry, model_ids, model_sizes, spec_of
+from planner.cli.listing import listing, table
+from planner.cli.outcome import Outcome
+from planner.domain.model import ModelSpec
+from planner.report.layout import Column
+from planner.units import format_count
+
+_COLUMNS = (Column("id"), Column("Hub id"), Column("parameters", "right"), Column("count"))
+_NOTE = (
+    "count: how closely the count from shapes agrees with the published one.  published-exact: equal; published-bytes: equal "
+    "after named buffers; meta-device: equal to Transformers' own module; published-rounded: within rounding."
+)
+
+
+_SIZE_COLUMNS = (Column("size"), Column("model"), Column("reason"))
+
+
+def list_models(output_format: str) -> Outcome:
+    """All models with their parameter counts, how these were checked, and the sources; and what a bare size stands for."""
+    models = [(entry, spec_of(entry)) for entry in map(model_entry, model_ids())]
+    rows = [(spec.id, spec.hub_id, format_count(spec.param_count), spec.params_origin) for _, spec in models]
+    sizes = [(size, each.model, each.reason) for size, each in model_sizes().items()]
+    document = {
+        "models": [_document(entry, spec) for entry, spec in models],
+        "sizes": [dict(zip(("size", "model", "reason"), each, strict=True)) for each in sizes],
+    }
+    sections = (table("Models", _COLUMNS, rows, _NOTE), table("What a size alone stands for", _SIZE_COLUMNS, sizes))
+    return listing("models", document, sections, output_format)
+
+
+def _document(entry: ModelEntry, spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "name": entry.name,
+        "hub_id": spec.hub_id,
+        "aliases": entry.aliases,
+        "architecture": spec.architecture,
+        "params": spec.param_count,
+        "active_params": spec.active_param_count,
+        "published_params": spec.published_params,
+        "params_origin": spec.params_origin,
+        "params_source": entry.params_source,
+        "source": spec.source,
+    }

@@ -1,0 +1,64 @@
+"""``plan --model ... --gpu ...``: predict one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.cli.outcome import Outcome, human_text
+from planner.domain.prediction import Prediction
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.request import ScenarioRequest, from_flags, from_toml, merge
+
+EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
+# Each of these has no default; a card that is not in the catalog may be given by its memory alone.
+_REQUIRED = (("model",), ("method",), ("gpu", "gpu_memory"), ("seq",))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read and answer, beside what the job is."""
+
+    config: str | None = None
+    output_format: str = "human"
+    explain: bool = False
+    force: bool = False
+
+
+def predict(flags: Mapping[str, object], options: Options) -> Outcome:
+    """Answer one job that flags and a TOML file describe; flags win."""
+    from planner.estimate import estimate
+    from planner.intake.resolve import resolve
+
+    request = from_flags(flags)
+    if options.config is not None:
+        request = merge(from_toml(options.config), request)
+    _require(request)
+    scenario = resolve(request, force=options.force)
+    return _report(scenario, estimate(scenario), options)
+
+
+def _require(request: ScenarioRequest) -> None:
+    missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
+    if missing:
+        flags = ", ".join(f"--{name}" for name in missing)
+        raise UsageError(f"missing {flags}; for example: {EXAMPLE}")
+
+
+def _report(scenario: Scenario, prediction: Prediction, options: Options) -> Outcome:
+    from planner.report.sections import build_sections
+    from planner.report.subject import Subject, exit_code_of
+
+    subject = Subject(scenario, prediction, explain=options.explain)
+    code = exit_code_of(prediction)
+    if options.output_format == "json":
+        from planner.report.to_json import to_json
+
+        return Outcome(to_json(subject), code)
+    sections = build_sections(subject)
+    if options.output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)

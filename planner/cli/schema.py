@@ -1,0 +1,25 @@
+"""``plan schema``: the JSON Schema of each document."""
+
+from __future__ import annotations
+
+from planner.cli.outcome import Outcome, json_text
+from planner.errors import UnknownNameError
+
+DOCUMENTS = ("prediction", "record")
+
+
+def print_schema(document: str) -> Outcome:
+    """JSON Schema of one kind of document.
+
+    Raises:
+        UnknownNameError: no such document.
+    """
+    if document == "prediction":
+        from planner.report.schema import prediction_json_schema
+
+        return Outcome(json_text(prediction_json_schema()))
+    if document == "record":
+        from planner.records.schema import record_json_schema
+
+        return Outcome(json_text(record_json_schema()))
+    raise UnknownNameError("document", document[:60], DOCUMENTS)

@@ -1,0 +1,24 @@
+"""``plan stacks``: the software stacks of the catalog."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from planner.catalog.stacks import load_stack, stack_ids
+from planner.cli.listing import listing, table
+from planner.cli.outcome import Outcome
+from planner.report.layout import Column
+
+_TITLE = "Software stacks and what they do where nothing is said"
+_COLUMNS = tuple(Column(title) for title in ("id", "title", "optimizer", "precision", "attention", "loss"))
+
+
+def list_stacks(output_format: str) -> Outcome:
+    """All stacks with their main defaults; JSON has every switch with what settled it."""
+    stacks = [load_stack(each) for each in stack_ids()]
+    rows = [
+        (each.id, each.title, each.defaults.optimizer, each.defaults.precision, each.defaults.attention, each.defaults.loss)
+        for each in stacks
+    ]
+    section = table(_TITLE, _COLUMNS, rows, "plan stacks --json has every switch.")
+    return listing("stacks", {"stacks": [asdict(each) for each in stacks]}, [section], output_format)

@@ -1,0 +1,281 @@
+"""The one table of what a user can say about a job.
+
+Command-line flags, TOML keys, record columns and the messages about wrong values are all made from ``REQUEST_FIELDS``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from planner.domain.recipe import (
+    ATTENTIONS,
+    DTYPES,
+    LOSSES,
+    METHOD_ALIASES,
+    OFFLOADS,
+    OPTIMIZERS,
+    PADDINGS,
+    PRECISIONS,
+    QUANTIZATIONS,
+    SHARDINGS,
+)
+from planner.errors import UnknownNameError, UsageError
+from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
+
+Kind = Literal["text", "choice", "integer", "number", "size", "flag", "names"]
+
+LINKS = ("nvlink", "pcie", "qpi")
+MAX_SEQ_TOKENS = 16_777_216
+MAX_TEXT_CHARS = 1_000
+MAX_NAMES = 1_000
+_MAX_ECHO_CHARS = 60
+_TIB = 1024 * GIB
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+# Long dtype names as PyTorch writes them.
+_DTYPE_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One thing a user can say.
+
+    ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes for a ``size``;
+    ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names`` value is a list with ``;`` or ``,``.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    above_low: bool = False
+    below_high: bool = False
+    on_command_line: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def range_text(self) -> str:
+        """The allowed range in words."""
+        low, high = (self._limit(limit) for limit in (self.low, self.high))
+        return f"{'above' if self.above_low else 'from'} {low} {'to below' if self.below_high else 'to'} {high}"
+
+    def parse(self, value: object) -> Any:
+        """``value`` (text, or what TOML and records hold) in the type that the rest of the program uses.
+
+        Returns:
+            ``str`` for text and choice, ``int`` for integer and size (bytes), ``float`` for number, ``bool`` for flag, a tuple of
+            ``str`` for names.
+
+        Raises:
+            UnknownNameError: not one of the choices; lists the nearest.
+            UsageError: wrong type, not finite, or out of range; gives the allowed range.
+        """
+        return _PARSERS[self.kind](self, value)
+
+    def _limit(self, limit: float | None) -> str:
+        if limit is None:
+            return "any"
+        return format_bytes(limit) if self.kind == "size" else f"{limit:,}"
+
+
+def show(value: object) -> str:
+    """``value`` as a message may repeat it: one line, printable, at most 60 characters."""
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, float | bool | type(None)) else _shape(value)
+    short = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
+    return "".join(char if char.isprintable() else "?" for char in short)
+
+
+def _shape(value: object) -> str:
+    # Huge integers cannot even be printed (Python limits the digits), containers can be cyclic or enormous.
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < 200 else f"an integer of {value.bit_length()} bits"
+    return f"a value of type {type(value).__name__}"
+
+
+def _text(field: RequestField, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{field.name} must be text, but it is {show(value)}")
+    text = value.strip()
+    if not text or len(text) > MAX_TEXT_CHARS or not text.isprintable():
+        raise UsageError(f"{field.name} must be 1 to {MAX_TEXT_CHARS} printable characters, but it is '{show(value)}'")
+    return text
+
+
+def _choice(field: RequestField, value: object) -> str:
+    text = _text(field, value)
+    folded = _fold(_DTYPE_SPELLINGS.get(text.lower(), text) if "bf16" in field.choices else text)
+    for choice in field.choices:
+        if _fold(choice) == folded:
+            return choice
+    raise UnknownNameError(field.name, show(text), field.choices, hint=f"allowed: {', '.join(field.choices)}")
+
+
+def _integer(field: RequestField, value: object) -> int:
+    number: int | float | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, float) and value.is_integer():
+        number = int(value)
+    elif isinstance(value, str) and _INTEGER.fullmatch(value.strip().replace("_", "")):
+        number = int(value.strip().replace("_", ""))
+    if number is None or not _in_range(field, number):
+        raise _out_of_range(field, value, "a whole number")
+    return int(number)
+
+
+def _number(field: RequestField, value: object) -> float:
+    number = math.nan
+    if isinstance(value, str):
+        number = float(value) if _NUMBER.fullmatch(value.strip()) else number
+    elif isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1000):
+        number = float(value)
+    if not math.isfinite(number) or not _in_range(field, number):
+        raise _out_of_range(field, value, "a number")
+    return number
+
+
+def _size(field: RequestField, value: object) -> int:
+    if not isinstance(value, str):
+        raise UsageError(f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is {show(value)}")
+    try:
+        size = parse_size_bytes(value[:MAX_TEXT_CHARS])
+    except ValueError:
+        raise UsageError(f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is '{show(value)}'") from None
+    except OverflowError:
+        raise _out_of_range(field, value, "a size") from None
+    if not _in_range(field, size):
+        raise _out_of_range(field, value, "a size")
+    return size
+
+
+def _flag(field: RequestField, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise UsageError(f"{field.name} must be true or false, but it is '{show(value)}'")
+
+
+def _names(field: RequestField, value: object) -> tuple[str, ...]:
+    parts = re.split(r"[;,]", value) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) > MAX_NAMES:
+        raise UsageError(f"{field.name} must be up to {MAX_NAMES:,} names separated by ';', but it is {show(value)}")
+    names = tuple(dict.fromkeys(_text(field, part) for part in parts))
+    if not names:
+        raise UsageError(f"{field.name} must hold at least one name; leave it out to say nothing")
+    return names
+
+
+def _in_range(field: RequestField, number: float) -> bool:
+    low, high = field.low, field.high
+    if low is not None and (number <= low if field.above_low else number < low):
+        return False
+    return high is None or (number < high if field.below_high else number <= high)
+
+
+def _out_of_range(field: RequestField, value: object, noun: str) -> UsageError:
+    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}")
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+_PARSERS = {
+    "text": _text,
+    "choice": _choice,
+    "integer": _integer,
+    "number": _number,
+    "size": _size,
+    "flag": _flag,
+    "names": _names,
+}
+
+
+def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField:
+    return RequestField(name, "choice", help_text, choices=choices)
+
+
+def _count(name: str, help_text: str, high: int) -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=high)
+
+
+def _degree(name: str, help_text: str) -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=65_536, on_command_line=False)
+
+
+def _amount(name: str, help_text: str, high: float) -> RequestField:
+    return RequestField(name, "number", help_text, low=0, high=high, above_low=True)
+
+
+def _memory(name: str, help_text: str, low: int, high: int) -> RequestField:
+    return RequestField(name, "size", help_text, low=low, high=high)
+
+
+_FIELDS = (
+    RequestField("model", "text", "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json"),
+    _one_of(
+        "method",
+        "full, lora, qlora (lora on an nf4 base with double quantisation) or int8 (lora on an int8 base)",
+        tuple(METHOD_ALIASES),
+    ),
+    _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
+    RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
+    _one_of("quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES),
+    RequestField("gpu", "text", "GPU: catalog id or alias; X:n means n of them per node"),
+    _count("gpus", "GPUs in each node", 1_024),
+    _memory(
+        "gpu_memory",
+        "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an unlisted card",
+        MIB,
+        16 * _TIB,
+    ),
+    _memory("gpu_reserved", "Memory on each GPU that a desktop or another job already holds, such as 600MiB", 0, 16 * _TIB),
+    RequestField("host", "text", "Host machine: catalog id"),
+    _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
+    _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
+    _count("nodes", "Nodes in the job", 100_000),
+    _count("seq", "Sequence length in tokens: padded or packed length, or the cap on natural lengths", MAX_SEQ_TOKENS),
+    _count("batch", "Samples per GPU and micro-step", 65_536),
+    _count("grad_accum", "Micro-steps per optimizer step", 65_536),
+    _one_of(
+        "padding",
+        "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the longest of the batch)",
+        PADDINGS,
+    ),
+    _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS),
+    _count("lora_rank", "Rank of the LoRA matrices", 65_536),
+    RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
+    RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
+    RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
+    _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
+    _one_of("load_dtype", "Dtype in which the weights are loaded", DTYPES),
+    _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
+    _one_of("sharding", "How state is spread over GPUs", SHARDINGS),
+    _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
+    RequestField("gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"),
+    RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),
+    _one_of("attention", "Attention kernel", ATTENTIONS),
+    _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
+    RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
+    _count("samples", "Training samples of the whole run", TERA),
+    _amount("epochs", "Passes over the samples", 100_000),
+    _amount("price", "US dollars per GPU and hour", MEGA),
+    _degree("tensor_parallel", "Tensor-parallel degree (not modelled above 1)"),
+    _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
+    _degree("context_parallel", "Context-parallel degree (not modelled above 1)"),
+)
+REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
+"""Every field by name, in the order in which help prints them."""

@@ -1,0 +1,131 @@
+"""What was said about GPUs, nodes and host -> Hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from planner.catalog.gpus import load_gpu
+from planner.catalog.hosts import UNKNOWN_HOST, load_host
+from planner.domain.hardware import GpuSpec, Hardware, HostSpec
+from planner.errors import UnknownNameError, UsageError
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.ledger import Ledger
+
+UNLISTED_CARD = "unlisted"
+
+
+def resolve_hardware(ledger: Ledger) -> Hardware:
+    """Hardware of the job.
+
+    Raises:
+        UnknownNameError: no such GPU (and no ``gpu_memory`` to stand for it) or host.
+        UsageError: two different counts of GPUs.
+    """
+    name, counted = _split_count(ledger)
+    gpu = _resolve_gpu(ledger, name)
+    gpus = _resolve_count(ledger, counted)
+    nodes = ledger.choose("nodes", 1, "assumed")
+    reserved = ledger.choose("gpu_reserved", 0, "assumed")
+    link: str | None = ledger.request.get("link")
+    if link is not None or gpus > 1:
+        ledger.choose("link", "pcie" if gpu.interconnect == "none" else gpu.interconnect, "catalog", "the card's own")
+    return Hardware(
+        gpu=gpu,
+        gpus_per_node=gpus,
+        nodes=nodes,
+        host=_resolve_host(ledger),
+        gpu_reserved_bytes=reserved,
+        link=link,
+    )
+
+
+def _split_count(ledger: Ledger) -> tuple[str | None, int | None]:
+    """Card and count of ``X:n``."""
+    said: str | None = ledger.request.get("gpu")
+    if said is None or ":" not in said:
+        return said, None
+    name, _, count = said.rpartition(":")
+    if not name.strip():
+        raise UsageError(f"gpu '{said}' names no card before ':'")
+    return name.strip(), REQUEST_FIELDS["gpus"].parse(count)
+
+
+def _resolve_count(ledger: Ledger, counted: int | None) -> int:
+    said: int | None = ledger.request.get("gpus")
+    if counted is None:
+        return ledger.choose("gpus", 1, "assumed")
+    if said is not None and said != counted:
+        raise UsageError(f"gpu says {counted} GPUs per node and gpus says {said}; give the count once")
+    ledger.enter("gpus", counted, ledger.request.values["gpu"].origin)
+    return counted
+
+
+def _resolve_gpu(ledger: Ledger, name: str | None) -> GpuSpec:
+    memory: int | None = ledger.request.get("gpu_memory")
+    if name is None and memory is None:
+        raise UsageError("say which GPU with gpu, or its memory with gpu_memory")
+    try:
+        gpu = load_gpu(name) if name is not None else _unlisted(UNLISTED_CARD)
+    except UnknownNameError:
+        if memory is None:
+            raise
+        gpu = _unlisted(str(name))
+    if name is not None:
+        note = "not in the catalog: taken as a CUDA card of unknown speed" if gpu.generation == "unknown" else gpu.name
+        ledger.enter("gpu", gpu.id, ledger.request.values["gpu"].origin, note)
+    else:
+        ledger.enter("gpu", gpu.id, "assumed", "a CUDA card of unknown speed with the memory given")
+    if memory is None:
+        _enter_catalog_memory(ledger, gpu)
+        return gpu
+    ledger.choose("gpu_memory", memory, "cli")
+    kept = tuple(entry for entry in gpu.origins if entry[0] != "visible_memory_bytes")
+    return replace(gpu, visible_memory_bytes=memory, origins=(*kept, ("visible_memory_bytes", "user")))
+
+
+def _enter_catalog_memory(ledger: Ledger, gpu: GpuSpec) -> None:
+    if gpu.visible_memory_bytes is None:
+        ledger.enter("gpu_memory", "unknown", "catalog", "no memory verdict without it")
+    else:
+        ledger.enter(
+            "gpu_memory", gpu.visible_memory_bytes, "catalog", f"visible to CUDA, {gpu.origin_of('visible_memory_bytes')}"
+        )
+
+
+def _unlisted(name: str) -> GpuSpec:
+    """A CUDA card of which only the memory will be known."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        (
+            "marketing_memory_bytes",
+            "visible_memory_bytes",
+            "memory_bandwidth_bytes_per_s",
+            "bf16_flop_per_s",
+            "fp16_flop_per_s",
+            "fp32_flop_per_s",
+            "int8_op_per_s",
+            "interconnect_bytes_per_s",
+            "pcie_generation",
+            "pcie_lanes",
+            "tdp_w",
+        )
+    )
+    return GpuSpec(
+        id=name,
+        name=name,
+        vendor="nvidia",
+        generation="unknown",
+        compute_capability="unknown",
+        interconnect="unknown",
+        origins=(),
+        source="given by the user",
+        **unknown,
+    )
+
+
+def _resolve_host(ledger: Ledger) -> HostSpec:
+    host = load_host(ledger.choose("host", UNKNOWN_HOST, "assumed", "host RAM is judged only when its size is known"))
+    if host.memory_bytes is None and not ledger.said("host_memory"):
+        ledger.enter("host_memory", "unknown", "assumed")
+        return host
+    return replace(host, memory_bytes=ledger.choose("host_memory", host.memory_bytes, "catalog"))

@@ -1,0 +1,197 @@
+"""What was said about the training recipe, filled up with what the stack does -> Recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain.hardware import Hardware
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import (
+    METHOD_ALIASES,
+    Adapter,
+    Attention,
+    Batch,
+    Dtype,
+    Method,
+    Numerics,
+    Offload,
+    Optimizer,
+    Precision,
+    Quantization,
+    Recipe,
+    Sharding,
+)
+from planner.domain.stack import Stack, StackDefaults
+from planner.errors import NotModelledError, RefusedCombinationError, UsageError
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.ledger import Ledger
+
+# Methods that name a quantisation, and what may be said beside them.
+_ALIAS_ALLOWS: dict[str, tuple[Quantization, ...]] = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
+_SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where the recipe runs, and the defaults that follow from it."""
+
+    model: ModelSpec
+    hardware: Hardware
+    stack: Stack
+    defaults: StackDefaults
+
+    @property
+    def origin(self) -> str:
+        """Origin of a value that the stack sets."""
+        return f"default:{self.stack.id}"
+
+
+def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack) -> Recipe:
+    """Recipe of the job; every value is entered in ``ledger``.
+
+    Raises:
+        UsageError: something that has no default was not said.
+        RefusedCombinationError: a method and a quantisation that exclude each other.
+    """
+    method, quantization, double_quant = _resolve_method(ledger)
+    setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
+    defaults, origin = setting.defaults, setting.origin
+    sharding = _resolve_sharding(ledger, hardware)
+    offload: Offload = ledger.choose("offload", "none", "assumed")
+    numerics = _resolve_numerics(ledger, setting, _Basis(method, quantization, double_quant, sharding))
+    return Recipe(
+        method=method,
+        numerics=numerics,
+        adapter=_resolve_adapter(ledger, setting, sharding, numerics.precision) if method == "lora" else None,
+        optimizer=_resolve_optimizer(ledger, setting, offload),
+        sharding=sharding,
+        offload=offload,
+        gradient_checkpointing=ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin),
+        checkpoint_reentrant=ledger.choose("checkpoint_reentrant", defaults.checkpoint_reentrant, origin),
+        attention=_resolve_attention(ledger, setting, numerics),
+        loss=ledger.choose("loss", defaults.loss, origin),
+        batch=_resolve_batch(ledger, setting),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What the dtypes depend on."""
+
+    method: Method
+    quantization: Quantization
+    double_quant: bool
+    sharding: Sharding
+
+    @property
+    def deepspeed(self) -> bool:
+        return self.sharding.startswith("zero")
+
+
+def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
+    said = ledger.request.values.get("method")
+    if said is None:
+        raise UsageError("say the method: full, lora, qlora or int8")
+    method, quantization, double_quant = METHOD_ALIASES[said.value]
+    meaning = f"means {method} over an {quantization} base" if quantization else ""
+    ledger.enter("method", said.value, said.origin, meaning)
+    allowed = _ALIAS_ALLOWS.get(said.value)
+    chosen: Quantization = ledger.choose(
+        "quantization", quantization or "none", "derived" if quantization else "assumed", meaning
+    )
+    if allowed is not None and chosen not in allowed:
+        raise RefusedCombinationError(
+            f"method {said.value} {meaning} and quantization says '{chosen}'; use method lora, or one of {', '.join(allowed)}"
+        )
+    four_bit = chosen in ("nf4", "fp4")
+    note = f"method {said.value}" if double_quant else "bitsandbytes leaves it off unless asked" if four_bit else ""
+    doubled = ledger.choose("double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note)
+    return method, chosen, doubled
+
+
+def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
+    if hardware.world_size == 1:
+        return ledger.choose("sharding", "none", "assumed")
+    return ledger.choose("sharding", "ddp", "assumed", "several GPUs and nothing said: each holds everything")
+
+
+def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numerics:
+    precision = _resolve_precision(ledger, setting, basis)
+    storage: Dtype | None = ledger.choose("quant_storage", None, "assumed")
+    return Numerics(
+        load_dtype=_resolve_load_dtype(ledger, setting, basis, precision),
+        precision=precision,
+        quantization=basis.quantization,
+        double_quant=basis.double_quant,
+        quant_storage=storage,
+    )
+
+
+def _resolve_precision(ledger: Ledger, setting: Setting, basis: _Basis) -> Precision:
+    default, origin, note = setting.defaults.precision, setting.origin, ""
+    if default.startswith("bf16") and lacks_bf16(setting.hardware.gpu):
+        default = "fp16-mixed" if default == "bf16-mixed" else "fp16"
+        origin, note = "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
+    if basis.deepspeed and default in ("bf16", "fp16"):
+        default = "bf16-mixed" if default == "bf16" else "fp16-mixed"
+        origin, note = "assumed", "DeepSpeed keeps fp32 masters beside 16-bit weights"
+    return ledger.choose("precision", default, origin, note)
+
+
+def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precision: Precision) -> Dtype:
+    default, origin, note = setting.defaults.load_dtype, setting.origin, ""
+    if default == "checkpoint":
+        default, note = setting.model.checkpoint_dtype, "the dtype of the checkpoint"
+    if default == "bf16" and lacks_bf16(setting.hardware.gpu):
+        default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
+    native = basis.sharding in ("none", "ddp") and not setting.stack.trainable_fp32
+    if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
+        default, origin, note = "fp32", "assumed", _SCALING_NOTE
+    return ledger.choose("load_dtype", default, origin, note)
+
+
+def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, precision: Precision) -> Adapter:
+    defaults, origin = setting.defaults, setting.origin
+    dtype, dtype_origin, note = defaults.adapter_dtype, origin, ""
+    if dtype != "fp32" and precision == "fp16-mixed" and sharding in ("none", "ddp"):
+        dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
+    modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
+    return Adapter(
+        rank=ledger.choose("lora_rank", defaults.lora_rank, origin),
+        targets=ledger.choose("lora_targets", defaults.lora_targets, origin),
+        dropout=ledger.choose("lora_dropout", defaults.lora_dropout, origin),
+        modules_to_save=modules,
+        dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
+    )
+
+
+def _resolve_optimizer(ledger: Ledger, setting: Setting, offload: Offload) -> Optimizer:
+    default = setting.defaults.optimizer
+    if offload.startswith("optimizer") and default in GPU_ONLY_OPTIMIZERS:
+        return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can")
+    return ledger.choose("optimizer", default, setting.origin)
+
+
+def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> Attention:
+    model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
+    default, origin, note = setting.defaults.attention, setting.origin, ""
+    if default == "flash2" and (lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256):
+        default, origin, note = "sdpa", "assumed", "FlashAttention 2 does not run here"
+    if code_lacks(model, stack, default):
+        default, origin, note = "eager", "assumed", f"the code of {model.architecture} models has no other kernel in this stack"
+    return ledger.choose("attention", default, origin, note)
+
+
+def _resolve_batch(ledger: Ledger, setting: Setting) -> Batch:
+    seq: int | None = ledger.request.get("seq")
+    if seq is None:
+        if ledger.request.record_id is not None:
+            raise NotModelledError(f"record '{ledger.request.record_id}' does not say the sequence length")
+        raise UsageError("say the sequence length in tokens with seq")
+    return Batch(
+        micro_batch=ledger.choose("batch", 1, "assumed"),
+        grad_accum=ledger.choose("grad_accum", 1, "assumed"),
+        seq_len=ledger.choose("seq", seq, "assumed"),
+        padding=ledger.choose("padding", setting.defaults.padding, setting.origin),
+        tokens_per_sample=ledger.choose("tokens_per_sample", seq, "assumed", "every sample as long as seq"),
+    )

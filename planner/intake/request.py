@@ -1,0 +1,157 @@
+"""What a user (or a record) says about a job, each value with where it was said."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from planner.domain.run_record import RunRecord
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+from planner.units import MIB, format_bytes
+
+__all__ = ["REQUEST_FIELDS", "Given", "RequestField", "ScenarioRequest", "from_flags", "from_record", "from_toml", "merge"]
+
+MAX_CONFIG_BYTES = 1 * MIB
+# What is said: name as written, value, and where.
+Said = tuple[str, object, str]
+_TOML_POSITION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
+
+# Record column -> field, where the names differ.  Columns with the name of a field are taken as they are.
+_RECORD_COLUMNS = {"gpus_per_node": "gpus", "micro_batch": "batch", "seq_len": "seq", "n_samples": "samples"}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody said, in the type of its field.  ``origin`` is ``cli``, ``file:line`` or ``record:<id>``."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioRequest:
+    """Everything that was said about one job; what is absent is filled in by ``resolve``.
+
+    ``record_id`` is set when a record speaks: what it leaves open is unknown, so a default there is an assumption.
+    """
+
+    values: Mapping[str, Given]
+    record_id: str | None = None
+
+    def get(self, name: str) -> Any:
+        """The value of one field, or ``None`` when it was not said."""
+        given = self.values.get(name)
+        return None if given is None else given.value
+
+
+def from_flags(flags: Mapping[str, object]) -> ScenarioRequest:
+    """Request from command-line flags.  Names may be written with ``-`` or ``_``; ``None`` means that a flag was not given.
+
+    Raises:
+        UnknownNameError: no such flag, or no such choice.
+        UsageError: a value of the wrong type or out of range, or one flag given twice.
+    """
+    said = ((str(name), value, "cli") for name, value in flags.items() if value is not None)
+    return ScenarioRequest(_parse_all(said, on_command_line=True))
+
+
+def from_toml(path: str | Path) -> ScenarioRequest:
+    """Request from a TOML file whose top-level keys are the names of the fields.
+
+    Raises:
+        InputFileError: missing, too large, not TOML, an unknown key or a value that cannot be used; names file and line.
+    """
+    file = Path(path)
+    text = _read_text(file)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        position = _TOML_POSITION.search(str(error))
+        line = int(position[1]) if position and position[1] else None
+        raise InputFileError(file, f"not valid TOML: {_TOML_POSITION.sub('', str(error))}", line) from None
+    except (RecursionError, ValueError) as error:
+        # ValueError: an integer of thousands of digits, or a date that does not exist.
+        raise InputFileError(file, f"not valid TOML: {show(str(error)) or 'nested too deeply'}") from None
+    values: dict[str, Given] = {}
+    for key, value in table.items():
+        line = _line_of(key, text)
+        try:
+            parsed = _parse_all([(key, value, f"{file}:{line}")])
+            if twice := values.keys() & parsed.keys():
+                raise UsageError(f"'{twice.pop()}' is given twice, once with '-' and once with '_'")
+        except UsageError as error:
+            raise InputFileError(file, str(error), line) from None
+        values.update(parsed)
+    return ScenarioRequest(MappingProxyType(values))
+
+
+def from_record(record: RunRecord) -> ScenarioRequest:
+    """Request that asks for the configuration of a record.
+
+    Raises:
+        NotModelledError: the record uses something that no formula covers.
+        UsageError: a value outside the range of its field.
+    """
+    origin = f"record:{record.id}"
+    if record.gradient_checkpointing == "selective":
+        raise NotModelledError(f"record '{record.id}': selective gradient checkpointing is not modelled")
+    if record.optimizer is not None and record.optimizer not in REQUEST_FIELDS["optimizer"].choices:
+        raise NotModelledError(f"record '{record.id}': optimizer '{show(record.optimizer)}' is not modelled")
+    columns = {name: name for name in REQUEST_FIELDS if name in RunRecord.__slots__} | _RECORD_COLUMNS
+    said = ((field, getattr(record, column), origin) for column, field in columns.items())
+    values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))
+    return ScenarioRequest(values, record_id=record.id)
+
+
+def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
+    """``base`` with everything that ``override`` says put over it: a config file and the flags beside it."""
+    values = dict(base.values)
+    if "gpu" in override.values and "gpus" not in override.values and ":" in str(override.get("gpu")):
+        # `--gpu X:n` says the count as well.
+        values.pop("gpus", None)
+    return ScenarioRequest(MappingProxyType(values | dict(override.values)), override.record_id or base.record_id)
+
+
+def _parse_all(said: Iterable[Said], *, on_command_line: bool = False) -> Mapping[str, Given]:
+    """Parsed values by field name."""
+    values: dict[str, Given] = {}
+    prefix = "--" if on_command_line else ""
+    for written, value, origin in said:
+        name = written.replace("-", "_")
+        field = REQUEST_FIELDS.get(name)
+        if field is None:
+            known = (other.flag if on_command_line else other.name for other in REQUEST_FIELDS.values())
+            raise UnknownNameError("flag" if on_command_line else "key", prefix + show(written), known)
+        if name in values:
+            raise UsageError(f"'{prefix}{show(written)}' is given twice")
+        values[name] = Given(field.parse(value), origin)
+    return MappingProxyType(values)
+
+
+def _read_text(file: Path) -> str:
+    """Text of a regular file of at most ``MAX_CONFIG_BYTES``; a pipe or a device is refused before it can block."""
+    try:
+        if not file.is_file():
+            raise InputFileError(file, "not a regular file" if file.exists() else "no such file")
+        with file.open("rb") as stream:
+            content = stream.read(MAX_CONFIG_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputFileError(show(str(file)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InputFileError(file, f"larger than the limit of {format_bytes(MAX_CONFIG_BYTES)}")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputFileError(file, "not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from None
+
+
+def _line_of(key: str, text: str) -> int:
+    """Line on which a top-level key is set, 1 when it cannot be found (a dotted or escaped key)."""
+    pattern = re.compile(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]")
+    return next((number for number, line in enumerate(text.split("\n"), 1) if pattern.match(line)), 1)

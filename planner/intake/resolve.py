@@ -1,0 +1,79 @@
+"""Request -> Scenario: names looked up, gaps filled from the stack, combinations checked, every value with its origin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.models import load_model
+from planner.catalog.stacks import load_stack
+from planner.domain.model import ModelSpec
+from planner.domain.scenario import RunPlan, Scenario
+from planner.domain.stack import Stack
+from planner.errors import NotModelledError, UsageError
+from planner.intake.hardware import resolve_hardware
+from planner.intake.ledger import Ledger
+from planner.intake.recipe import resolve_recipe
+from planner.intake.request import ScenarioRequest
+from planner.intake.rules import Case, check
+
+DEFAULT_STACK = "hf-trainer@5"
+_PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+
+
+def resolve(request: ScenarioRequest, *, force: bool = False) -> Scenario:
+    """The scenario that ``request`` asks for.
+
+    Args:
+        request: what was said.
+        force: turn refused combinations into warnings.
+
+    Raises:
+        UnknownNameError: a model, GPU, host or stack that no catalog knows.
+        UsageError: something without a default was not said.
+        RefusedCombinationError: settings that exclude each other (unless ``force``).
+        NotModelledError: understood, but no formula covers it.
+    """
+    _refuse_parallel(request)
+    ledger = Ledger(request)
+    model = _resolve_model(ledger)
+    stack = _resolve_stack(ledger)
+    hardware = resolve_hardware(ledger)
+    recipe = resolve_recipe(ledger, model, hardware, stack)
+    scenario = Scenario(model, hardware, recipe, stack, _resolve_run(ledger), ledger.assumptions)
+    warnings = check(Case(scenario, frozenset(request.values)), force=force)
+    return replace(scenario, warnings=warnings)
+
+
+def _refuse_parallel(request: ScenarioRequest) -> None:
+    for name in _PARALLEL:
+        degree = request.get(name) or 1
+        if degree > 1:
+            raise NotModelledError(f"{name.replace('_', ' ')} of {degree} is not modelled; only 1 is")
+
+
+def _resolve_model(ledger: Ledger) -> ModelSpec:
+    said = ledger.request.values.get("model")
+    if said is None:
+        raise UsageError("say the model: a catalog id, a Hub id, a size such as 7b, or the path of a config.json")
+    resolved = load_model(said.value)
+    ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
+    return resolved.spec
+
+
+def _resolve_stack(ledger: Ledger) -> Stack:
+    stack = load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed"))
+    if ledger.said("stack"):
+        ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
+    else:
+        ledger.enter("stack", stack.id, "assumed", stack.title)
+    return stack
+
+
+def _resolve_run(ledger: Ledger) -> RunPlan:
+    samples: int | None = ledger.request.get("samples")
+    price: float | None = ledger.request.get("price")
+    epochs: float = ledger.request.get("epochs") or 1.0
+    for name, default in (("samples", samples), ("epochs", epochs), ("price", price)):
+        if ledger.said(name) or (name == "epochs" and samples is not None):
+            ledger.choose(name, default, "assumed")
+    return RunPlan(n_samples=samples, epochs=epochs, usd_per_gpu_hour=price)

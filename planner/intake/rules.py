@@ -1,0 +1,39 @@
+"""The one table of combinations that are refused or warned about; the code reads it and documentation prints it."""
+
+from __future__ import annotations
+
+from planner.errors import RefusedCombinationError
+from planner.intake.rule import Case, Level, Rule
+from planner.intake.rules_recipe import RECIPE_RULES
+from planner.intake.rules_system import SYSTEM_RULES
+
+__all__ = ["RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
+
+RULES: tuple[Rule, ...] = (*RECIPE_RULES, *SYSTEM_RULES)
+
+
+def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
+    """Warnings about a resolved scenario, in the order of the table; with ``force`` refusals come as warnings, first.
+
+    Raises:
+        RefusedCombinationError: something is refused and ``force`` is not set; names every rule that says so.
+    """
+    broken = [rule for rule in RULES if rule.applies(case)]
+    refused = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "refuse"]
+    if refused and not force:
+        raise RefusedCombinationError(f"{'; also: '.join(refused)} (--force goes on anyway)")
+    warned = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "warn"]
+    return (*(f"forced: {message}" for message in refused), *warned)
+
+
+def rules_table() -> tuple[tuple[str, Level, str], ...]:
+    """Id, level and sentence of every rule."""
+    return tuple((rule.id, rule.level, rule.sentence) for rule in RULES)
+
+
+def rules_markdown() -> str:
+    """The table as markdown, refusals first."""
+    rows = sorted(rules_table(), key=lambda row: row[1] != "refuse")
+    lines = ["| rule | level | what it says |", "|---|---|---|"]
+    lines += [f"| `{rule_id}` | {level} | {sentence} |" for rule_id, level, sentence in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,198 @@
+"""Rules about method, quantisation, adapters and batch."""
+
+from __future__ import annotations
+
+from planner.domain.recipe import DTYPE_BYTES
+from planner.intake.linears import linear_names, unmatched_modules, unmatched_targets
+from planner.intake.rule import Case, Rule
+from planner.units import format_gib
+
+_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype")
+_BITSANDBYTES = ("int8", "nf4", "fp4")
+_FOUR_BIT = ("nf4", "fp4")
+
+
+def _all_targets_unmatched(case: Case) -> bool:
+    return case.adapter is not None and len(unmatched_targets(case.model, case.adapter.targets)) == len(case.adapter.targets)
+
+
+def _some_targets_unmatched(case: Case) -> bool:
+    return (
+        case.adapter is not None
+        and not _all_targets_unmatched(case)
+        and bool(unmatched_targets(case.model, case.adapter.targets))
+    )
+
+
+def _unmatched_targets_text(case: Case) -> str:
+    targets = unmatched_targets(case.model, case.adapter.targets) if case.adapter else ()
+    return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
+
+
+def _unmatched_modules_text(case: Case) -> str:
+    modules = unmatched_modules(case.model, case.adapter.modules_to_save) if case.adapter else ()
+    known = dict.fromkeys((case.model.token_embedding.name, *linear_names(case.model)))
+    return f"{', '.join(modules)}; {case.model.id} has {', '.join(known)}"
+
+
+def _fused_expert_bytes(case: Case) -> int:
+    """Bytes of expert tensors that bitsandbytes leaves in the load dtype."""
+    if case.numerics.quantization not in _BITSANDBYTES or not case.stack.fused_experts:
+        return 0
+    experts = sum(
+        group.count * linear.weight_count
+        for group in case.model.groups
+        for linear in group.block.linears
+        if linear.group == "expert" and linear.kind == "parameter"
+    )
+    return experts * DTYPE_BYTES[case.numerics.load_dtype]
+
+
+def _fp16_gradients(case: Case) -> bool:
+    if not case.scales_fp16_loss:
+        return False
+    if case.adapter is not None:
+        return case.adapter.dtype == "fp16"
+    return case.numerics.load_dtype == "fp16" and not case.stack.trainable_fp32
+
+
+def _learned_positions(case: Case) -> bool:
+    return any(group.block.attention.position == "learned" for group in case.model.groups)
+
+
+def _too_long(case: Case) -> bool:
+    limit = case.model.max_position_tokens
+    return limit is not None and bool(case.recipe.batch.seq_len > limit)
+
+
+def _length_text(case: Case) -> str:
+    return f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for {case.model.max_position_tokens:,}"
+
+
+def _samples_per_step(case: Case) -> int:
+    batch = case.recipe.batch
+    return int(batch.micro_batch * batch.grad_accum * case.hardware.world_size)
+
+
+RECIPE_RULES = (
+    Rule(
+        "quantized-full",
+        "refuse",
+        "A quantised base cannot be trained in full, only adapters over it: use lora, or quantization none",
+        lambda case: case.recipe.method == "full" and case.numerics.quantization != "none",
+    ),
+    Rule(
+        "lora-options-with-full",
+        "refuse",
+        "LoRA options mean nothing in a full fine-tune: leave them out, or use method lora",
+        lambda case: case.recipe.method == "full" and bool(case.said.intersection(_LORA_FIELDS)),
+        lambda case: ", ".join(sorted(case.said.intersection(_LORA_FIELDS))),
+    ),
+    Rule(
+        "modules-to-save-with-full",
+        "refuse",
+        "A full fine-tune trains every module, so modules_to_save means nothing there: leave it out",
+        lambda case: case.recipe.method == "full" and "modules_to_save" in case.said,
+    ),
+    Rule(
+        "double-quant-without-4bit",
+        "refuse",
+        "Double quantisation exists for nf4 and fp4 bases only",
+        lambda case: case.numerics.double_quant and case.numerics.quantization not in _FOUR_BIT,
+        lambda case: f"this base is '{case.numerics.quantization}'",
+    ),
+    Rule(
+        "quant-storage-without-4bit",
+        "refuse",
+        "quant_storage is the dtype that holds nf4 and fp4 bytes; other bases have none",
+        lambda case: case.numerics.quant_storage is not None and case.numerics.quantization not in _FOUR_BIT,
+        lambda case: f"this base is '{case.numerics.quantization}'",
+    ),
+    Rule(
+        "load-dtype-over-quantized",
+        "warn",
+        "Over a quantised base load_dtype reaches only what is not quantised: token table, head and norms",
+        lambda case: case.numerics.quantization != "none" and "load_dtype" in case.said,
+    ),
+    Rule(
+        "fused-experts-not-quantized",
+        "warn",
+        "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model stays in 16 bits",
+        lambda case: _fused_expert_bytes(case) > 0,
+        lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
+    ),
+    Rule(
+        "fp16-gradients",
+        "refuse",
+        "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or use bf16-mixed",
+        _fp16_gradients,
+    ),
+    Rule(
+        "targets-match-nothing",
+        "refuse",
+        "No matrix of the model has a name in lora_targets",
+        _all_targets_unmatched,
+        _unmatched_targets_text,
+    ),
+    Rule(
+        "targets-match-partly",
+        "warn",
+        "Some names in lora_targets match no matrix and add nothing",
+        _some_targets_unmatched,
+        _unmatched_targets_text,
+    ),
+    Rule(
+        "modules-to-save-unmatched",
+        "warn",
+        "Some names in modules_to_save are neither a matrix nor the token table and are counted as nothing",
+        lambda case: case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save)),
+        _unmatched_modules_text,
+    ),
+    Rule(
+        "rank-above-width",
+        "warn",
+        "A LoRA rank above the width of the model costs more than the matrices it stands for",
+        lambda case: case.adapter is not None and bool(case.adapter.rank > case.model.hidden_size),
+        lambda case: f"the width of {case.model.id} is {case.model.hidden_size:,}",
+    ),
+    Rule(
+        "tokens-above-sequence",
+        "refuse",
+        "A sample cannot have more real tokens than the sequence length: lower tokens_per_sample or raise seq",
+        lambda case: bool(case.recipe.batch.tokens_per_sample > case.recipe.batch.seq_len),
+        lambda case: f"{case.recipe.batch.tokens_per_sample:g} against {case.recipe.batch.seq_len:g}",
+    ),
+    Rule(
+        "packed-with-sample-length",
+        "warn",
+        "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither memory nor step time",
+        lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.said,
+    ),
+    Rule(
+        "sequence-above-table",
+        "refuse",
+        "The model looks positions up in a table, and the sequence is longer than the table",
+        lambda case: _too_long(case) and _learned_positions(case),
+        _length_text,
+    ),
+    Rule(
+        "sequence-above-model",
+        "warn",
+        "The sequence is longer than the model was made for; it runs, at a quality nobody promises",
+        lambda case: _too_long(case) and not _learned_positions(case),
+        _length_text,
+    ),
+    Rule(
+        "reentrant-without-checkpointing",
+        "warn",
+        "checkpoint_reentrant means nothing without gradient checkpointing",
+        lambda case: "checkpoint_reentrant" in case.said and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
+        "fewer-samples-than-a-step",
+        "warn",
+        "The whole run has fewer samples than one optimizer step takes",
+        lambda case: case.scenario.run.n_samples is not None and case.scenario.run.n_samples < _samples_per_step(case),
+        lambda case: f"{case.scenario.run.n_samples} samples, a step takes {_samples_per_step(case)}",
+    ),
+)

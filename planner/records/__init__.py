@@ -1,0 +1,18 @@
+"""Files <-> nouns: run records as CSV and JSONL, read strictly; a crash loses at most the line being written."""
+
+from __future__ import annotations
+
+from planner.records.reading import Quarantined, RecordSet, read_records
+from planner.records.schema import COLUMNS, RECORD_SCHEMA_ID, record_json_schema
+from planner.records.writing import append_jsonl, write_csv
+
+__all__ = [
+    "COLUMNS",
+    "RECORD_SCHEMA_ID",
+    "Quarantined",
+    "RecordSet",
+    "append_jsonl",
+    "read_records",
+    "record_json_schema",
+    "write_csv",
+]

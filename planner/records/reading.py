@@ -1,0 +1,258 @@
+"""Run records from CSV and JSONL files: bounded, strict, with file and line in every message."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from planner.domain.run_record import RunRecord
+from planner.errors import InputFileError
+from planner.records.cells import parse_cell
+from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, border_model
+from planner.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+MAX_RECORD_FILE_BYTES = 64 * MIB
+_MAX_ECHO_CHARS = 60
+_WILDCARDS = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A last line that a crash left unfinished: kept out of the records, and reported."""
+
+    path: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSet:
+    """Records of several files, in the order read.
+
+    ``places`` gives ``file:line`` of each record id; ``attachments`` what a JSONL line carried beside the columns (``raw``,
+    ``environment``, ``quality``), by record id.
+    """
+
+    records: tuple[RunRecord, ...]
+    files: tuple[str, ...]
+    places: Mapping[str, str]
+    attachments: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    quarantined: tuple[Quarantined, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    line: int
+    values: dict[str, Any]
+    attachments: dict[str, Any] = field(default_factory=dict)
+
+
+def read_records(paths: Iterable[str | Path]) -> RecordSet:
+    """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
+
+    Raises:
+        InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
+            range, an id that occurs twice, or a newer schema.
+    """
+    records: list[RunRecord] = []
+    places: dict[str, str] = {}
+    attachments: dict[str, Mapping[str, Any]] = {}
+    quarantined: list[Quarantined] = []
+    files = _expand(paths)
+    for path in files:
+        for row in _reader_of(path)(path, quarantined):
+            record = _record(path, row)
+            place = f"{path}:{row.line}"
+            if record.id in places:
+                raise InputFileError(path, f"the id '{_short(record.id)}' is already that of {places[record.id]}", row.line)
+            records.append(record)
+            places[record.id] = place
+            if row.attachments:
+                attachments[record.id] = row.attachments
+    return RecordSet(tuple(records), tuple(map(str, files)), places, attachments, tuple(quarantined))
+
+
+def _expand(paths: Iterable[str | Path]) -> list[Path]:
+    """Files behind ``paths``; a file that two patterns match is read once."""
+    found: dict[Path, Path] = {}
+    for given in paths:
+        pattern = str(given)
+        try:
+            names = [pattern]
+            if _WILDCARDS & set(pattern) and not Path(pattern).exists():
+                names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (pathlib's glob takes no absolute pattern)
+            if not names:
+                raise InputFileError(pattern, "no file matches this pattern")
+            found.update({Path(name).resolve(): Path(name) for name in names})
+        except (OSError, ValueError) as error:
+            raise InputFileError(_short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not found:
+        raise InputFileError("records", "no file is named; give at least one CSV or JSONL file")
+    return list(found.values())
+
+
+def _reader_of(path: Path) -> Callable[[Path, list[Quarantined]], Iterator[_Row]]:
+    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
+    if path.suffix.lower() not in readers:
+        raise InputFileError(path, "not a record file: the name must end in .csv or .jsonl")
+    return readers[path.suffix.lower()]
+
+
+def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
+    content = _read_bytes(path)
+    text = _decode(path, content)
+    if "\0" in text:
+        raise InputFileError(path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: list[str] | None = None
+    n_rows, line = 0, 1
+    try:
+        for cells in rows:
+            start, line = line, rows.line_num + 1
+            if not cells:
+                continue
+            if header is None:
+                header = _checked_header(path, cells, start)
+                continue
+            if len(cells) != len(header):
+                raise InputFileError(path, f"{len(cells)} cells, but the header has {len(header)} columns", start)
+            n_rows += 1
+            yield _Row(start, {column: parse_cell(column, cell) for column, cell in zip(header, cells, strict=True)})
+    except csv.Error as error:
+        raise InputFileError(path, f"not valid CSV: {error}", rows.line_num) from None
+    if not n_rows:
+        raise InputFileError(path, "a header and no rows" if header else "no header line")
+
+
+def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
+    if unknown := [name for name in cells if name not in COLUMNS]:
+        raise InputFileError(path, f"unknown column '{_short(unknown[0])}'", line)
+    if missing := [name for name in COLUMNS if name not in cells]:
+        raise InputFileError(path, f"missing column '{missing[0]}'", line)
+    if len(set(cells)) < len(cells):
+        twice = next(name for name in cells if cells.count(name) > 1)
+        raise InputFileError(path, f"column '{twice}' occurs twice", line)
+    return cells
+
+
+def _read_jsonl(path: Path, quarantined: list[Quarantined]) -> Iterator[_Row]:
+    lines = _read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    filled = [number for number, line in enumerate(lines, 1) if line.strip()]
+    if not filled:
+        raise InputFileError(path, "holds no records")
+    for number in filled:
+        try:
+            data = parse_json_line(lines[number - 1])
+        except ValueError as error:
+            if number == filled[-1]:
+                quarantined.append(Quarantined(str(path), number, f"not a complete line of JSON: {error}"))
+                return
+            raise InputFileError(path, f"not valid JSON: {error}", number) from None
+        yield _jsonl_row(path, number, data)
+
+
+def parse_json_line(line: bytes) -> Any:
+    """The JSON value of one line.
+
+    Raises:
+        ValueError: not UTF-8, not JSON, nested too deeply, a name given twice, or a number that JSON does not have.
+    """
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in names:
+            raise ValueError(f"the name '{_short(name)}' occurs twice")
+        names[name] = value
+    return names
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"'{name}' is not a number")
+
+
+def _jsonl_row(path: Path, line: int, data: Any) -> _Row:
+    if not isinstance(data, dict):
+        raise InputFileError(path, "a record must be a JSON object", line)
+    schema = data.pop("schema", None)
+    if schema != RECORD_SCHEMA_ID:
+        found = "missing" if schema is None else f"'{_short(schema)}'"
+        raise InputFileError(
+            path, f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'; a newer one needs a newer planner", line
+        )
+    attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
+    lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
+    return _Row(line, data | lists, attachments)
+
+
+def _record(path: Path, row: _Row) -> RunRecord:
+    from pydantic import ValidationError
+
+    try:
+        checked = border_model().model_validate(row.values)
+    except ValidationError as error:
+        raise InputFileError(path, _describe(error.errors(include_url=False)), row.line) from None
+    return RunRecord(**{name: getattr(checked, name) for name in COLUMNS})
+
+
+def _describe(details: list[ErrorDetails]) -> str:
+    first = details[0]
+    column = _short(first["loc"][0]) if first["loc"] else ""
+    more = len({detail["loc"][:1] for detail in details}) - 1
+    tail = f" (and {more} more columns)" if more else ""
+    if first["type"] == "extra_forbidden":
+        return f"unknown column '{column}'{tail}"
+    if first["type"] == "missing" or (first["input"] is None and first["type"].endswith("_type")):
+        return f"column '{column}' is missing or blank{tail}"
+    return f"column '{column}': {first['msg'][:1].lower()}{first['msg'][1:]}, but it is {_short(first['input'])}{tail}"
+
+
+def _short(value: object) -> str:
+    """``value`` as a message may repeat it: one printable line of at most 60 characters."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"
+    text = value if isinstance(value, str) else repr(value)
+    shown = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
+    return "".join(char if char.isprintable() else "?" for char in shown)
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Content of a regular file within the size limit; a pipe or a device is refused before it can block."""
+    try:
+        if not path.is_file():
+            raise InputFileError(path, "not a regular file" if path.exists() else "no such file")
+        with path.open("rb") as stream:
+            content = stream.read(MAX_RECORD_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputFileError(_short(str(path)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_RECORD_FILE_BYTES:
+        raise InputFileError(path, f"larger than the limit of {format_bytes(MAX_RECORD_FILE_BYTES)}")
+    if not content:
+        raise InputFileError(path, "the file is empty")
+    return content
+
+
+def _decode(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(path, "not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from None

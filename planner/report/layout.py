@@ -1,0 +1,83 @@
+"""What a report is made of, without saying how it looks: sections of notes, grids and bars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tone = Literal["plain", "strong", "good", "bad", "warn", "dim"]
+Align = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One paragraph."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a grid; an empty title everywhere means a grid without a header row.
+
+    A ``wide_only`` column is left out on a narrow terminal.
+    """
+
+    title: str
+    align: Align = "left"
+    wide_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a grid.  ``colour`` is the index of the bar segment that the row explains."""
+
+    cells: tuple[str, ...]
+    tone: Tone = "plain"
+    colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows under columns."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One piece of a stacked bar, known by a letter that the table of terms repeats."""
+
+    key: str
+    n_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackedBar:
+    """Pieces of a total against a limit in bytes (``None``: unknown)."""
+
+    segments: tuple[Segment, ...]
+    limit_bytes: float | None
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of the segments."""
+        return sum(segment.n_bytes for segment in self.segments)
+
+    @property
+    def scale_bytes(self) -> float:
+        """What the full width stands for: the limit, or the total where it is larger."""
+        return max(self.total_bytes, self.limit_bytes or 0.0)
+
+
+Block = Note | Grid | StackedBar
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a title; the verdict has none."""
+
+    title: str
+    blocks: tuple[Block, ...]

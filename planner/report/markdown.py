@@ -1,0 +1,52 @@
+"""Sections -> GitHub-flavoured markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.bar import letter_line, scale_line
+from planner.report.layout import Block, Grid, Note, Section, StackedBar
+from planner.report.numbers import printable
+
+_BAR_WIDTH = 80
+
+
+def to_markdown(sections: Sequence[Section]) -> str:
+    """The report as one markdown text, ending in a newline."""
+    parts: list[str] = []
+    for section in sections:
+        if section.title:
+            parts.append(f"## {section.title}")
+        parts += [text for text in map(_block, section.blocks) if text]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Note):
+        text = _escape(block.text)
+        return f"**{text}**" if block.tone in ("good", "bad", "strong", "warn") else text
+    if isinstance(block, StackedBar):
+        return f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
+    return _grid(block)
+
+
+def _grid(grid: Grid) -> str:
+    titles = [_escape(column.title) or " " for column in grid.columns]
+    rules = ["---:" if column.align == "right" else "---" for column in grid.columns]
+    lines = [_line(titles), _line(rules)]
+    for row in grid.rows:
+        cells = [_escape(cell) for cell in row.cells]
+        lines.append(_line([f"**{cell}**" if cell and row.tone == "strong" else cell for cell in cells]))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    """``text`` with the characters that markdown would interpret in running text or a table cell escaped."""
+    safe = printable(text)
+    for char in "\\`*_|<>[]":
+        safe = safe.replace(char, f"\\{char}")
+    return safe

@@ -1,0 +1,54 @@
+"""Numbers and names as the report prints them.  Quantities come in base units; memory is printed in GiB."""
+
+from __future__ import annotations
+
+import math
+
+from planner.domain.recipe import Number
+from planner.units import GIB, MILLI_S, format_seconds
+
+_SMALLEST_SHOWN_GIB = 0.005
+
+
+def gib(n_bytes: Number) -> str:
+    """Bytes as GiB with two decimals and no unit: ``7.41``; ``<0.01`` for what would round to nothing."""
+    size = float(n_bytes) / GIB
+    return "<0.01" if 0 < size < _SMALLEST_SHOWN_GIB else f"{size:.2f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as per cent with one decimal, ``31.4 %``; ``<0.1 %`` for what would round to nothing."""
+    return "<0.1 %" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f} %"
+
+
+def whole_percent(fraction: float) -> str:
+    """A fraction as whole per cent, rounded: ``38 %``."""
+    return f"{100 * fraction:.0f} %"
+
+
+def rate(per_second: Number) -> str:
+    """A rate with three significant digits, and thousands separated: ``0.412``, ``3.21``, ``2,931``."""
+    value = float(per_second)
+    if not math.isfinite(value):
+        return "unknown"
+    if value >= 100:
+        return f"{value:,.0f}"
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 2
+    return f"{value:.{min(max(digits, 0), 6)}f}"
+
+
+def duration(seconds: Number) -> str:
+    """A duration for people, with three significant digits below a second: ``0.412 ms``, ``62.1 ms``, ``4.81 s``."""
+    value = float(seconds)
+    return f"{rate(value / MILLI_S)} ms" if value < 1 else format_seconds(value)
+
+
+def plain_number(value: Number) -> str:
+    """A size as the user would type it: whole numbers without a decimal point."""
+    number = float(value)
+    return f"{number:.0f}" if number.is_integer() else f"{number:g}"
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters and lone surrogates replaced by ``?``: names and paths come from outside."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

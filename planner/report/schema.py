@@ -1,0 +1,209 @@
+"""The JSON form of a prediction, ``planner/prediction@1``.  These models write it and their JSON Schema documents it.
+
+Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` means unknown or not asked; never NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+
+from planner.domain.prediction import Verdict
+from planner.domain.term import Phase, TermKind, TermName
+
+PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
+
+
+def _finite_or_none(value: Any) -> float | None:
+    """JSON has no NaN and no infinity; both mean that the number is not known."""
+    return None if value is None or not math.isfinite(float(value)) else float(value)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else round(float(value))
+
+
+Bytes = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+MaybeBytes = Annotated[int | None, BeforeValidator(_whole)]
+Real = Annotated[float | None, BeforeValidator(_finite_or_none)]
+JsonValue = str | int | float | bool | None
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
+
+
+class ModelPart(_Part):
+    """The model: its catalog id, parameters counted from shapes, and how that count was checked."""
+
+    id: str
+    hub_id: str
+    architecture: str
+    params: int
+    active_params: int
+    published_params: int | None
+    params_origin: str
+    source: str
+
+
+class HardwarePart(_Part):
+    """The devices.  ``visible_memory_bytes`` is what CUDA reports as total."""
+
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    visible_memory_bytes: MaybeBytes
+    gpu_reserved_bytes: Bytes
+    link: str | None
+    host: str
+    host_memory_bytes: MaybeBytes
+
+
+class ScenarioPart(_Part):
+    """The job as it was resolved; ``recipe`` and ``run`` hold the resolved settings by name."""
+
+    model: ModelPart
+    hardware: HardwarePart
+    recipe: dict[str, JsonValue | list[str]]
+    stack: str
+    run: dict[str, JsonValue]
+
+
+class TermPart(_Part):
+    """Bytes of one kind on one GPU.  ``at_peak`` is whether they are alive in the limiting phase."""
+
+    name: TermName
+    label: str
+    bytes: Bytes
+    kind: TermKind
+    level: Literal["allocated", "reserved", "driver"]
+    phases: list[Phase]
+    at_peak: bool
+    formula: str
+    detail: str
+
+
+class PhasePart(_Part):
+    """Peak of one phase on one GPU at the three levels."""
+
+    phase: Phase
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    driver_bytes: Bytes
+
+
+class MemoryPart(_Part):
+    """GPU memory of one device; ``limit_bytes`` is what the job may use."""
+
+    limit_bytes: MaybeBytes
+    allocated_peak_bytes: Bytes
+    reserved_peak_bytes: Bytes
+    driver_peak_bytes: Bytes
+    uncapped_driver_bytes: Bytes
+    must_have_bytes: Bytes
+    limiting_phase: Phase
+    phases: list[PhasePart]
+    terms: list[TermPart]
+
+
+class HostTermPart(_Part):
+    """Host RAM of one kind, per process."""
+
+    name: str
+    bytes: Bytes = Field(validation_alias=AliasChoices("bytes", "n_bytes"))
+    pinned: bool
+    formula: str
+    detail: str
+
+
+class HostPart(_Part):
+    """Host RAM; ``available_bytes`` is null when the host's memory is unknown, and then it is not judged."""
+
+    per_process_bytes: Bytes
+    per_node_bytes: Bytes
+    available_bytes: MaybeBytes
+    terms: list[HostTermPart]
+
+
+class TimeTermPart(_Part):
+    """Seconds of one part of the step; ``overlapped_s`` of them hide behind other parts."""
+
+    name: str
+    seconds: Real
+    overlapped_s: Real
+    formula: str
+    detail: str
+
+
+class TimePart(_Part):
+    """Time of one optimizer step; rates are of the whole job; ``mfu`` is model FLOP utilisation as a fraction."""
+
+    step_s: Real
+    samples_per_s: Real
+    tokens_per_s: Real
+    padded_tokens_per_s: Real
+    model_flop_per_step: Real
+    mfu: Real
+    run_time_s: Real
+    cost_usd: Real
+    terms: list[TimeTermPart]
+
+
+class AssumptionPart(_Part):
+    """One resolved setting and where its value comes from."""
+
+    name: str
+    value: str
+    origin: str
+    note: str
+
+
+class ChangePart(_Part):
+    """One change that saves memory; ``step_time_ratio`` is the step time after over before."""
+
+    description: str
+    saves_bytes: int
+    step_time_ratio: Real
+    fits: bool
+
+
+class ExplanationPart(_Part):
+    """One formula of the prediction: what it counts, with which numbers, from which source."""
+
+    topic: str
+    label: str
+    amount: str
+    formula: str
+    detail: str
+    summary: str
+    rule: str
+    ignored: str
+    source: str
+
+
+class PredictionDocument(_Part):
+    """Everything that ``plan`` says about one job."""
+
+    schema_: Literal["planner/prediction@1"] = Field(default=PREDICTION_SCHEMA_ID, alias="schema")
+    version: str
+    verdict: Verdict
+    exit_code: Annotated[int, Field(ge=0, le=6)]
+    reason: str
+    fits_probability: Annotated[float, Field(ge=0, le=1)] | None
+    calibration: str
+    warnings: list[str]
+    scenario: ScenarioPart
+    memory: MemoryPart
+    host: HostPart
+    time: TimePart | None
+    assumptions: list[AssumptionPart]
+    changes: list[ChangePart] | None = Field(description="null where the job fits with room to spare")
+    explanations: list[ExplanationPart] | None = Field(description="null without --explain")
+
+
+def prediction_json_schema() -> dict[str, Any]:
+    """JSON Schema of :class:`PredictionDocument`."""
+    schema = PredictionDocument.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": PREDICTION_SCHEMA_ID, **schema}

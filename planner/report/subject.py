@@ -1,0 +1,101 @@
+"""What one report is about, and the views on its terms that every format shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from planner.domain.prediction import PhasePeak, Prediction, Verdict
+from planner.domain.scenario import Scenario
+from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
+from planner.errors import ExitCode
+
+# Above this share of the limit a job that fits is called tight, and the report says what would give room.
+TIGHT_FRACTION = 0.93
+
+EXIT_CODES: dict[Verdict, ExitCode] = {
+    "fits": ExitCode.FITS,
+    "does_not_fit": ExitCode.GPU_MEMORY_SHORT,
+    "uncertain": ExitCode.UNCERTAIN,
+    "host_memory_short": ExitCode.HOST_MEMORY_SHORT,
+    "no_verdict": ExitCode.NOT_MODELLED,
+}
+
+Level = Literal["allocated", "reserved", "driver"]
+
+
+class Change(Protocol):
+    """One change of the job: bytes it saves per GPU, step time after over before (``None``: unknown), whether it then fits."""
+
+    @property
+    def description(self) -> str:
+        """What to change, as flags a user can type."""
+
+    @property
+    def saves_bytes(self) -> float:
+        """Bytes less at the driver peak of one GPU."""
+
+    @property
+    def step_time_ratio(self) -> float | None:
+        """Step time with the change over step time without."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits with this change alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One prediction with its scenario.  ``changes`` is ``None`` where nobody looked for any."""
+
+    scenario: Scenario
+    prediction: Prediction
+    changes: Sequence[Change] | None = None
+    explain: bool = False
+
+
+def exit_code_of(prediction: Prediction) -> ExitCode:
+    """Exit code that a verdict means."""
+    return EXIT_CODES[prediction.verdict]
+
+
+def needs_changes(prediction: Prediction) -> bool:
+    """Whether the report should say what would make the job fit: it does not, or only just."""
+    limit = prediction.memory.limit_bytes
+    if limit is None:
+        return False
+    tight = float(prediction.memory.driver_peak_bytes) >= TIGHT_FRACTION * limit
+    return tight or prediction.verdict in ("does_not_fit", "uncertain")
+
+
+def peaks_to_show(prediction: Prediction) -> PhasePeak:
+    """The three levels at the peak: as this card would show them, or without its limit where the job does not fit."""
+    memory = prediction.memory
+    if prediction.verdict == "does_not_fit":
+        for peak in memory.phases:
+            if peak.phase == memory.limiting_phase:
+                return peak
+    return PhasePeak(memory.limiting_phase, memory.allocated_peak_bytes, memory.reserved_peak_bytes, memory.driver_peak_bytes)
+
+
+def level_of(term: Term) -> Level:
+    """The lowest of the three totals that contains the term."""
+    if term.name in RESERVED_TERMS:
+        return "reserved"
+    return "driver" if term.name in DRIVER_TERMS else "allocated"
+
+
+def terms_at_peak(prediction: Prediction) -> tuple[Term, ...]:
+    """Terms alive in the limiting phase, by level and then by size, those of no bytes left out."""
+    phase = prediction.memory.limiting_phase
+    alive = [term for term in prediction.memory.terms if phase in term.phases and float(term.n_bytes) >= 1]
+    levels: tuple[Level, ...] = ("allocated", "reserved", "driver")
+    return tuple(sorted(alive, key=lambda term: (levels.index(level_of(term)), -float(term.n_bytes))))
+
+
+def terms_elsewhere(prediction: Prediction) -> tuple[Term, ...]:
+    """Terms that are alive in other phases only, largest first, those of no bytes left out."""
+    phase = prediction.memory.limiting_phase
+    others = [term for term in prediction.memory.terms if phase not in term.phases and float(term.n_bytes) >= 1]
+    return tuple(sorted(others, key=lambda term: -float(term.n_bytes)))

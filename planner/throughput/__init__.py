@@ -1,0 +1,1 @@
+"""Seconds: work divided by rates, one file per kind of term; ``step`` says which of them overlap."""

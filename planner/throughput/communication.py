@@ -1,0 +1,95 @@
+"""Bytes and seconds that GPUs exchange in one optimizer step."""
+
+from __future__ import annotations
+
+from planner.domain.recipe import DTYPE_BYTES, Number
+from planner.throughput.job import Job
+
+_GATHERING = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+# Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
+_HOOKS_PER_PASS = 2
+
+
+def stored_param_bytes(job: Job) -> Number:
+    """Bytes of all weights of one replica as sharding moves them: quantised ones as stored, others in the compute dtype."""
+    params, regime = job.profile.params, job.regime
+    width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
+    plain = params.total - (params.quantizable if regime.quantized else 0)
+    return plain * width + (job.profile.quantized_weight_bytes if regime.quantized else 0)
+
+
+def ring_fraction(world: Number) -> Number:
+    """Part of a tensor that a GPU receives in a ring all-gather (or sends in a reduce-scatter): ``(n - 1) / n``."""
+    return (world - 1) / world
+
+
+def gathered_bytes(job: Job) -> Number:
+    """Bytes that each GPU receives per step to have the whole weights: ZeRO-3 and FSDP gather all of them, frozen ones too.
+
+    Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op`` keeps them: once);
+    recomputation shares the backward gather.  HSDP shards inside a node only.
+    Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored: persistent small tensors (below 0.1 %).
+    """
+    recipe = job.recipe
+    if recipe.sharding not in _GATHERING:
+        return 0
+    world = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
+    gathers = 1 if recipe.sharding == "fsdp-grad-op" else 2
+    return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
+
+
+def reduced_bytes(job: Job) -> Number:
+    """Bytes that each GPU sends per step to sum gradients, and to spread updated weights where those stay whole.
+
+    Formula, with ``P`` trained parameters: DDP all-reduce and ZeRO-1 reduce-scatter + all-gather ``2 P (n - 1) / n`` once per
+    step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP reduce every micro-step.
+    Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed ``stage_1_and_2.py``.
+    """
+    recipe, regime = job.recipe, job.regime
+    if recipe.sharding == "none":
+        return 0
+    world = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
+    once = job.trained_params * regime.gradient * ring_fraction(world)
+    if recipe.sharding in ("ddp", "zero1"):
+        return 2 * once
+    if recipe.sharding == "zero2":
+        return once * (recipe.batch.grad_accum + 1)
+    return once * recipe.batch.grad_accum
+
+
+def replica_bytes(job: Job) -> Number:
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes."""
+    if job.recipe.sharding != "hsdp":
+        return 0
+    hardware = job.scenario.hardware
+    shard = job.trained_params * job.regime.gradient / hardware.gpus_per_node
+    return 2 * shard * ring_fraction(hardware.nodes)
+
+
+def collective_seconds(job: Job) -> Number:
+    """All collectives of one step over the sustained rate of the slowest link in the ring; seconds, before any overlap.
+
+    Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
+    """
+    rates = job.rates
+    inside = rates.collective_bytes_per_s
+    if job.recipe.sharding == "hsdp":
+        from planner.throughput.rates import intra_node_bytes_per_s
+
+        inside = intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
+    return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(job) / rates.network_bytes_per_s
+
+
+def hook_seconds(job: Job) -> Number:
+    """Host time of sharding hooks per micro-step; seconds.
+
+    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release); ZeRO-1 and ZeRO-2 once per trained
+    tensor in backward; FSDP twice per layer and pass, which is left out.
+    Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks).
+    """
+    recipe, profile = job.recipe, job.profile
+    if recipe.sharding == "zero3":
+        return profile.operators.leaf_modules * _HOOKS_PER_PASS * (job.passes + 1) * job.coefficients.hook_s
+    if recipe.sharding in ("zero1", "zero2"):
+        return job.trained_tensors * job.coefficients.hook_s
+    return 0.0

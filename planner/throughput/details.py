@@ -1,0 +1,108 @@
+"""The numbers behind each time term, as text; made for one scenario only, never for a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.anatomy.work import matmul_flop
+from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.job import Job
+from planner.throughput.offload import transfers
+from planner.units import GIGA, MEGA, MICRO_S, TERA
+
+
+def detail_of(job: Job, name: str) -> str:
+    """Numbers of the term ``name``; empty when the scenario is a grid."""
+    batch = job.recipe.batch
+    numbers = (job.micro.computed, job.world, job.rank, batch.grad_accum)
+    if not all(isinstance(number, int | float) for number in numbers):
+        return ""
+    return _DETAILS[name](job)
+
+
+def _memory(job: Job) -> str:
+    return f"{job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+
+
+def _matmul(job: Job) -> str:
+    macs, rates = job.work.base, job.rates
+    flop = matmul_flop(macs.total, job.micro.computed)
+    passes = 2 * macs.total / macs.forward
+    return (
+        f"{passes:.1f} N x {job.micro.computed:.0f} tokens = {flop / TERA:.1f} TFLOP per micro-step at "
+        f"{rates.matmul_flop_per_s / TERA:.0f} of {rates.peak_flop_per_s / TERA:.0f} TFLOP/s"
+    )
+
+
+def _attention(job: Job) -> str:
+    return f"{job.recipe.attention}, {job.micro.length:.0f} tokens per sample"
+
+
+def _elementwise(job: Job) -> str:
+    traffic = job.profile.traffic.elementwise
+    per_token = job.passes * traffic.forward + traffic.backward
+    return f"{per_token / MEGA:.1f} MB per token at {_memory(job)}"
+
+
+def _adapters(job: Job) -> str:
+    traffic = job.profile.traffic.adapters
+    per_token = job.passes * traffic.forward + traffic.backward
+    return f"{job.profile.adapted_matrices} matrices, {per_token / MEGA:.1f} MB per token at {_memory(job)}"
+
+
+def _logits(job: Job) -> str:
+    return f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, at {_memory(job)}"
+
+
+def _quantized(job: Job) -> str:
+    return f"{job.profile.params.quantizable / GIGA:.2f} B weights in {job.recipe.numerics.quantization} at {_memory(job)}"
+
+
+def _launch(job: Job) -> str:
+    return f"{job.profile.operators.total} operators per micro-step at {job.coefficients.launch_s / MICRO_S:.0f} us"
+
+
+def _hooks(job: Job) -> str:
+    modules, cost = job.profile.operators.leaf_modules, job.coefficients.hook_s / MICRO_S
+    return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
+
+
+def _optimizer(job: Job) -> str:
+    return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
+
+
+def _collectives(job: Job) -> str:
+    moved = gathered_bytes(job) + reduced_bytes(job)
+    return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
+
+
+def _transfers(job: Job) -> str:
+    moved = transfers(job)
+    rate = job.rates.host_link_bytes_per_s / GIGA
+    return f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and updates at {rate:.1f} GB/s"
+
+
+def _cpu_adam(job: Job) -> str:
+    return f"{job.trained_params / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
+
+
+def _nvme(job: Job) -> str:
+    return f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node"
+
+
+_DETAILS: dict[str, Callable[[Job], str]] = {
+    "matmul": _matmul,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "weight_casts": _memory,
+    "adapters": _adapters,
+    "logits_and_loss": _logits,
+    "dequantization": _quantized,
+    "launch": _launch,
+    "sharding_hooks": _hooks,
+    "optimizer_step": _optimizer,
+    "collectives": _collectives,
+    "host_transfers": _transfers,
+    "cpu_adam": _cpu_adam,
+    "nvme": _nvme,
+}

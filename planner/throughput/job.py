@@ -1,0 +1,178 @@
+"""Everything a time term reads, resolved once per estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.anatomy.adapters import adapted_linear_count, adapted_widths, saved_module_params
+from planner.anatomy.parameters import ParamCounts, param_counts
+from planner.anatomy.regime import Regime, regime_of
+from planner.anatomy.work import Macs, Work, WorkKey, work_key, work_of
+from planner.domain.coefficients import Coefficients
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Attention, Number, Quantization, Recipe
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+from planner.throughput.operators import Operators, OperatorView, operators_of
+from planner.throughput.rates import Rates, rates_of
+from planner.throughput.tokens import MicroStep, micro_step
+from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, model_traffic, normhead_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Sums over one model under one set of categorical settings; no number of the recipe is in it.
+
+    ``adapter_widths``: LoRA parameters per unit of rank; ``saved_params``: parameters of ``modules_to_save``.
+    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
+    input gradients only those that run in fp32.
+    """
+
+    work: Work
+    traffic: ModelTraffic
+    operators: Operators
+    params: ParamCounts
+    adapter_widths: int
+    adapted_matrices: int
+    saved_params: int
+    logits_bytes: float
+    normhead_bytes: float
+    quantized_weight_bytes: float
+    int8: Macs
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """The categorical settings that a profile depends on."""
+
+    stack: Stack
+    regime: Regime
+    work: WorkKey
+    attention: Attention
+    quantization: Quantization
+    double_quant: bool
+    loss: str
+    dropout: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One scenario with its profile, rates and tokens."""
+
+    scenario: Scenario
+    coefficients: Coefficients
+    regime: Regime
+    profile: Profile
+    rates: Rates
+    micro: MicroStep
+    rank: Number
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.scenario.recipe
+
+    @property
+    def work(self) -> Work:
+        """Work counts of the model."""
+        return self.profile.work
+
+    @property
+    def trained_params(self) -> Number:
+        """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
+        if self.recipe.method == "full":
+            return self.profile.params.total
+        return self.profile.adapter_widths * self.rank + self.profile.saved_params
+
+    @property
+    def trained_tensors(self) -> int:
+        """Tensors that the optimizer updates (modules to save counted as one each)."""
+        if self.recipe.method == "full":
+            return self.profile.params.tensors
+        saved = len(self.recipe.adapter.modules_to_save) if self.recipe.adapter else 0
+        return 2 * self.profile.adapted_matrices + saved
+
+    @property
+    def world(self) -> Number:
+        """GPUs in the job."""
+        hardware = self.scenario.hardware
+        return hardware.gpus_per_node * hardware.nodes
+
+    @property
+    def passes(self) -> int:
+        """Forward passes through the blocks per micro-step: 2 with checkpointing."""
+        return 2 if self.recipe.gradient_checkpointing else 1
+
+
+def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
+    """The job of a scenario, or ``None`` when the card's rates are unknown."""
+    recipe, regime = scenario.recipe, regime_of(scenario)
+    rates = rates_of(scenario.hardware, recipe, regime, coefficients)
+    if rates is None:
+        return None
+    adapter = recipe.adapter
+    key = ProfileKey(
+        stack=scenario.stack,
+        regime=regime,
+        work=work_key(recipe),
+        attention=recipe.attention,
+        quantization=recipe.numerics.quantization,
+        double_quant=recipe.numerics.double_quant,
+        loss=recipe.loss,
+        dropout=bool(adapter and adapter.dropout > 0),
+    )
+    return Job(
+        scenario=scenario,
+        coefficients=coefficients,
+        regime=regime,
+        profile=profile_of(scenario.model, key),
+        rates=rates,
+        micro=micro_step(recipe, coefficients),
+        rank=adapter.rank if adapter else 0,
+    )
+
+
+@lru_cache(maxsize=256)
+def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
+    """Sums over ``model``; cached because walking the matrices takes longer than all formulas together."""
+    targets = key.work.targets
+    view = TrafficView(key.regime, key.stack, targets, key.dropout)
+    params = param_counts(model, key.stack.fused_experts)
+    saved = saved_module_params(model, key.work.modules_to_save)
+    head_trained = targets is None or any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
+    return Profile(
+        work=work_of(model, key.work),
+        traffic=model_traffic(model, view),
+        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.work.checkpointing)),
+        params=params,
+        adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
+        adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
+        saved_params=saved,
+        logits_bytes=logits_bytes(key.stack, key.loss, key.regime),
+        normhead_bytes=normhead_bytes(model, trained=head_trained, width=key.regime.outside),
+        quantized_weight_bytes=params.quantizable * _stored_bytes(key.quantization, key.double_quant),
+        int8=_int8_macs(model, view) if key.quantization == "int8" else Macs(),
+    )
+
+
+def _int8_macs(model: ModelSpec, view: TrafficView) -> Macs:
+    """MACs per token of int8 matrices; input gradients are counted where the matrix reads fp32."""
+    total = Macs()
+    for group in model.groups:
+        for linear in group.block.linears:
+            if view.quantized(linear):
+                macs = group.count * linear.in_features * linear.out_features * linear.active_copies
+                total = total + Macs(forward=macs, input_gradient=macs if view.input_bytes(linear) == 4 else 0)
+    return total
+
+
+def _stored_bytes(quantization: Quantization, double_quant: bool) -> float:
+    """Bytes per quantised weight, scales included: bitsandbytes functional.py (block 64, nested block 256), GPTQ group 128."""
+    if quantization == "int8":
+        return 1.0
+    if quantization == "gptq-int4":
+        return 0.5 + 2.5 / 128
+    if quantization in ("nf4", "fp4"):
+        return 0.5 + (1 / 64 + 4 / (64 * 256) if double_quant else 4 / 64)
+    return 0.0

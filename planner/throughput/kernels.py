@@ -1,0 +1,195 @@
+"""GPU seconds per micro-step, one group of kernels each."""
+
+from __future__ import annotations
+
+from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
+from planner.arrays import maximum, where
+from planner.domain.recipe import Number
+from planner.throughput.job import Job
+
+# Accesses of one attention score when scores are written out, in bytes per element of the compute dtype (2) and of fp32 (4).
+# Forward: write, scale (2), add mask (2), upcast for softmax (r2), softmax fp32 (w4), cast (r4 w2), read for P@V.
+# Backward: dP write, upcast (r2 w4), softmax backward (r4 r4 w4), cast (r4 w2), scale (2), three reads.
+_EAGER_FORWARD_BYTES, _EAGER_BACKWARD_BYTES = 24, 36
+# Products of attention: two forward, four backward; a flash kernel computes the scores once more backward.
+_BACKWARD_OVER_FORWARD, _FLASH_BACKWARD_OVER_FORWARD = 2.0, 2.5
+# bitsandbytes >= 0.50 multiplies small batches without expanding the weight: backends/cuda/ops.py, M <= 1536.
+_FUSED_4BIT_MAX_TOKENS = 1536
+# Bytes moved per weight to expand it once.  4-bit: read the stored bytes (0.56), write 16-bit.  int8 backward: read 1, write
+# 2, scale in place (4).  gptq without exllama: shift to int32 (read 0.5, write 4), cast (4 + 1), mask (2), subtract (2),
+# scale (1 + 2) in qlinear_cuda_old, 16.5; with gathered zeros and scales 25.5 in qlinear_cuda; the mean, as models use either.
+_DEQUANTIZE_BYTES = {"nf4": 2.56, "fp4": 2.56, "int8": 7.0, "gptq-int4": 21.0}
+
+
+def matmul_seconds(job: Job) -> Number:
+    """Large matrix products of one micro-step: every pass over dense matrices, experts and head; seconds.
+
+    Formula: per pass, the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.  The
+    bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.
+    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization.
+    Ignored: reading activations beside the arithmetic (below 10 % from 512 rows and width 2,048 on).
+    """
+    work, tokens = job.work, job.micro.computed
+    total = _product_seconds(job, work.dense, tokens, 1.0) + _product_seconds(job, work.head, tokens, 1.0)
+    if work.experts.forward:
+        total = total + _product_seconds(job, work.experts, tokens, work.expert_share)
+    if job.recipe.numerics.quantization == "int8":
+        total = total + _int8_extra_seconds(job, tokens)
+    return total
+
+
+def _product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
+    """``share`` of the stored matrices sees each token: rows per matrix = tokens x share, all weights are read."""
+    rates, rows = job.rates, tokens * share
+    compute = matmul_flop(macs.total, tokens) / rates.matmul_flop_per_s * (1 + job.coefficients.tile_rows / rows)
+    reads = macs.total / share * job.regime.compute / rates.memory_bytes_per_s
+    return maximum(compute, reads)
+
+
+def _int8_extra_seconds(job: Job, tokens: Number) -> Number:
+    """What LLM.int8 costs beside the 16-bit products it stands for; seconds per micro-step.
+
+    Forward and recompute run at ``int8_relative_speed``.  The input gradient multiplies by the weight expanded to the dtype
+    of the layer's input: after k-bit preparation that is fp32 for every matrix behind an fp32 norm, without tensor cores.
+    Source: bitsandbytes 0.41 and 0.50 ``autograd/_functions.py`` MatMul8bitLt.backward (``CB.to(ctx.dtype_A)``).
+    """
+    macs, rates = job.profile.int8, job.rates
+    slowdown = 1 / job.coefficients.int8_relative_speed - 1
+    slower = matmul_flop(macs.forward, tokens) * job.passes / rates.matmul_flop_per_s * slowdown
+    in_fp32 = matmul_flop(macs.input_gradient, tokens) * (1 / rates.fp32_flop_per_s - 1 / rates.matmul_flop_per_s)
+    return slower + in_fp32
+
+
+def attention_seconds(job: Job) -> Number:
+    """Scores and weighted values of one micro-step; seconds.
+
+    Fused kernels compute the causal half and 2.5 forwards backward at their own efficiency; ``flash2`` drops padding and pairs
+    outside a window, ``sdpa`` computes the whole square as soon as padding, a window or a bias makes its mask explicit.
+    ``eager`` computes the whole square with plain products and moves every score 24 bytes forward and 36 backward.
+    Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``, ``modeling_llama.py``
+    eager_attention_forward.  Ignored: score dropout, soft-capping, grouped keys and values expanded to all heads (below 3 %).
+    """
+    micro, work, rates = job.micro, job.work, job.rates
+    if job.recipe.attention == "eager":
+        flop = attention_forward_flop(work, micro.computed, micro.length, "square")
+        heads = sum(part.layers * part.heads for part in work.attention)
+        wide = job.regime.compute / 2
+        moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
+        return flop * (job.passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
+    if job.recipe.attention == "flash2":
+        flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
+    else:
+        flop = attention_forward_flop(work, micro.computed, micro.length, "triangle")
+        if micro.has_mask is not False:
+            flop = where(micro.has_mask, attention_forward_flop(work, micro.computed, micro.length, "square"), flop)
+    return flop * (job.passes + _FLASH_BACKWARD_OVER_FORWARD) / rates.attention_flop_per_s
+
+
+def elementwise_seconds(job: Job) -> Number:
+    """Norms, residuals, rotary, activations and casts of one micro-step: bytes over memory bandwidth; seconds.
+
+    Source: :mod:`planner.throughput.traffic`.
+    """
+    traffic = job.profile.traffic.elementwise
+    return (job.passes * traffic.forward + traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
+
+
+def weight_cast_seconds(job: Job) -> Number:
+    """Autocast's 16-bit copies of fp32 weights: read 4 and write 2 bytes per parameter and forward pass; seconds per micro-step.
+
+    Only weights that the stack keeps in fp32 under autocast; their gradients are cast back (6 bytes) when they are trained.
+    Source: torch ``aten/src/ATen/autocast_mode.cpp`` (cached_cast keeps copies of trained leaves within one forward only).
+    """
+    regime = job.regime
+    if not regime.autocast or regime.compute == 4:
+        return 0.0
+    params = job.profile.params
+    inside = (params.block_rest + params.fused_experts + (0 if regime.quantized else params.quantizable)) * int(regime.base == 4)
+    outside = job.scenario.model.head.weight_count * int(regime.outside == 4)
+    passes = job.passes + int(job.recipe.method == "full")
+    return (inside * passes + outside * (1 + int(job.recipe.method == "full"))) * 6.0 / job.rates.memory_bytes_per_s
+
+
+def adapter_seconds(job: Job) -> Number:
+    """LoRA's own kernels: products of rank width at the adapter's rate, and their traffic; seconds per micro-step.
+
+    Formula: ``2 r (in + out)`` FLOP per token and pass, plus the bytes of :func:`planner.throughput.traffic.adapter_traffic`.
+    """
+    if job.recipe.adapter is None:
+        return 0.0
+    tokens, traffic = job.micro.computed, job.profile.traffic.adapters
+    flop = matmul_flop(job.work.adapters.total, tokens) * job.rank
+    moved = (job.passes * traffic.forward + traffic.backward) * tokens
+    return flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+
+
+def logits_seconds(job: Job) -> Number:
+    """Logits and loss without the head's products: vocabulary x tokens x bytes per logit; seconds per micro-step.
+
+    A NormHead's normalisation of its weight is added.  Source: :func:`planner.throughput.traffic.logits_bytes`.
+    """
+    moved = job.scenario.model.vocab_size * job.micro.computed * job.profile.logits_bytes + job.profile.normhead_bytes
+    return moved / job.rates.memory_bytes_per_s
+
+
+def dequantization_seconds(job: Job) -> Number:
+    """Expanding quantised weights to the compute dtype; seconds per micro-step.
+
+    4-bit: backward always, forward and recompute where the stack expands there (newer bitsandbytes only above 1,536 tokens).
+    int8: backward.  gptq: each forward, which keeps the expanded weight for backward.
+    Source: bitsandbytes ``autograd/_functions.py``, ``backends/cuda/ops.py``; auto_gptq 0.5.1 ``qlinear_cuda_old.py``,
+    ``qlinear_cuda.py``.
+    """
+    quantization = job.recipe.numerics.quantization
+    if quantization == "none":
+        return 0.0
+    each = job.profile.params.quantizable * _DEQUANTIZE_BYTES[quantization] / job.rates.memory_bytes_per_s
+    if quantization == "int8":
+        return each
+    if quantization == "gptq-int4":
+        return each * job.passes
+    if job.scenario.stack.dequantizes_forward:
+        return each * (job.passes + 1)
+    return each * (1 + job.passes * where(job.micro.computed > _FUSED_4BIT_MAX_TOKENS, 1, 0))
+
+
+# Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
+# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.
+_UPDATE_BYTES = {
+    "adamw_torch": 84,
+    "adamw_torch_fused": 28,
+    "adamw_8bit": 16,
+    "paged_adamw_32bit": 28,
+    "paged_adamw_8bit": 16,
+    "adafactor": 40,
+    "sgd": 12,
+    "lion": 20,
+}
+# Gradient norm (read) and clipping (read, write), the default of the Trainer.
+_CLIP_ACCESSES = 3
+# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each), the
+# others hand lists of tensors to one kernel (about one call's worth per tensor for building lists, clipping and zeroing).
+_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6}
+# DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
+_ENGINE_COPY_BYTES = 12
+
+
+def optimizer_seconds(job: Job) -> Number:
+    """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between micro-steps; seconds per step.
+
+    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP), at least the time
+    to issue the calls.
+    Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes ``optim/optimizer.py``,
+    ``csrc/kernels.cu``.
+    Ignored: paging of paged optimizers while everything fits.
+    """
+    recipe, regime = job.recipe, job.regime
+    params = job.trained_params
+    share = params / job.world if recipe.sharding not in ("none", "ddp") else params
+    accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
+    if recipe.offloads_optimizer:
+        return accumulate / job.rates.memory_bytes_per_s
+    engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
+    update = share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
+    issue = job.trained_tensors * _UPDATE_OPERATORS.get(recipe.optimizer, 1) * job.coefficients.launch_s
+    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue)

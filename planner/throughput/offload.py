@@ -1,0 +1,96 @@
+"""Transfers between GPU, host and NVMe, and the update on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain.recipe import Number
+from planner.throughput.communication import stored_param_bytes
+from planner.throughput.job import Job
+
+# Fused CPU Adam reads p, g, m, v (16 bytes), writes p, m, v (12) and a 16-bit copy (2) per parameter.
+_CPU_ADAM_BYTES = 30
+# fp32 master weight, momentum and variance: what NVMe offload reads and writes back in every step.
+_STATE_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Bytes per step over one GPU's host link.  ``fetched``: weights on their way to a layer, which prefetching hides in part."""
+
+    fetched: Number
+    exposed: Number
+
+
+def transfers(job: Job) -> Transfers:
+    """Bytes that offloading moves over one GPU's PCIe link in a step.
+
+    Formula, with ``n`` GPUs and ``G`` micro-steps: gradients to the host ``2 P / n`` per micro-step; updated 16-bit weights
+    back ``2 P / n`` once, unless weights live on the host; host weights fetched ``2 P_all / n`` forward and again backward in
+    every micro-step; offloaded activations out and back.
+    Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``, ``partitioned_param_swapper.py``.
+    """
+    recipe = job.recipe
+    micro_steps = recipe.batch.grad_accum
+    exposed: Number = 0
+    fetched: Number = 0
+    if recipe.offloads_optimizer:
+        share = job.trained_params * job.regime.gradient / job.world
+        exposed = share * (micro_steps + (0 if recipe.offloads_params else 1))
+    if recipe.offloads_params:
+        fetched = 2 * micro_steps * stored_param_bytes(job) / job.world
+    if recipe.offload == "activations":
+        fetched = 2 * micro_steps * activation_bytes(job)
+    return Transfers(fetched, exposed)
+
+
+def activation_bytes(job: Job) -> Number:
+    """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing, else saved tensors.
+
+    Without checkpointing a block saves about ``16 h + 4 (q + k) + 8 f`` bytes per token (Llama block, counted on Transformers
+    5.23).
+    """
+    model, tokens = job.scenario.model, job.micro.computed
+    if job.recipe.gradient_checkpointing:
+        return model.n_layers * model.hidden_size * job.regime.residual * tokens
+    per_token = 16 * model.hidden_size * model.n_layers
+    for group in model.groups:
+        attention, mlp = group.block.attention, group.block.mlp
+        per_token += group.count * (4 * (attention.q_width + attention.k_width) + 8 * mlp.active_width)
+    return per_token * tokens
+
+
+def cpu_adam_seconds(job: Job) -> Number:
+    """Update of the parameters of one node on its CPU; seconds per step.
+
+    Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown; a known host gives the
+    smaller of its cores times a rate per core and its memory bandwidth over 30 bytes per parameter.
+    Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in :class:`planner.domain.coefficients.Coefficients`.
+    """
+    if not job.recipe.offloads_optimizer:
+        return 0.0
+    host, coefficients = job.scenario.hardware.host, job.coefficients
+    known = []
+    if host.cores:
+        known.append(host.cores * coefficients.cpu_adam_params_per_s_per_core)
+    if host.memory_bandwidth_bytes_per_s:
+        known.append(host.memory_bandwidth_bytes_per_s / _CPU_ADAM_BYTES)
+    rate = min(known) if known else coefficients.cpu_adam_params_per_s
+    return job.trained_params / job.scenario.hardware.nodes / rate
+
+
+def nvme_seconds(job: Job) -> Number:
+    """NVMe traffic of one node: optimizer state read and written once, weights read twice per micro-step; seconds per step.
+
+    Source: ZeRO-Infinity (arXiv 2104.07857) section 6.2.
+    """
+    recipe = job.recipe
+    if not recipe.offloads_to_nvme:
+        return 0.0
+    nodes = job.scenario.hardware.nodes
+    moved: Number = 0
+    if recipe.offloads_optimizer:
+        moved = moved + 2 * _STATE_BYTES * job.trained_params / nodes
+    if recipe.offloads_params:
+        moved = moved + 2 * recipe.batch.grad_accum * stored_param_bytes(job) / nodes
+    return moved / job.coefficients.nvme_bytes_per_s

@@ -1,0 +1,114 @@
+"""What the hardware sustains: arithmetic, memory, links, host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.anatomy.regime import Regime
+from planner.domain.coefficients import Coefficients
+from planner.domain.hardware import GpuSpec, Hardware
+from planner.domain.recipe import Recipe
+from planner.units import GIGA
+
+# One direction of one lane, after line coding (8b/10b does not apply from generation 3 on): PCI-SIG base specifications.
+_PCIE_LANE_BYTES_PER_S = {1: 0.25 * GIGA, 2: 0.5 * GIGA, 3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA, 6: 7.563 * GIGA}
+_ASSUMED_PCIE_GENERATION = 3
+_PCIE_LANES = 16
+# What NCCL assumes between two sockets of a Skylake-class host: nccl src/graph/topo.h SKL_QPI_BW.
+_INTER_SOCKET_BYTES_PER_S = 10 * GIGA
+# GeForce cards run tensor cores at half rate when they accumulate in fp32; int8 shows the full rate (int8 = 4 x, not 2 x).
+_HALF_RATE_RATIO = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sustained rates of one GPU and its links.
+
+    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation); ``matmul``, ``attention``, ``adapter`` and
+    ``fp32`` the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
+    ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
+    receives in a ring.  ``network``: the same between nodes.
+    """
+
+    peak_flop_per_s: float
+    matmul_flop_per_s: float
+    attention_flop_per_s: float
+    adapter_flop_per_s: float
+    fp32_flop_per_s: float
+    memory_bytes_per_s: float
+    host_link_bytes_per_s: float
+    collective_bytes_per_s: float
+    network_bytes_per_s: float
+
+
+def rates_of(hardware: Hardware, recipe: Recipe, regime: Regime, coefficients: Coefficients) -> Rates | None:
+    """Sustained rates, or ``None`` when the card's compute rate or memory bandwidth is unknown."""
+    gpu = hardware.gpu
+    peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
+    if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
+        return None
+    efficiency = coefficients.matmul_efficiency_half_rate if accumulates_at_half_rate(gpu) else coefficients.matmul_efficiency
+    fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency
+    matmul = fp32 if regime.compute == 4 else peak * efficiency
+    adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
+    network = (hardware.network_bytes_per_s or coefficients.network_bytes_per_s) * coefficients.network_efficiency
+    inside = intra_node_bytes_per_s(hardware, coefficients)
+    return Rates(
+        peak_flop_per_s=peak,
+        matmul_flop_per_s=matmul,
+        attention_flop_per_s=peak * coefficients.attention_efficiency,
+        adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
+        fp32_flop_per_s=fp32,
+        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency,
+        host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,
+        collective_bytes_per_s=inside if hardware.nodes == 1 else min(inside, network),
+        network_bytes_per_s=network,
+    )
+
+
+def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
+    """Rated dense FLOP/s for products of ``dtype``; without units for it, the fp32 rate; ``None`` when that is unknown too."""
+    rate: float | None = getattr(gpu, f"{dtype}_flop_per_s")
+    return rate if rate is not None else gpu.fp32_flop_per_s
+
+
+def _compute_dtype(recipe: Recipe, regime: Regime) -> str:
+    if regime.compute == 4:
+        return "fp32"
+    named = recipe.numerics.compute_dtype
+    return named if named != "fp32" else recipe.numerics.load_dtype
+
+
+def accumulates_at_half_rate(gpu: GpuSpec) -> bool:
+    """Whether fp32 accumulation halves the tensor-core rate, as on GeForce cards.
+
+    Source: NVIDIA Ada whitepaper v2.1 appendix A (RTX 4090: FP16 with FP32 accumulate 165, INT8 661), GA102 whitepaper.
+    """
+    half = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    return bool(half and gpu.int8_op_per_s and gpu.int8_op_per_s / half > _HALF_RATE_RATIO)
+
+
+def pcie_bytes_per_s(hardware: Hardware) -> float:
+    """Rated bytes/s of one direction between a GPU and its host: the slower of the card's and the host's PCIe generation.
+
+    An unknown generation counts as 3, the slowest in use.  Ignored: lanes shared through a switch.
+    """
+    known = [generation for generation in (hardware.gpu.pcie_generation, hardware.host.pcie_generation) if generation]
+    generation = min(known) if known else _ASSUMED_PCIE_GENERATION
+    per_lane = _PCIE_LANE_BYTES_PER_S.get(generation, _PCIE_LANE_BYTES_PER_S[_ASSUMED_PCIE_GENERATION])
+    return per_lane * (hardware.gpu.pcie_lanes or _PCIE_LANES)
+
+
+def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> float:
+    """Sustained bytes/s that one GPU receives in a ring inside its node.
+
+    NVLink and similar: half of the rated sum of both directions.  PCIe: one direction of the link.  ``qpi``: at most what NCCL
+    assumes between sockets.  Source: nccl ``src/graph/topo.h``; nccl-tests#149 (A100 NVLink 200 of 300 GB/s), nccl#1639 (5090).
+    """
+    rated = hardware.gpu.interconnect_bytes_per_s
+    pcie = pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency
+    if hardware.link == "qpi":
+        return min(pcie, _INTER_SOCKET_BYTES_PER_S)
+    if hardware.link == "pcie" or rated is None:
+        return pcie
+    return rated / 2 * coefficients.nvlink_efficiency

@@ -1,0 +1,132 @@
+"""One optimizer step: which seconds add up and which hide behind others."""
+
+from __future__ import annotations
+
+from planner.anatomy.work import model_flop
+from planner.arrays import is_zero, maximum, minimum
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import TimePrediction
+from planner.domain.recipe import Number
+from planner.domain.scenario import Scenario
+from planner.domain.term import TimeTerm
+from planner.throughput.communication import collective_seconds, hook_seconds
+from planner.throughput.details import detail_of
+from planner.throughput.job import Job, job_of
+from planner.throughput.kernels import (
+    adapter_seconds,
+    attention_seconds,
+    dequantization_seconds,
+    elementwise_seconds,
+    logits_seconds,
+    matmul_seconds,
+    optimizer_seconds,
+    weight_cast_seconds,
+)
+from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
+from planner.units import HOUR_S
+
+_GPU_FORMULAS = (
+    ("matmul", matmul_seconds),
+    ("attention", attention_seconds),
+    ("elementwise", elementwise_seconds),
+    ("weight_casts", weight_cast_seconds),
+    ("adapters", adapter_seconds),
+    ("logits_and_loss", logits_seconds),
+    ("dequantization", dequantization_seconds),
+)
+
+
+def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePrediction | None:
+    """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
+
+    GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
+    int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
+    kernels by ``comm_overlap`` at most; gradient transfers, the CPU update and NVMe do not hide.
+    Ignored: data loading (workers run ahead), logging, evaluation and saving.
+    """
+    job = job_of(scenario, coefficients)
+    if job is None:
+        return None
+    terms = _gpu_terms(job)
+    gpu_s: Number = sum((term.seconds for term in terms), 0.0)
+    terms += _host_terms(job, gpu_s)
+    terms += _once_per_step_terms(job, gpu_s)
+    step_s: Number = sum((term.seconds - term.overlapped_s for term in terms), 0.0)
+    return _prediction(job, tuple(terms), step_s)
+
+
+def _term(job: Job, name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) -> list[TimeTerm]:
+    """The term in a list, or nothing where a recipe does not have it."""
+    if is_zero(seconds):
+        return []
+    return [TimeTerm(name, seconds, f"planner.throughput.{place}", overlapped_s, detail_of(job, name))]
+
+
+def _gpu_terms(job: Job) -> list[TimeTerm]:
+    count = job.recipe.batch.grad_accum
+    terms: list[TimeTerm] = []
+    for name, formula in _GPU_FORMULAS:
+        terms += _term(job, name, count * formula(job), f"kernels:{formula.__name__}")
+    return terms
+
+
+def launch_seconds(job: Job) -> Number:
+    """Host time to issue the operators of one micro-step; seconds.
+
+    Formula: operators x time per operator.  Source: :mod:`planner.throughput.operators`, coefficient ``launch_s``.
+    """
+    return job.profile.operators.total * job.coefficients.launch_s
+
+
+def _host_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
+    """Issuing operators and running sharding hooks: hidden as long as the GPU has work, except where the host waits for it."""
+    count = job.recipe.batch.grad_accum
+    waiting = count * (job.profile.operators.synchronising * job.coefficients.launch_s)
+    launch = count * launch_seconds(job)
+    hooks = count * hook_seconds(job)
+    hidden = minimum(gpu_s, launch - waiting)
+    terms = _term(job, "launch", launch, "step:launch_seconds", hidden)
+    return terms + _term(job, "sharding_hooks", hooks, "communication:hook_seconds", minimum(gpu_s - hidden, hooks))
+
+
+def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
+    """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
+    recipe, overlap = job.recipe, job.coefficients.comm_overlap
+    terms = _term(job, "optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    hidden: Number = 0.0
+    if recipe.sharding != "none":
+        seconds = collective_seconds(job)
+        hidden = minimum(seconds * overlap, gpu_s)
+        terms += _term(job, "collectives", seconds, "communication:collective_seconds", hidden)
+    if recipe.offload != "none":
+        moved, rate = transfers(job), job.rates.host_link_bytes_per_s
+        fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, gpu_s - hidden))
+        terms += _term(job, "host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden)
+        terms += _term(job, "cpu_adam", cpu_adam_seconds(job), "offload:cpu_adam_seconds")
+        terms += _term(job, "nvme", nvme_seconds(job), "offload:nvme_seconds")
+    return terms
+
+
+def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePrediction:
+    """Rates of the whole job from the time of a step; a last partial batch is counted in proportion."""
+    recipe, run, micro = job.recipe, job.scenario.run, job.micro
+    per_step = job.world * recipe.batch.grad_accum
+    samples_per_s = per_step * recipe.batch.micro_batch / step_s
+    needed = per_step * model_flop(job.work, job.rank, micro.real, micro.real / recipe.batch.micro_batch)
+    run_time_s: Number | None = None
+    cost_usd: Number | None = None
+    if run.n_samples is not None:
+        run_time_s = run.n_samples * run.epochs / samples_per_s
+        if run.usd_per_gpu_hour is not None:
+            cost_usd = run_time_s / HOUR_S * run.usd_per_gpu_hour * job.world
+    return TimePrediction(
+        terms=terms,
+        step_s=step_s,
+        samples_per_s=samples_per_s,
+        tokens_per_s=per_step * micro.real / step_s,
+        padded_tokens_per_s=per_step * micro.computed / step_s,
+        model_flop_per_step=needed,
+        mfu=needed / step_s / (job.world * job.rates.peak_flop_per_s),
+        run_time_s=run_time_s,
+        cost_usd=cost_usd,
+    )

@@ -1,0 +1,516 @@
+"""The command line: every command, exit code and message, as a user meets them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from planner import __version__
+from planner.catalog.gpus import gpu_ids
+from planner.catalog.models import model_ids
+from planner.catalog.stacks import stack_ids
+from planner.cli import predict as predict_module
+from planner.cli.app import app
+from planner.cli.flags import request_fields
+from planner.cli.main import main
+from planner.report.schema import PredictionDocument
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
+TOO_LARGE = ["--model", "7b", "--method", "full", "--gpu", "4090", "--seq", "4096"]
+EVERY_FLAG = """
+--model --method --quantization --double-quant --quant-storage
+--gpu --gpus --gpu-memory --gpu-reserved --host --host-memory --link --nodes
+--seq --batch --grad-accum --padding --tokens-per-sample
+--lora-rank --lora-targets --lora-dropout --modules-to-save --adapter-dtype
+--optimizer --precision --load-dtype --sharding --offload --attention --loss --stack
+--gradient-checkpointing --no-gradient-checkpointing --checkpoint-reentrant --no-checkpoint-reentrant
+--samples --epochs --price --config --format --json --explain --force --version
+"""
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, outside the checkout's folder."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-m", "planner.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=False)
+
+
+def refused(capsys: Captured, *arguments: str, code: int = 2) -> str:
+    """The one sentence on standard error with which ``arguments`` are refused."""
+    assert main(list(arguments)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("plan: ")
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_prediction_needs_no_sub_command(capsys: Captured) -> None:
+    """The README's command prints a report on standard output, nothing on standard error, and exits with 0."""
+    assert main(JOB) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("FITS: peak ")
+    assert "uncalibrated: point estimate only" in out.splitlines()[0]
+    assert "llama-2-7b (6.74 B parameters), qlora nf4+dq" in out
+    assert err == ""
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_a_job_that_does_not_fit_exits_with_3(capsys: Captured) -> None:
+    """Full fine-tuning of 7B on one card of 24 GiB runs out of memory: said first, and in the exit code."""
+    assert main(TOO_LARGE) == 3
+    assert capsys.readouterr().out.startswith("DOES NOT FIT: needs ")
+
+
+def test_too_little_host_memory_exits_with_5(capsys: Captured) -> None:
+    """A host that is known to be too small is its own verdict."""
+    assert main([*JOB, "--host-memory", "1GiB"]) == 5
+    assert capsys.readouterr().out.startswith("HOST RAM TOO SMALL: ")
+
+
+def test_an_unknown_card_size_exits_with_6(capsys: Captured) -> None:
+    """A card whose visible memory nobody knows gets numbers but no verdict, and the way out is named."""
+    assert main(["--model", "7b", "--method", "qlora", "--gpu", "b100", "--seq", "1024"]) == 6
+    out = capsys.readouterr().out
+    assert out.startswith("NO VERDICT: peak ")
+    assert "--gpu-memory" in out
+
+
+def test_an_architecture_without_formulas_exits_with_6(capsys: Captured, tmp_path: Path) -> None:
+    """A config.json of an architecture that is not modelled is refused rather than guessed."""
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mamba9", "hidden_size": 64}')
+    message = refused(capsys, "--model", str(config), "--method", "lora", "--gpu", "4090", "--seq", "128", code=6)
+    assert "mamba9" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "nearest"),
+    [
+        ("--model", "llama-2-7bb", "llama-2-7b"),
+        ("--gpu", "rtx4091", "rtx4090"),
+        ("--method", "qlorra", "qlora"),
+        ("--optimizer", "adamw_troch", "adamw_torch"),
+        ("--stack", "hf-trainer@55", "hf-trainer@5"),
+        ("--sharding", "zero33", "zero3"),
+        ("--format", "jsn", "json"),
+    ],
+)
+def test_unknown_names_list_the_nearest(capsys: Captured, flag: str, value: str, nearest: str) -> None:
+    """A misspelt name is a usage error that says what could have been meant."""
+    arguments = [*JOB, flag, value]
+    message = refused(capsys, *arguments)
+    assert f"'{value}'" in message
+    assert nearest in message
+
+
+@pytest.mark.parametrize("missing", ["--model", "--method", "--gpu", "--seq"])
+def test_a_missing_flag_is_named_with_an_example(capsys: Captured, missing: str) -> None:
+    """Leaving out what has no default names exactly that flag and shows a command that works."""
+    at = JOB.index(missing)
+    message = refused(capsys, *JOB[:at], *JOB[at + 2 :])
+    assert f"missing {missing};" in message
+    assert predict_module.EXAMPLE in message
+
+
+def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -> None:
+    """Plain `plan` says what it needs instead of guessing a job."""
+    assert "missing --model, --method, --gpu, --seq;" in refused(capsys)
+
+
+def test_the_example_in_the_message_works(capsys: Captured) -> None:
+    """The example that is shown on a mistake is a command that runs."""
+    assert main(predict_module.EXAMPLE.split()[1:]) == 0
+    assert capsys.readouterr().out.startswith("FITS")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--seq", "0"),
+        ("--seq", "-5"),
+        ("--batch", "nan"),
+        ("--lora-rank", "1e99"),
+        ("--lora-dropout", "1.5"),
+        ("--gpu-memory", "24"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_the_range(capsys: Captured, flag: str, value: str) -> None:
+    """Negative, zero, huge and NaN numbers, and sizes without a unit, are usage errors that name the field."""
+    assert flag.removeprefix("--").replace("-", "_") in refused(capsys, *JOB, flag, value)
+
+
+def test_an_unknown_flag_names_near_ones(capsys: Captured) -> None:
+    """A misspelt flag exits with 2 and points to the right one."""
+    message = refused(capsys, *JOB, "--lora-rnak", "8")
+    assert "--lora-rnak" in message
+    assert "--lora-rank" in message
+
+
+def test_an_unknown_command_is_refused(capsys: Captured) -> None:
+    """A misspelt sub-command exits with 2 and one sentence."""
+    assert "modls" in refused(capsys, "modls")
+
+
+def test_prediction_flags_before_a_sub_command_are_not_dropped(capsys: Captured) -> None:
+    """`plan --seq 4 models` is refused: the list would not depend on the flag."""
+    assert "--seq belongs to a prediction" in refused(capsys, "--seq", "4", "models")
+
+
+def test_flags_may_be_written_with_underscores(capsys: Captured) -> None:
+    """`--lora_rank` and `--lora-rank` are one flag."""
+    assert main([*JOB, "--lora_rank", "4", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert main([*JOB, "--lora-rank", "4", "--json"]) == 0
+    assert written == json.loads(capsys.readouterr().out)
+    assert written["scenario"]["recipe"]["lora_rank"] == 4
+
+
+def test_json_parses_and_carries_the_exit_code(capsys: Captured) -> None:
+    """`--json` is `--format json`; the document is valid by its schema and its exit code is that of the process."""
+    code = main([*TOO_LARGE, "--json"])
+    text = capsys.readouterr().out
+    document = PredictionDocument.model_validate_json(text)
+    assert document.exit_code == code == 3
+    assert main([*TOO_LARGE, "--format", "json"]) == 3
+    assert capsys.readouterr().out == text
+
+
+def test_totals_of_the_json_equal_their_terms(capsys: Captured) -> None:
+    """The allocated peak is the sum of the allocated terms alive in the limiting phase."""
+    main([*JOB, "--json"])
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    alive = [term["bytes"] for term in memory["terms"] if term["at_peak"] and term["level"] == "allocated"]
+    assert sum(alive) == pytest.approx(memory["allocated_peak_bytes"], abs=len(alive))
+
+
+def test_markdown_is_a_third_format(capsys: Captured) -> None:
+    """`--format markdown` writes headings and tables."""
+    assert main([*JOB, "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("**FITS: ")
+    assert "## Assumptions and their origins" in out
+
+
+def test_explain_finds_the_docstring_of_every_formula(capsys: Captured) -> None:
+    """Every term, host term and part of the step names a function that exists and says what it counts."""
+    main(
+        [
+            "--model",
+            "7b",
+            "--method",
+            "full",
+            "--gpu",
+            "h100-sxm:8",
+            "--sharding",
+            "zero3",
+            "--offload",
+            "optimizer",
+            "--seq",
+            "2048",
+            "--explain",
+            "--json",
+        ]
+    )
+    explained = json.loads(capsys.readouterr().out)["explanations"]
+    assert {each["topic"] for each in explained} == {"GPU memory", "Host RAM", "Step time"}
+    assert [each["formula"] for each in explained if not each["summary"]] == []
+
+
+def test_explain_adds_the_formulas_to_the_report(capsys: Captured) -> None:
+    """The section with functions and sources appears with --explain only."""
+    main([*JOB, "--explain"])
+    assert "\nFormulas\n" in capsys.readouterr().out
+    main(JOB)
+    assert "\nFormulas\n" not in capsys.readouterr().out
+
+
+def test_a_config_file_is_merged_and_flags_win(capsys: Captured, tmp_path: Path) -> None:
+    """Values come from the file with file and line as origin; a flag beside it wins."""
+    config = tmp_path / "job.toml"
+    config.write_text('model = "7b"\nmethod = "qlora"\ngpu = "4090"\nseq = 512\nbatch = 2\n')
+    assert main(["--config", str(config), "--batch", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    origins = {each["name"]: each["origin"] for each in document["assumptions"]}
+    assert document["scenario"]["recipe"]["seq_len"] == 512
+    assert document["scenario"]["recipe"]["micro_batch"] == 1
+    assert origins["seq"] == f"{config}:4"
+    assert origins["batch"] == "cli"
+
+
+def test_a_broken_config_file_names_file_and_line(capsys: Captured, tmp_path: Path) -> None:
+    """A mistake in the file is one sentence with its place; so is a file that is not there."""
+    config = tmp_path / "job.toml"
+    config.write_text('model = "7b"\nsqe = 512\n')
+    assert f"{config}:2" in refused(capsys, "--config", str(config))
+    assert "nowhere.toml" in refused(capsys, "--config", str(tmp_path / "nowhere.toml"))
+
+
+def test_run_time_and_cost_appear_when_asked_for(capsys: Captured) -> None:
+    """With samples, epochs and a price the report says how long the run takes and what it costs."""
+    main([*JOB, "--samples", "10000", "--epochs", "3", "--price", "0.5"])
+    out = capsys.readouterr().out
+    assert "10,000 samples x 3 epochs: " in out
+    assert "USD at 0.5 USD per GPU-hour on 1 GPU" in out
+    main(JOB)
+    assert "Whole run" not in capsys.readouterr().out
+
+
+def test_force_lets_a_refused_combination_go_on(capsys: Captured) -> None:
+    """4-bit weights cannot be trained in full: refused, or a warning with --force."""
+    job = ["--model", "7b", "--method", "full", "--quantization", "nf4", "--gpu", "h100-sxm", "--seq", "512"]
+    refused(capsys, *job)
+    main([*job, "--force"])
+    out, err = capsys.readouterr()
+    assert "Warning: " in out
+    assert err == ""
+
+
+VALUED = [field.flag for field in request_fields() if field.kind != "flag" and field.name != "model"]
+AWKWARD = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            "",
+            "0",
+            "-1",
+            "1e400",
+            "nan",
+            "inf",
+            "9" * 40,
+            "1_0",
+            "24GiB",
+            "bf16",
+            "zero3",
+            "\x1b[2J",
+            "\udc80",
+            ":",
+            "4090:0",
+            "none",
+        ]
+    ),
+    st.integers().map(str),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(extra=st.lists(st.tuples(st.sampled_from(VALUED), AWKWARD), max_size=3))
+def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
+    """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""
+    code = main([*JOB, *(f"{flag}={value}" for flag, value in extra)])
+    out, err = capsys.readouterr()
+    assert code in (0, 2, 3, 4, 5, 6), err
+    assert "Traceback" not in err
+    assert bool(out) != bool(err)
+    assert err.count("\n") <= 1
+
+
+def test_help_lists_every_flag_and_command(capsys: Captured) -> None:
+    """`plan --help` names each flag of the issue, each field of the table and each sub-command."""
+    assert main(["--help"]) == 0
+    words = capsys.readouterr().out.replace(",", " ").split()
+    wanted = {*EVERY_FLAG.split(), *(field.flag for field in request_fields())}
+    assert wanted - set(words) == set()
+    assert {"models", "gpus", "stacks", "schema", "rules"} <= set(words)
+
+
+@pytest.mark.parametrize("command", ["models", "gpus", "stacks", "schema", "rules"])
+def test_every_command_has_help(capsys: Captured, command: str) -> None:
+    """Each sub-command explains itself."""
+    assert main([command, "--help"]) == 0
+    assert f"plan {command}" in capsys.readouterr().out
+
+
+def test_version_is_printed(capsys: Captured) -> None:
+    """`plan --version` prints name and version."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plan {__version__}\n"
+
+
+def test_models_lists_the_whole_catalog(capsys: Captured) -> None:
+    """Every model is listed with its count, how that was checked, and its source."""
+    assert main(["models", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "planner/models@1"
+    assert [each["id"] for each in document["models"]] == list(model_ids())
+    assert all(each["params"] > 0 and each["params_origin"] and each["source"] for each in document["models"])
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert all(each["id"] in out for each in document["models"])
+
+
+def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captured) -> None:
+    """Every card is listed; an unsourced number carries a question mark, a sourced one does not."""
+    assert main(["gpus", "--json"]) == 0
+    cards = {each["id"]: each for each in json.loads(capsys.readouterr().out)["gpus"]}
+    assert list(cards) == list(gpu_ids())
+    assert main(["gpus"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert cards["a10g"]["origins"]["bf16_flop_per_s"] == "unsourced"
+    assert " 70.0? " in lines["a10g"]
+    assert cards["a10"]["origins"]["visible_memory_bytes"] != "unsourced"
+    assert " 22.03 " in lines["a10"]
+
+
+def test_stacks_lists_the_whole_catalog(capsys: Captured) -> None:
+    """Every stack is listed; JSON has each switch with what settled it."""
+    assert main(["stacks", "--json"]) == 0
+    stacks = json.loads(capsys.readouterr().out)["stacks"]
+    assert [each["id"] for each in stacks] == list(stack_ids())
+    assert all(each["settled"] for each in stacks)
+    assert main(["stacks"]) == 0
+    out = capsys.readouterr().out
+    assert all(each["id"] in out for each in stacks)
+
+
+def test_rules_prints_the_table_of_combinations(capsys: Captured) -> None:
+    """Both kinds of rule are listed, each with its sentence."""
+    assert main(["rules", "--json"]) == 0
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert {each["level"] for each in rules} == {"refuse", "warn"}
+    assert all(each["sentence"] for each in rules)
+    assert main(["rules"]) == 0
+    out = capsys.readouterr().out
+    assert all(each["id"] in out for each in rules)
+
+
+@pytest.mark.parametrize("command", ["models", "gpus", "stacks", "rules"])
+def test_lists_fit_into_100_columns_and_have_a_markdown_form(capsys: Captured, command: str) -> None:
+    """No line of a list is wider than 100 columns, and `--format markdown` writes a table."""
+    assert main([command]) == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 100
+    assert main([command, "--format", "markdown"]) == 0
+    assert "\n| " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("document", ["prediction", "record"])
+def test_schema_prints_a_json_schema(capsys: Captured, document: str) -> None:
+    """Each schema names itself and its properties; without a name it is that of a prediction."""
+    assert main(["schema", document]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$id"] == f"planner/{document}@1"
+    assert schema["properties"]
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$id"] == "planner/prediction@1"
+
+
+def test_an_unknown_schema_names_the_known_ones(capsys: Captured) -> None:
+    """A misspelt document is a usage error."""
+    assert "prediction" in refused(capsys, "schema", "predicton")
+
+
+def test_an_unexpected_failure_is_one_sentence(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug exits with 1 and asks for a report; the traceback is shown with PLANNER_DEBUG=1 only."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(predict_module, "predict", broken)
+    monkeypatch.delenv("PLANNER_DEBUG", raising=False)
+    message = refused(capsys, *JOB, code=1)
+    assert "internal error (ZeroDivisionError: a bug), please report" in message
+    monkeypatch.setenv("PLANNER_DEBUG", "1")
+    assert main(JOB) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_exits_with_130(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends quietly with the shell's own code for it."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict_module, "predict", interrupted)
+    assert main(JOB) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+class ClosedPipe:
+    """Standard output whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        """Fail as a closed pipe does."""
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def isatty(self) -> bool:
+        """A pipe is no terminal."""
+        return False
+
+
+def test_a_reader_that_stops_early_is_no_failure(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan ... | head -1` ends without a message."""
+    monkeypatch.setattr(sys, "stdout", ClosedPipe())
+    assert main(["--version"]) == 0
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_app_runs_under_typers_own_runner() -> None:
+    """The typer app is well formed by itself: its help exits with 0 and a usage error with 2."""
+    runner = CliRunner()
+    assert runner.invoke(app, ["--help"]).exit_code == 0
+    assert runner.invoke(app, ["--no-such-flag"]).exit_code == 2
+
+
+def test_the_process_exits_with_the_verdict_and_writes_nothing(tmp_path: Path) -> None:
+    """A real process: exit code, standard output alone, and not a single new file where it ran or in its home."""
+    command = [sys.executable, "-B", "-m", "planner.cli.main", *TOO_LARGE, "--json"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 3
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["verdict"] == "does_not_fit"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_a_prediction_import_no_framework() -> None:
+    """Neither torch nor scipy, pandas or matplotlib is ever loaded; --help does not even need numpy."""
+    for arguments, unwanted in ((["--help"], ["numpy"]), (JOB, [])):
+        heavy = ["torch", "transformers", "scipy", "pandas", "matplotlib", *unwanted]
+        code = (
+            "import sys; from planner.cli.main import main; main(sys.argv[1:]); "
+            f"print([name for name in {heavy} if name in sys.modules])"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
+def test_a_terminal_without_unicode_gets_ascii() -> None:
+    """Under an ASCII encoding the report still prints, and in ASCII."""
+    done = run(*JOB, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
+    """The interpreter adds no complaint of its own when it shuts down."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = f'"{sys.executable}" -m planner.cli.main schema | true'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.stderr == ""

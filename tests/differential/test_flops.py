@@ -1,0 +1,158 @@
+"""Work counts against torch's own FLOP counter on real Transformers and PEFT modules (CPU, no weights downloaded)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
+from planner.catalog.hf_config import model_from_config
+from planner.domain.model import ModelSpec
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+BATCH, LENGTH, RANK = 2, 24, 4
+TOKENS = BATCH * LENGTH
+ATTENTION_TARGETS = ("q_proj", "v_proj")
+
+LLAMA = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**LLAMA, "num_key_value_heads": 4}),
+    "llama-gqa": ("LlamaConfig", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
+    "qwen2": ("Qwen2Config", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128, "n_positions": 64, "resid_pdrop": 0.0}),
+}
+FROZEN_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """FLOP that torch counted: products of matrices, and batched products (attention)."""
+
+    matmul: int
+    attention: int
+
+
+def build(name: str, *, attention: str = "eager") -> tuple[Any, ModelSpec]:
+    """A small random model and its description, both from the same config."""
+    class_name, fields = CONFIGS[name]
+    extra = FROZEN_DROPOUT if class_name == "GPT2Config" else {}
+    config = getattr(transformers, class_name)(**fields, **extra, attn_implementation=attention, use_cache=False)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.train()
+    return model, model_from_config(config.to_dict(), name)
+
+
+def add_lora(model: Any, targets: tuple[str, ...], *, checkpointed: bool, modules_to_save: tuple[str, ...] = ()) -> Any:
+    """The model with adapters, its input requiring a gradient when it is checkpointed (as PEFT and the Trainer arrange)."""
+    peft = pytest.importorskip("peft")
+    chosen = "all-linear" if targets == ("all-linear",) else list(targets)
+    config = peft.LoraConfig(r=RANK, target_modules=chosen, modules_to_save=list(modules_to_save) or None, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config)
+    if checkpointed:
+        adapted.enable_input_require_grads()
+    return adapted
+
+
+def count(model: Any, *, checkpointing: str = "off") -> Counted:
+    """FLOP of one forward and backward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if checkpointing != "off":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"})
+    ids = torch.randint(0, 128, (BATCH, LENGTH))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    total = {str(operator): flop for operator, flop in counter.get_flop_counts()["Global"].items()}
+    batched = total.get("aten.bmm", 0) + total.get("aten.baddbmm", 0)
+    return Counted(sum(total.values()) - batched, batched)
+
+
+def key_of(targets: tuple[str, ...] | None, checkpointing: str, modules_to_save: tuple[str, ...] = ()) -> WorkKey:
+    """The work key that describes the same run."""
+    return WorkKey(targets, modules_to_save, checkpointing != "off", checkpointing == "reentrant")
+
+
+def predicted_matmul(spec: ModelSpec, key: WorkKey) -> float:
+    """FLOP of all matrix products, adapters included."""
+    work = work_of(spec, key)
+    return matmul_flop(work.base.total, TOKENS) + matmul_flop(work.adapters.total, TOKENS) * RANK
+
+
+# The rotary table is a product of (features / 2) x 1 by 1 x positions per sequence; nothing else is outside the counts.
+def rotary_flop(spec: ModelSpec) -> int:
+    """FLOP of the rotary table of one forward pass, which Transformers computes as a batched product."""
+    attention = spec.groups[0].block.attention
+    return 2 * BATCH * attention.head_dim // 2 * LENGTH if attention.position == "rope" else 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
+def test_full_fine_tune_matches_the_counter_exactly(name: str, checkpointing: str) -> None:
+    """Forward, both gradients and recomputation of every matrix are those that torch executes, to the last FLOP."""
+    model, spec = build(name)
+    if checkpointing == "reentrant":
+        model.enable_input_require_grads()
+    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(spec, key_of(None, checkpointing))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
+def test_lora_on_all_linears_matches_the_counter_exactly(name: str, checkpointing: str) -> None:
+    """Frozen matrices cost no weight gradient, and the first layer no input gradient unless it is checkpointed."""
+    model, spec = build(name)
+    adapted = add_lora(model, ("all-linear",), checkpointed=checkpointing != "off")
+    counted = count(adapted, checkpointing=checkpointing)
+    assert counted.matmul == predicted_matmul(spec, key_of(("all-linear",), checkpointing))
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
+def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str) -> None:
+    """With adapters on queries and values only, recomputation without re-entrance stops before the last matrix of a block."""
+    model, spec = build("llama")
+    adapted = add_lora(model, ATTENTION_TARGETS, checkpointed=checkpointing != "off")
+    counted = count(adapted, checkpointing=checkpointing)
+    assert counted.matmul == predicted_matmul(spec, key_of(ATTENTION_TARGETS, checkpointing))
+
+
+def test_saved_modules_are_trained_whole() -> None:
+    """A head in ``modules_to_save`` gets a weight gradient, and a token table there makes the first layer return its own."""
+    modules = ("lm_head", "embed_tokens")
+    model, spec = build("llama")
+    adapted = add_lora(model, ("all-linear",), checkpointed=False, modules_to_save=modules)
+    assert count(adapted).matmul == predicted_matmul(spec, key_of(("all-linear",), "off", modules))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant"])
+def test_eager_attention_matches_the_counter(name: str, checkpointing: str) -> None:
+    """Eager attention computes the whole square: twice its forward products backward, once more when recomputed."""
+    model, spec = build(name)
+    if checkpointing == "reentrant":
+        model.enable_input_require_grads()
+    work = work_of(spec, key_of(None, checkpointing))
+    passes = 4 if checkpointing == "reentrant" else 3
+    expected = passes * attention_forward_flop(work, TOKENS, LENGTH, "square") + rotary_flop(spec)
+    assert count(model, checkpointing=checkpointing).attention == pytest.approx(expected, rel=0.01)
+
+
+def test_routed_experts_count_active_copies_only() -> None:
+    """A mixture of experts costs ``top_k`` experts per token, not all of them."""
+    config = transformers.MixtralConfig(
+        **LLAMA, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False
+    )
+    config._attn_implementation = "eager"
+    # The default grouped product is a kernel that torch's counter does not know.
+    config._experts_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    spec = model_from_config(config.to_dict(), "mixtral")
+    counted = count(model.train())
+    total = (
+        counted.matmul
+        + counted.attention
+        - 3 * attention_forward_flop(work_of(spec, key_of(None, "off")), TOKENS, LENGTH, "square")
+    )
+    assert total == pytest.approx(predicted_matmul(spec, key_of(None, "off")), rel=0.01)

@@ -1,0 +1,189 @@
+"""The table of combinations: every rule has an example that it answers and a neighbour that it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.intake.rules import RULES, Rule, rules_markdown, rules_table
+
+BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
+WIDE_HEADS = {
+    "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+Flags = Mapping[str, object]
+
+# Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE: a model with heads of 512.
+EXAMPLES: dict[str, tuple[Flags, Flags]] = {
+    "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
+    "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
+    "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),
+    "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
+    "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
+    "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),
+    "fused-experts-not-quantized": (
+        {"model": "mixtral-8x7b", "method": "qlora"},
+        {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
+    ),
+    "fp16-gradients": (
+        {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16"},
+        {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16", "sharding": "zero2"},
+    ),
+    "targets-match-nothing": ({"lora_targets": "query_key_value"}, {"lora_targets": "self_attn.q_proj"}),
+    "targets-match-partly": ({"lora_targets": "q_proj;c_attn"}, {"lora_targets": "q_proj;v_proj"}),
+    "modules-to-save-unmatched": ({"modules_to_save": "wte"}, {"modules_to_save": "embed_tokens;lm_head"}),
+    "rank-above-width": ({"lora_rank": 4097}, {"lora_rank": 4096}),
+    "tokens-above-sequence": ({"tokens_per_sample": 1024.5}, {"tokens_per_sample": 1024}),
+    "packed-with-sample-length": (
+        {"padding": "packed", "tokens_per_sample": 300},
+        {"padding": "longest", "tokens_per_sample": 300},
+    ),
+    "sequence-above-table": ({"model": "gpt2", "seq": 1025}, {"model": "gpt2", "seq": 1024}),
+    "sequence-above-model": ({"seq": 4097}, {"seq": 4096}),
+    "reentrant-without-checkpointing": (
+        {"checkpoint_reentrant": True, "gradient_checkpointing": False},
+        {"checkpoint_reentrant": True, "gradient_checkpointing": True},
+    ),
+    "fewer-samples-than-a-step": ({"samples": 7, "batch": 2, "grad_accum": 4}, {"samples": 8, "batch": 2, "grad_accum": 4}),
+    "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
+    "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
+    "hsdp-on-one-node": ({"gpus": 2, "sharding": "hsdp"}, {"gpus": 2, "sharding": "hsdp", "nodes": 2}),
+    "nf4-sharded-without-storage": (
+        {"method": "qlora", "gpus": 2, "sharding": "zero3"},
+        {"method": "qlora", "gpus": 2, "sharding": "zero3", "quant_storage": "bf16"},
+    ),
+    "int8-sharded": ({"method": "int8", "gpus": 2, "sharding": "fsdp"}, {"method": "int8", "gpus": 2, "sharding": "zero2"}),
+    "gptq-sharded": (
+        {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
+        {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero2"},
+    ),
+    "zero-without-masters": ({"sharding": "zero2", "precision": "bf16"}, {"sharding": "zero2", "precision": "bf16-mixed"}),
+    "offload-without-engine": ({"offload": "optimizer"}, {"offload": "activations"}),
+    "params-offload-below-stage-3": (
+        {"sharding": "zero2", "offload": "optimizer+params"},
+        {"sharding": "zero2", "offload": "optimizer"},
+    ),
+    "nvme-without-stage-3": (
+        {"sharding": "zero2", "offload": "optimizer-nvme"},
+        {"sharding": "zero3", "offload": "optimizer-nvme"},
+    ),
+    "fsdp-offloads-both": ({"sharding": "fsdp", "offload": "params"}, {"sharding": "fsdp", "offload": "optimizer+params"}),
+    "gpu-optimizer-offloaded": (
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
+        {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
+    ),
+    "slow-optimizer-offloaded": (
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "adafactor"},
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "adamw_torch"},
+    ),
+    "offload-host-unknown": (
+        {"sharding": "zero3", "offload": "optimizer"},
+        {"sharding": "zero3", "offload": "optimizer", "host_memory": "256GB"},
+    ),
+    "bf16-without-units": ({"gpu": "t4", "precision": "bf16-mixed"}, {"gpu": "t4"}),
+    "flash2-on-old-card": ({"gpu": "t4", "attention": "flash2"}, {"gpu": "l4", "attention": "flash2"}),
+    "flash2-in-fp32": ({"attention": "flash2", "precision": "fp32"}, {"attention": "sdpa", "precision": "fp32"}),
+    "flash2-wide-heads": ({"model": "WIDE", "attention": "flash2"}, {"model": "WIDE"}),
+    "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
+    "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
+    "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "trl"}),
+    "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
+    "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
+    "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),
+    "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),
+    "reserved-fills-card": ({"gpu_reserved": "24GiB"}, {"gpu_reserved": "23GiB"}),
+}
+
+
+def forced(flags: Flags, folder: Path) -> Scenario:
+    """The scenario of BASE with these flags, refusals as warnings."""
+    said = {**BASE, **flags}
+    if said["model"] == "WIDE":
+        path = folder / "config.json"
+        path.write_text(json.dumps(WIDE_HEADS))
+        said["model"] = str(path)
+    return resolve(from_flags(said), force=True)
+
+
+def test_every_rule_has_an_example() -> None:
+    """A rule without an example, or an example without a rule, fails here."""
+    assert set(EXAMPLES) == {rule.id for rule in RULES}
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_answers_its_example_only(rule: Rule, tmp_path: Path) -> None:
+    """The example has the rule's warning, with its sentence; the neighbour does not."""
+    rule_id, sentence = rule.id, rule.sentence
+    fires, quiet = EXAMPLES[rule_id]
+    found = [warning for warning in forced(fires, tmp_path).warnings if f"[{rule_id}]" in warning]
+    assert len(found) == 1
+    assert sentence in found[0]
+    assert not any(f"[{rule_id}]" in warning for warning in forced(quiet, tmp_path).warnings)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "refuse"], ids=lambda rule: rule.id)
+def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None:
+    """Without --force the example is refused by the rule's id; with it the first warnings say that they were forced."""
+    rule_id = rule.id
+    scenario = forced(EXAMPLES[rule_id][0], tmp_path)
+    assert any(warning.startswith("forced: ") and f"[{rule_id}]" in warning for warning in scenario.warnings)
+    said = {**BASE, **EXAMPLES[rule_id][0]}
+    if said["model"] == "WIDE":
+        said["model"] = str(tmp_path / "config.json")
+    with pytest.raises(RefusedCombinationError, match=re.escape(f"[{rule_id}]")) as caught:
+        resolve(from_flags(said))
+    assert "--force" in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "warn"], ids=lambda rule: rule.id)
+def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
+    """The examples of warnings resolve without --force."""
+    rule_id = rule.id
+    assert any(f"[{rule_id}]" in warning for warning in resolve(from_flags({**BASE, **EXAMPLES[rule_id][0]})).warnings)
+
+
+def test_a_plain_job_has_no_warnings() -> None:
+    """The base of all examples is quiet."""
+    assert resolve(from_flags(BASE)).warnings == ()
+
+
+def test_several_refusals_are_all_said() -> None:
+    """A user learns everything that is wrong at once."""
+    with pytest.raises(RefusedCombinationError) as caught:
+        resolve(from_flags(BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000}))
+    for rule_id in ("quantized-full", "lora-options-with-full", "tokens-above-sequence"):
+        assert f"[{rule_id}]" in str(caught.value)
+
+
+def test_unmatched_targets_list_what_the_model_has() -> None:
+    """The message about wrong target names tells the right ones."""
+    with pytest.raises(RefusedCombinationError, match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"):
+        resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
+
+
+def test_unquantised_experts_are_counted() -> None:
+    """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
+    scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
+    assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)
+
+
+def test_the_table_prints_every_rule_once() -> None:
+    """The markdown has one line per rule, refusals first, none of which breaks the table."""
+    lines = rules_markdown().splitlines()[2:]
+    assert len(lines) == len(rules_table()) == len(RULES)
+    assert all(line.count("|") == 4 for line in lines)
+    levels = [line.split("|")[2].strip() for line in lines]
+    assert levels == sorted(levels)
+    for rule_id, _, sentence in rules_table():
+        assert any(f"`{rule_id}`" in line and sentence in line for line in lines)

@@ -1,0 +1,262 @@
+"""The stack files: complete, well typed, sourced, and in agreement with the packages that are installed here."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.catalog.location import data_dir
+from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
+from planner.catalog.toml_file import read_toml
+from planner.domain.stack import Stack
+
+REQUIRED_IDS = {
+    "hf-trainer@4", "hf-trainer@5", "trl", "llama-factory", "axolotl", "swift", "unsloth",
+    "qwen-finetune", "litgpt", "torchtune", "torchtitan", "composer", "colossalai",
+}  # fmt: skip
+IDS = stack_ids()
+# "package 1.2.3", or a file of a repository that has no releases.
+PLACE = re.compile(r"\w \d+\.\d+|\w\.(?:py|json|yaml|yml|sh|h)\b")
+
+
+def hf5() -> Stack:
+    """The stack of the packages that the test environment has."""
+    return load_stack("hf-trainer@5")
+
+
+def test_every_stack_of_the_catalog_has_a_file() -> None:
+    """The thirteen stacks are there, and each is found by its id, its aliases and in any case."""
+    assert set(IDS) >= REQUIRED_IDS
+    for stack_id in IDS:
+        file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
+        assert {load_stack(name.upper()).id for name in (stack_id, *file["aliases"])} == {stack_id}
+
+
+@pytest.mark.parametrize("stack_id", IDS)
+def test_a_stack_settles_every_field(stack_id: str) -> None:
+    """Each default and each switch says what settled it, and names a version or a file where it was read in the source."""
+    settled = {name: (settled_by, source) for name, settled_by, source in load_stack(stack_id).settled}
+    assert {*SWITCH_NAMES, *(f"defaults.{name}" for name in DEFAULT_NAMES)} <= set(settled)
+    for name, (settled_by, source) in settled.items():
+        assert len(source) > 20, name
+        if settled_by == "source_code":
+            assert PLACE.search(source), f"{name}: {source}"
+
+
+@pytest.mark.parametrize("stack_id", IDS)
+def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
+    """What a file states for quantised bases is not a repetition of the general default."""
+    file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
+    for name, entry in file.get("quantized", {}).items():
+        assert entry["value"] != file["defaults"][name]["value"], name
+
+
+@pytest.mark.parametrize("stack_id", IDS)
+def test_copies_of_logits_are_consistent(stack_id: str) -> None:
+    """Cross-entropy in torch saves the log-softmax, so both peaks hold it, and only the first can hold the fp32 copy."""
+    stack = load_stack(stack_id)
+    assert "log_softmax" in stack.loss_forward
+    assert "log_softmax" in stack.loss_backward
+    assert not {"float", "shifted"} & set(stack.loss_backward)
+    assert not {"nll_grad", "log_softmax_grad"} & set(stack.loss_forward)
+
+
+# What the installed packages do themselves.
+
+
+def live_peaks(torch: types.ModuleType, forward: Any, elements: int) -> tuple[float, float]:
+    """Peak of the bytes that tensors made by ``forward()`` and by its backward occupy, per element.
+
+    ``forward`` returns the loss and whatever the caller keeps until then; the latter is dropped before the backward, as the
+    Trainer does.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.live: dict[int, int] = {}
+            self.tokens = itertools.count()
+            self.seen: dict[int, int] = {}
+            self.peak = 0
+
+        def drop(self, pointer: int, token: int) -> None:
+            self.live.pop(token)
+            self.seen.pop(pointer)
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, (tuple, list)) else [out]:
+                if not isinstance(tensor, torch.Tensor) or tensor.untyped_storage()._cdata in self.seen:
+                    continue
+                storage, token = tensor.untyped_storage(), next(self.tokens)
+                self.live[token] = storage.nbytes()
+                self.seen[storage._cdata] = token
+                weakref.finalize(storage, self.drop, storage._cdata, token)
+            self.peak = max(self.peak, sum(self.live.values()))
+            return out
+
+    with Count() as count:
+        loss, *kept = forward()
+        first = count.peak
+        kept.clear()
+        count.peak = 0
+        loss.backward()
+    return first / elements, count.peak / elements
+
+
+COPY_BYTES = {"compute": 2, "float": 4, "shifted": 4, "log_softmax": 4, "nll_grad": 4, "log_softmax_grad": 4}
+VOCAB, SEQ = 6000, 32
+
+
+def head(torch: types.ModuleType, batch: int) -> tuple[Any, Any, Any]:
+    """Hidden states, head weight and labels of a tiny language model in bf16."""
+    torch.manual_seed(0)
+    hidden = torch.randn(batch, SEQ, 4, dtype=torch.bfloat16, requires_grad=True)
+    return hidden, torch.randn(VOCAB, 4, dtype=torch.bfloat16), torch.randint(0, VOCAB, (batch, SEQ))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_logits_copies_of_transformers_5(batch: int) -> None:
+    """The copies listed for hf-trainer@5 add up to the bytes that the installed loss function really holds."""
+    torch = pytest.importorskip("torch")
+    loss_utils = pytest.importorskip("transformers.loss.loss_utils")
+    hidden, weight, labels = head(torch, batch)
+
+    def forward() -> tuple[Any, Any]:
+        logits = torch.nn.functional.linear(hidden, weight)
+        return loss_utils.ForCausalLMLoss(logits, labels, VOCAB), logits
+
+    peak_forward, peak_backward = live_peaks(torch, forward, batch * SEQ * VOCAB)
+    assert peak_forward == pytest.approx(sum(COPY_BYTES[name] for name in hf5().loss_forward), rel=0.05)
+    assert peak_backward == pytest.approx(sum(COPY_BYTES[name] for name in hf5().loss_backward), rel=0.05)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_logits_copies_of_transformers_4(batch: int) -> None:
+    """The order of operations of Transformers up to 4.45 holds 12 bytes per logit, and 8 at batch 1, where nothing is copied."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    hidden, weight, labels = head(torch, batch)
+
+    def forward() -> tuple[Any, Any]:
+        logits = functional.linear(hidden, weight)
+        logits = logits.float()
+        shifted = logits[..., :-1, :].contiguous()
+        loss = functional.cross_entropy(shifted.view(-1, VOCAB), labels[..., 1:].contiguous().view(-1))
+        return loss, logits
+
+    peak_forward, peak_backward = live_peaks(torch, forward, batch * SEQ * VOCAB)
+    stack = load_stack("hf-trainer@4")
+    copies = [name for name in stack.loss_forward if name != "shifted" or batch > 1]
+    assert peak_forward == pytest.approx(sum(COPY_BYTES[name] for name in copies), rel=0.05)
+    assert peak_backward == pytest.approx(sum(COPY_BYTES[name] for name in stack.loss_backward), rel=0.05)
+
+
+def kbit_model(torch: types.ModuleType) -> Any:
+    """A module that passes for a k-bit model: 16-bit embedding and head around integer weights."""
+    model = torch.nn.Module()
+    model.embed = torch.nn.Embedding(8, 4, dtype=torch.bfloat16)
+    model.packed = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    model.head = torch.nn.Linear(4, 8, bias=False, dtype=torch.float16)
+    model.is_loaded_in_4bit = True
+    return model
+
+
+def test_peft_upcasts_every_16_bit_parameter_of_a_kbit_model() -> None:
+    """``kbit_upcast = "all"`` of hf-trainer@5 is what PEFT does; integer weights are left alone."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    model = peft.prepare_model_for_kbit_training(kbit_model(torch), use_gradient_checkpointing=False)
+    assert hf5().kbit_upcast == "all"
+    assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8, torch.float32, torch.float32]
+
+
+def test_peft_leaves_a_gptq_model_in_16_bit() -> None:
+    """``kbit_upcast = "none"`` of qwen-finetune: its only quantised bases are GPTQ, which PEFT does not upcast."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    model = kbit_model(torch)
+    model.quantization_method = "gptq"
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    assert load_stack("qwen-finetune").kbit_upcast == "none"
+    assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8, torch.bfloat16, torch.float16]
+
+
+def test_training_arguments_give_the_optimizer_and_checkpointing(tmp_path: Path) -> None:
+    """The optimizer and the checkpointing of hf-trainer@5 are the defaults of ``TrainingArguments``."""
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert arguments.optim == hf5().defaults.optimizer
+    assert bool(arguments.gradient_checkpointing) is hf5().defaults.gradient_checkpointing
+
+
+def tiny_llama(torch: types.ModuleType, transformers: Any) -> Any:
+    """A two-layer Llama in bf16."""
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=32
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def test_transformers_5_loads_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+    """``load_dtype = "checkpoint"``: without a dtype a bf16 checkpoint loads as bf16, and attention is the one in the file."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    tiny_llama(torch, transformers).save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert hf5().defaults.load_dtype == "checkpoint"
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert loaded.config._attn_implementation == hf5().defaults.attention
+
+
+def test_transformers_5_checkpoints_without_reentry() -> None:
+    """``checkpoint_reentrant`` of hf-trainer@5 is what ``gradient_checkpointing_enable`` passes to every block."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    model = tiny_llama(torch, transformers)
+    model.gradient_checkpointing_enable()
+    passed = {block._gradient_checkpointing_func.keywords["use_reentrant"] for block in model.model.layers}
+    assert passed == {hf5().defaults.checkpoint_reentrant}
+
+
+def test_peft_adapters_are_fp32_over_a_bf16_base() -> None:
+    """Adapter dtype, rank and dropout of hf-trainer@5 are those of a plain ``LoraConfig`` on a bf16 model."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = peft.LoraConfig(target_modules="all-linear")
+    model = peft.get_peft_model(tiny_llama(torch, transformers), config)
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
+    assert hf5().defaults.adapter_dtype == "fp32"
+    assert dtypes == {torch.float32}
+    assert config.r == hf5().defaults.lora_rank
+    assert config.lora_dropout == hf5().defaults.lora_dropout
+
+
+def test_transformers_5_experts_are_three_dimensional() -> None:
+    """``fused_experts`` of hf-trainer@5: expert weights are 3-D parameters, and no linear layer holds them."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=32,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.Qwen3MoeForCausalLM(config)
+    fused = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
+    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and ".experts" in name]
+    assert hf5().fused_experts is True
+    assert len(fused) == 2
+    assert linears == []
+
+
+def test_bitsandbytes_expands_weights_in_large_forward_passes() -> None:
+    """``dequantizes_forward`` of hf-trainer@5: above 1536 tokens the fused 4-bit kernel is not used."""
+    source = pytest.importorskip("bitsandbytes").__path__[0]
+    text = (Path(source) / "backends" / "cuda" / "ops.py").read_text(encoding="utf-8")
+    if "gemm_4bit" not in text:
+        pytest.skip("bitsandbytes before 0.50 always expands")
+    assert hf5().dequantizes_forward is True
+    assert re.search(r"_custom_max_m = 1536\b", text)

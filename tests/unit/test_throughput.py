@@ -1,0 +1,492 @@
+"""Time: work counts by hand, traffic and collectives by hand, and how the terms add up to a step."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from planner.anatomy.work import AttentionWork, WorkKey, attention_forward_flop, matmul_flop, mean_keys, model_flop, work_of
+from planner.catalog.gpus import load_gpu
+from planner.catalog.hf_config import model_from_config
+from planner.catalog.stacks import load_stack
+from planner.domain.coefficients import Coefficients
+from planner.domain.hardware import Hardware, HostSpec
+from planner.domain.model import ModelSpec
+from planner.domain.prediction import TimePrediction
+from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
+from planner.domain.scenario import RunPlan, Scenario
+from planner.domain.term import TimeTerm
+from planner.throughput.communication import gathered_bytes, reduced_bytes, replica_bytes, ring_fraction
+from planner.throughput.job import Job, job_of
+from planner.throughput.kernels import dequantization_seconds
+from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
+from planner.throughput.operators import OperatorView, block_operators
+from planner.throughput.rates import accumulates_at_half_rate, intra_node_bytes_per_s, peak_flop_per_s
+from planner.throughput.step import predict_time
+from planner.throughput.tokens import expected_longest
+from planner.throughput.traffic import TrafficView, residual_traffic
+from planner.units import GIGA, TERA
+
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+# 32 x (4 x 4096^2 + 3 x 4096 x 11008), and 4096 x 32000.
+BLOCK_WEIGHTS, HEAD_WEIGHTS = 6_476_005_376, 131_072_000
+N = BLOCK_WEIGHTS + HEAD_WEIGHTS
+PARAMS = 6_738_415_616
+FIRST_QKV = 3 * 4096**2
+# All seven matrices of a layer: in + out features, times 32 layers.
+LORA_WIDTHS = 32 * (4 * 8192 + 3 * (4096 + 11008))
+PRIORS = Coefficients()
+
+
+@pytest.fixture(scope="module")
+def llama() -> ModelSpec:
+    """Llama-2-7B from its shapes."""
+    return model_from_config(LLAMA_2_7B, "llama-2-7b")
+
+
+def recipe(method: str = "full", **changes: object) -> Recipe:
+    """A recipe with every choice written out; ``changes`` replace fields of the recipe."""
+    adapter = Adapter(8, ("all-linear",), 0.05, (), "fp32") if method == "lora" else None
+    base = Recipe(
+        method="lora" if method == "lora" else "full",
+        numerics=Numerics("bf16", "bf16-mixed"),
+        adapter=adapter,
+        optimizer="adamw_torch",
+        sharding="none",
+        offload="none",
+        gradient_checkpointing=True,
+        checkpoint_reentrant=True,
+        attention="flash2",
+        loss="hf",
+        batch=Batch(4, 2, 1024, "packed", 1024),
+    )
+    return replace(base, **changes)
+
+
+def scenario(model: ModelSpec, the_recipe: Recipe, gpu: str = "a100-80-sxm", **hardware: object) -> Scenario:
+    """A scenario on ``gpu``; ``hardware`` replaces fields of one unknown host with one GPU."""
+    base = Hardware(load_gpu(gpu), 1, 1, HostSpec("unknown"))
+    return Scenario(model, replace(base, **hardware), the_recipe, load_stack("hf-trainer@5"))
+
+
+def predicted(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> TimePrediction:
+    """The prediction, which must exist."""
+    answer = predict_time(the_scenario, coefficients)
+    assert answer is not None
+    return answer
+
+
+def term(answer: TimePrediction, name: str) -> TimeTerm:
+    """The one term of that name."""
+    (found,) = [part for part in answer.terms if part.name == name]
+    return found
+
+
+def job(the_scenario: Scenario) -> Job:
+    """The job of a scenario, which must exist."""
+    found = job_of(the_scenario, PRIORS)
+    assert found is not None
+    return found
+
+
+class TestWork:
+    """Multiply-accumulates of Llama-2-7B against a pocket calculator."""
+
+    def test_full_fine_tune_is_6n(self, llama: ModelSpec) -> None:
+        """Forward 2N, input gradient 2N, weight gradient 2N."""
+        work = work_of(llama, WorkKey(None, (), False, False))
+        assert matmul_flop(work.base.total, 1) == 6 * N
+
+    def test_full_fine_tune_with_checkpointing_is_8n_less_the_head(self, llama: ModelSpec) -> None:
+        """Re-entrant checkpointing repeats the forward of the blocks; the head is outside."""
+        work = work_of(llama, WorkKey(None, (), True, True))
+        assert matmul_flop(work.base.total, 1) == 6 * N + 2 * BLOCK_WEIGHTS
+
+    def test_non_reentrant_checkpointing_stops_before_the_last_matrix(self, llama: ModelSpec) -> None:
+        """The down projection's output is needed by nothing, so it is not computed again."""
+        work = work_of(llama, WorkKey(None, (), True, False))
+        assert work.base.recompute == BLOCK_WEIGHTS - 32 * 11008 * 4096
+
+    def test_lora_is_4n_less_the_first_inputs(self, llama: ModelSpec) -> None:
+        """No weight gradient of the base, and the first q, k and v return none."""
+        work = work_of(llama, WorkKey(("all-linear",), (), False, False))
+        assert matmul_flop(work.base.total, 1) == 4 * N - 2 * FIRST_QKV
+
+    def test_lora_with_checkpointing_is_6n_less_the_head(self, llama: ModelSpec) -> None:
+        """Recomputation adds one forward of the blocks, and the first layer returns an input gradient."""
+        work = work_of(llama, WorkKey(("all-linear",), (), True, True))
+        assert matmul_flop(work.base.total, 1) == 4 * N + 2 * BLOCK_WEIGHTS
+
+    def test_adapters_cost_rank_times_in_plus_out(self, llama: ModelSpec) -> None:
+        """Each pass over an adapter is ``r (in + out)`` MACs: forward, recompute and both gradients."""
+        work = work_of(llama, WorkKey(("all-linear",), (), True, True))
+        assert work.adapters.forward == LORA_WIDTHS
+        assert work.adapters.total == 4 * LORA_WIDTHS
+
+    def test_attention_is_four_s_squared_d_over_two(self, llama: ModelSpec) -> None:
+        """FlashAttention's count, halved by causality: 4 x s^2 x 4096 / 2 per layer, with the diagonal."""
+        work = work_of(llama, WorkKey(None, (), False, False))
+        s = 2048
+        assert attention_forward_flop(work, s, s, "triangle") == 32 * 4 * 4096 * s * (s + 1) / 2
+        assert attention_forward_flop(work, s, s, "square") == 32 * 4 * 4096 * s * s
+
+    def test_model_flop_counts_no_recomputation(self, llama: ModelSpec) -> None:
+        """Utilisation is the same numerator with and without checkpointing: 6N and three attention passes."""
+        plain = work_of(llama, WorkKey(None, (), False, False))
+        again = work_of(llama, WorkKey(None, (), True, True))
+        expected = 6 * N * 1000 + 3 * attention_forward_flop(plain, 1000, 500, "triangle")
+        assert model_flop(plain, 0, 1000, 500) == model_flop(again, 0, 1000, 500) == expected
+
+    def test_window_counts_the_band(self) -> None:
+        """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys; a kernel that takes a mask computes all 25."""
+        part = AttentionWork(1, 1, 1, 3, biased=False)
+        assert mean_keys(part, 5, "band") == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
+        assert mean_keys(part, 5, "triangle") == 5
+        assert mean_keys(part, 2, "band") == pytest.approx((1 + 2) / 2)
+
+    def test_position_bias_makes_generic_kernels_compute_the_square(self) -> None:
+        """ALiBi reaches scaled-dot-product attention as an explicit mask."""
+        assert mean_keys(AttentionWork(1, 1, 1, None, biased=True), 8, "triangle") == 8
+
+    def test_experts_count_what_a_token_passes(self) -> None:
+        """Mixtral: two of eight experts of 3 x 4096 x 14336 weights per layer."""
+        config = {
+            **LLAMA_2_7B,
+            "model_type": "mixtral",
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+        work = work_of(model_from_config(config, "mixtral"), WorkKey(None, (), False, False))
+        assert work.experts.forward == 32 * 2 * 3 * 4096 * 14336
+        assert work.expert_share == 0.25
+
+
+class TestTokens:
+    """Padded lengths."""
+
+    def test_one_sample_is_not_padded(self) -> None:
+        """The longest of one is the mean."""
+        assert expected_longest(725.0, 1024, 1, 0.8) == pytest.approx(725)
+
+    def test_longest_grows_towards_the_cap(self) -> None:
+        """More samples in a batch pad further, and never beyond the cap."""
+        lengths = [expected_longest(725.0, 1024, draws, 0.8) for draws in (1, 2, 4, 8, 64, 4096)]
+        assert lengths == sorted(lengths)
+        assert lengths[-1] <= 1024
+
+    def test_far_below_the_cap_the_spread_decides(self) -> None:
+        """A cap far away does not pad short samples to it: two exponential draws of mean 100 have an expected longest of 150."""
+        assert expected_longest(100.0, 100_000, 2, 1.0) == pytest.approx(150, rel=1e-3)
+
+    def test_full_samples_are_not_padded(self) -> None:
+        """Where every sample reaches the cap, so does the batch."""
+        assert expected_longest(1024.0, 1024, 8, 0.8) == 1024
+
+    def test_padding_costs_time_and_counts_no_tokens(self, llama: ModelSpec) -> None:
+        """Padded tokens are computed, but real tokens per second and model FLOP leave them out."""
+        real = recipe("lora", batch=Batch(4, 1, 512, "packed", 512))
+        padded = recipe("lora", batch=Batch(4, 1, 1024, "max_length", 512), attention="sdpa")
+        short, wide = predicted(scenario(llama, real)), predicted(scenario(llama, padded))
+        assert wide.step_s > 1.8 * short.step_s
+        assert wide.padded_tokens_per_s == pytest.approx(2 * wide.tokens_per_s)
+        assert wide.model_flop_per_step == short.model_flop_per_step
+
+
+class TestRates:
+    """What a card and its links sustain."""
+
+    def test_geforce_halves_fp32_accumulation(self) -> None:
+        """int8 runs at four times the 16-bit rate on GeForce, at twice on data-centre cards."""
+        assert accumulates_at_half_rate(load_gpu("rtx4090"))
+        assert accumulates_at_half_rate(load_gpu("rtx3090"))
+        assert not accumulates_at_half_rate(load_gpu("a100-80-sxm"))
+        assert not accumulates_at_half_rate(load_gpu("rtx-a6000"))
+
+    def test_missing_units_fall_back_to_fp32(self) -> None:
+        """bf16 on a T4 runs on the fp32 units."""
+        t4 = load_gpu("t4")
+        assert peak_flop_per_s(t4, "bf16") == t4.fp32_flop_per_s
+        assert peak_flop_per_s(t4, "fp16") == 65 * TERA
+
+    def test_unknown_rates_give_no_time(self, llama: ModelSpec) -> None:
+        """The CPU entry has no rates: there is no prediction rather than a guess."""
+        assert predict_time(scenario(llama, recipe(), gpu="cpu"), PRIORS) is None
+
+    def test_links_by_hand(self) -> None:
+        """Half of NVLink's two-way sum, one PCIe direction, and NCCL's assumption between sockets."""
+        card, host = load_gpu("a100-80-sxm"), HostSpec("unknown")
+        assert intra_node_bytes_per_s(Hardware(card, 8, 1, host), PRIORS) == pytest.approx(300 * GIGA * PRIORS.nvlink_efficiency)
+        pcie = intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="pcie"), PRIORS)
+        assert pcie == pytest.approx(16 * 1.969 * GIGA * PRIORS.pcie_efficiency)
+        assert intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="qpi"), PRIORS) == 10 * GIGA
+
+    def test_old_host_slows_the_link(self, llama: ModelSpec) -> None:
+        """The slower of the two PCIe generations decides offload."""
+        offloaded = recipe(sharding="zero3", offload="optimizer+params")
+        new = predicted(scenario(llama, offloaded))
+        old = predicted(scenario(llama, offloaded, host=HostSpec("old", pcie_generation=3)))
+        assert term(old, "host_transfers").seconds == pytest.approx(2 * term(new, "host_transfers").seconds, rel=0.01)
+
+
+class TestCollectives:
+    """Bytes that each GPU exchanges, by hand, for 8 GPUs: a ring moves 7/8 of a tensor."""
+
+    def test_ring(self) -> None:
+        """One GPU exchanges nothing."""
+        assert ring_fraction(1) == 0
+        assert ring_fraction(8) == 7 / 8
+
+    def test_ddp_reduces_once_per_step(self, llama: ModelSpec) -> None:
+        """An all-reduce of the bf16 gradients, whatever the number of micro-steps."""
+        held = job(scenario(llama, recipe(sharding="ddp", numerics=Numerics("bf16", "bf16")), gpus_per_node=8))
+        assert reduced_bytes(held) == pytest.approx(2 * 2 * PARAMS * 7 / 8)
+        assert gathered_bytes(held) == 0
+
+    def test_ddp_with_lora_is_tiny(self, llama: ModelSpec) -> None:
+        """Only fp32 adapters travel: 4 bytes x rank x (in + out)."""
+        held = job(scenario(llama, recipe("lora", sharding="ddp"), gpus_per_node=8))
+        assert reduced_bytes(held) == pytest.approx(2 * 4 * 8 * LORA_WIDTHS * 7 / 8)
+
+    def test_zero_2_reduces_every_micro_step(self, llama: ModelSpec) -> None:
+        """Two micro-steps reduce twice and gather the new weights once."""
+        held = job(scenario(llama, recipe(sharding="zero2"), gpus_per_node=8))
+        assert reduced_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
+
+    def test_zero_3_gathers_frozen_weights_too(self, llama: ModelSpec) -> None:
+        """All bf16 weights arrive for forward and for backward of both micro-steps, with LoRA as well."""
+        held = job(scenario(llama, recipe("lora", sharding="zero3"), gpus_per_node=8))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
+
+    def test_grad_op_keeps_weights_between_forward_and_backward(self, llama: ModelSpec) -> None:
+        """Half the gathers of full sharding."""
+        full = job(scenario(llama, recipe(sharding="fsdp"), gpus_per_node=8))
+        kept = job(scenario(llama, recipe(sharding="fsdp-grad-op"), gpus_per_node=8))
+        assert gathered_bytes(full) == 2 * gathered_bytes(kept)
+
+    def test_hybrid_sharding_crosses_nodes_with_one_shard(self, llama: ModelSpec) -> None:
+        """Gathers stay inside the node; an eighth of the gradients is all-reduced between two nodes."""
+        held = job(scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
+        assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 8 / 2)
+
+    def test_network_is_the_slowest_link_of_the_ring(self, llama: ModelSpec) -> None:
+        """A second node turns NVLink's rate into the network's, and a faster network shortens the step."""
+        sharded = recipe(sharding="zero3")
+        slow = scenario(llama, sharded, gpus_per_node=8, nodes=2, network_bytes_per_s=5 * GIGA)
+        fast = replace(slow, hardware=replace(slow.hardware, network_bytes_per_s=50 * GIGA))
+        ratio = term(predicted(slow), "collectives").seconds / term(predicted(fast), "collectives").seconds
+        assert ratio == pytest.approx(10)
+
+    def test_one_gpu_has_no_collectives(self, llama: ModelSpec) -> None:
+        """A ring of one GPU moves nothing, and the term is left out."""
+        names = [part.name for part in predicted(scenario(llama, recipe(sharding="zero3"))).terms]
+        assert "collectives" not in names
+
+
+class TestOffload:
+    """Traffic and CPU time of offloaded state."""
+
+    def test_zero_offload_bytes(self, llama: ModelSpec) -> None:
+        """Each of four GPUs sends a quarter of the gradients in both micro-steps and gets its new weights once."""
+        held = job(scenario(llama, recipe(sharding="zero2", offload="optimizer"), gpus_per_node=4))
+        moved = transfers(held)
+        assert moved.exposed == pytest.approx(3 * 2 * PARAMS / 4)
+        assert moved.fetched == 0
+
+    def test_offloaded_weights_are_fetched_twice_per_micro_step(self, llama: ModelSpec) -> None:
+        """Forward and backward of both micro-steps read the host's share; new weights stay there."""
+        held = job(scenario(llama, recipe(sharding="zero3", offload="optimizer+params"), gpus_per_node=4))
+        moved = transfers(held)
+        assert moved.fetched == pytest.approx(4 * 2 * PARAMS / 4)
+        assert moved.exposed == pytest.approx(2 * 2 * PARAMS / 4)
+
+    def test_cpu_update_is_shared_by_nodes_not_by_gpus(self, llama: ModelSpec) -> None:
+        """All GPUs of a node share its cores; two nodes halve the work of each."""
+        offloaded = recipe(sharding="zero3", offload="optimizer")
+        one = cpu_adam_seconds(job(scenario(llama, offloaded, gpus_per_node=4)))
+        two = cpu_adam_seconds(job(scenario(llama, offloaded, gpus_per_node=4, nodes=2)))
+        assert one == pytest.approx(PARAMS / PRIORS.cpu_adam_params_per_s)
+        assert two == pytest.approx(one / 2)
+
+    def test_known_host_sets_the_rate(self, llama: ModelSpec) -> None:
+        """Four slow cores, or narrow memory, limit the update; the smaller one decides."""
+        offloaded = recipe(sharding="zero3", offload="optimizer")
+        few_cores = HostSpec("small", cores=4, memory_bandwidth_bytes_per_s=300 * GIGA)
+        narrow = HostSpec("narrow", cores=64, memory_bandwidth_bytes_per_s=30 * GIGA)
+        slow = cpu_adam_seconds(job(scenario(llama, offloaded, host=few_cores)))
+        assert slow == pytest.approx(PARAMS / (4 * PRIORS.cpu_adam_params_per_s_per_core))
+        assert cpu_adam_seconds(job(scenario(llama, offloaded, host=narrow))) == pytest.approx(PARAMS / GIGA)
+
+    def test_nvme_reads_and_writes_the_state(self, llama: ModelSpec) -> None:
+        """12 bytes per parameter read and written once per step."""
+        held = job(scenario(llama, recipe(sharding="zero3", offload="optimizer-nvme")))
+        assert nvme_seconds(held) == pytest.approx(24 * PARAMS / PRIORS.nvme_bytes_per_s)
+
+    def test_offloaded_activations_travel_both_ways(self, llama: ModelSpec) -> None:
+        """With checkpointing each layer's bf16 input leaves and returns: 2 x 2 x 32 x 4096 bytes per token."""
+        held = job(scenario(llama, recipe(offload="activations", numerics=Numerics("bf16", "bf16"))))
+        assert transfers(held).fetched == 2 * 2 * 2 * 32 * 4096 * 4 * 1024
+
+
+class TestTraffic:
+    """Bytes of kernels that are not products."""
+
+    def test_residual_additions_by_hand(self, llama: ModelSpec) -> None:
+        """Two additions of bf16 rows: read two, write one, 12 bytes per feature and token."""
+        held = job(scenario(llama, recipe(numerics=Numerics("bf16", "bf16"))))
+        assert residual_traffic(4096, held.regime).forward == 12 * 4096
+
+    def test_fused_kernels_move_less(self, llama: ModelSpec) -> None:
+        """A stack with fused norms and activations spends less on elementwise traffic, and issues fewer operators."""
+        plain = scenario(llama, recipe())
+        fused = replace(plain, stack=replace(plain.stack, fused_norm=True, fused_mlp=True))
+        assert term(predicted(fused), "elementwise").seconds < 0.7 * term(predicted(plain), "elementwise").seconds
+        assert term(predicted(fused), "launch").seconds < term(predicted(plain), "launch").seconds
+
+    def test_operators_of_a_llama_layer(self, llama: ModelSpec) -> None:
+        """38 operators forward and about 71 backward, as TorchDispatchMode counts them."""
+        held = job(scenario(llama, recipe(numerics=Numerics("bf16", "bf16"))))
+        view = OperatorView(
+            TrafficView(held.regime, held.scenario.stack, None, dropout=False), "sdpa", "none", checkpointing=False
+        )
+        forward, backward = block_operators(llama.groups[0].block, view)
+        assert forward == 38
+        assert backward == pytest.approx(71, abs=3)
+
+    def test_dequantisation_by_hand(self, llama: ModelSpec) -> None:
+        """4-bit weights are expanded backward (2.56 bytes each); forward and recompute only above 1,536 tokens, or always."""
+        small = recipe("lora", numerics=Numerics("bf16", "bf16-mixed", "nf4"), batch=Batch(1, 1, 1024, "packed", 1024))
+        large = replace(small, batch=Batch(2, 1, 1024, "packed", 1024))
+        first = scenario(llama, small)
+        fused = replace(first, stack=replace(first.stack, dequantizes_forward=False))
+        always = replace(first, stack=replace(first.stack, dequantizes_forward=True))
+        once = 2.56 * BLOCK_WEIGHTS / job(fused).rates.memory_bytes_per_s
+        assert dequantization_seconds(job(fused)) == pytest.approx(once)
+        assert dequantization_seconds(job(replace(fused, recipe=large))) == pytest.approx(3 * once)
+        assert dequantization_seconds(job(always)) == pytest.approx(3 * once)
+
+    def test_int8_backward_runs_in_fp32_after_kbit_preparation(self, llama: ModelSpec) -> None:
+        """Norms that k-bit preparation upcasts feed int8 matrices fp32, whose input gradient then has no tensor cores."""
+        int8 = recipe("lora", numerics=Numerics("bf16", "bf16-mixed", "int8"))
+        upcast = scenario(llama, int8)
+        plain = replace(upcast, stack=replace(upcast.stack, kbit_upcast="none"))
+        assert term(predicted(upcast), "matmul").seconds > 2 * term(predicted(plain), "matmul").seconds
+
+    def test_eager_attention_costs_more_and_grows_faster(self, llama: ModelSpec) -> None:
+        """Scores that are written out cost a multiple of the fused kernel at 4,096 tokens."""
+        long = Batch(1, 1, 4096, "packed", 4096)
+        fused = term(predicted(scenario(llama, recipe(batch=long))), "attention").seconds
+        eager = term(predicted(scenario(llama, recipe(batch=long, attention="eager"))), "attention").seconds
+        assert eager > 4 * fused
+
+
+class TestStep:
+    """How the terms make a step."""
+
+    def test_step_is_the_sum_of_what_shows(self, llama: ModelSpec) -> None:
+        """Seconds less what hides behind others; nothing hides more than it lasts."""
+        answer = predicted(scenario(llama, recipe(sharding="zero3", offload="optimizer+params"), gpus_per_node=4))
+        assert answer.step_s == pytest.approx(sum(part.seconds - part.overlapped_s for part in answer.terms))
+        assert all(0 <= part.overlapped_s <= part.seconds for part in answer.terms)
+
+    def test_every_term_names_its_formula_and_numbers(self, llama: ModelSpec) -> None:
+        """Each formula reference can be imported, and each term shows the numbers behind it."""
+        import importlib
+
+        for the_recipe in (recipe(sharding="zero3", offload="optimizer+params-nvme"), recipe("lora", sharding="ddp")):
+            for part in predicted(scenario(llama, the_recipe, gpus_per_node=2)).terms:
+                module, function = part.formula.split(":")
+                assert callable(getattr(importlib.import_module(module), function))
+                assert any(character.isdigit() for character in part.detail)
+
+    def test_tiny_batches_wait_for_the_host(self, llama: ModelSpec) -> None:
+        """At 16 tokens the operators take longer to issue than to run: the step is the launch time and the update."""
+        answer = predicted(scenario(llama, recipe("lora", batch=Batch(1, 1, 16, "packed", 16))))
+        launch = term(answer, "launch")
+        assert launch.overlapped_s < launch.seconds
+        assert answer.step_s == pytest.approx(launch.seconds + term(answer, "optimizer_step").seconds)
+
+    def test_large_batches_hide_the_host(self, llama: ModelSpec) -> None:
+        """At 16,384 tokens the launch time is hidden whole."""
+        launch = term(predicted(scenario(llama, recipe(batch=Batch(4, 1, 4096, "packed", 4096)))), "launch")
+        assert launch.overlapped_s == launch.seconds
+
+    def test_utilisation_is_below_the_sustained_rate(self, llama: ModelSpec) -> None:
+        """Without recomputation a large full fine-tune comes near the efficiency of products, with it to three quarters of that."""
+        plain = recipe(gradient_checkpointing=False, batch=Batch(8, 1, 2048, "packed", 2048))
+        without = predicted(scenario(llama, plain)).mfu
+        with_it = predicted(scenario(llama, replace(plain, gradient_checkpointing=True))).mfu
+        assert with_it is not None
+        assert without is not None
+        assert 0.4 < with_it < without < PRIORS.matmul_efficiency
+        assert with_it / without == pytest.approx(0.75, abs=0.04)
+
+    def test_run_time_and_cost(self, llama: ModelSpec) -> None:
+        """Samples and epochs over samples per second; the price is per GPU and hour."""
+        run = RunPlan(n_samples=1000, epochs=2.0, usd_per_gpu_hour=3.0)
+        answer = predicted(replace(scenario(llama, recipe(sharding="ddp"), gpus_per_node=4), run=run))
+        assert answer.run_time_s == pytest.approx(2000 / answer.samples_per_s)
+        assert answer.cost_usd == pytest.approx(4 * 3.0 * answer.run_time_s / 3600)
+        assert predicted(scenario(llama, recipe())).run_time_s is None
+
+    def test_more_work_never_takes_less_time(self, llama: ModelSpec) -> None:
+        """Batch, length, rank and micro-steps only lengthen a step."""
+        batch = Batch(2, 2, 512, "packed", 512)
+        base = predicted(scenario(llama, recipe("lora", batch=batch))).step_s
+        for field, value in (("micro_batch", 3), ("seq_len", 640), ("grad_accum", 3)):
+            assert predicted(scenario(llama, recipe("lora", batch=replace(batch, **{field: value})))).step_s > base
+        wide = Adapter(64, ("all-linear",), 0.05, (), "fp32")
+        assert predicted(scenario(llama, recipe("lora", batch=batch, adapter=wide))).step_s > base
+
+    def test_every_prior_lies_within_its_bounds(self) -> None:
+        """Each coefficient states a unit and a source, and its value is inside its bounds."""
+        for item in fields(Coefficients):
+            if item.name == "name":
+                continue
+            prior = PRIORS.prior_of(item.name)
+            assert prior["low"] <= getattr(PRIORS, item.name) <= prior["high"]
+            assert prior["unit"]
+            assert prior["source"]
+
+
+GRID_RECIPES = {
+    "full-zero3-offload": recipe(sharding="zero3", offload="optimizer+params"),
+    "full-zero2-eager": recipe(sharding="zero2", attention="eager"),
+    "lora-ddp-longest": recipe("lora", sharding="ddp", attention="sdpa"),
+    "qlora-fsdp": recipe("lora", sharding="fsdp", numerics=Numerics("bf16", "bf16-mixed", "nf4", double_quant=True)),
+    "int8": recipe("lora", sharding="ddp", numerics=Numerics("bf16", "bf16-mixed", "int8")),
+    "nvme-activations": recipe(sharding="zero3", offload="params-nvme", attention="sdpa"),
+}
+
+
+@pytest.mark.parametrize("name", GRID_RECIPES)
+def test_a_grid_equals_its_points(name: str, llama: ModelSpec) -> None:
+    """One call on broadcast arrays gives what one call per point gives."""
+    base = GRID_RECIPES[name]
+    padding = "longest" if name == "lora-ddp-longest" else "packed"
+    batches, lengths, ranks, gpus = (1, 3, 8), (64, 700, 4096), (8, 64), (1, 2, 8)
+    axes = np.ix_(*(np.array(axis, dtype=float) for axis in (batches, lengths, ranks, gpus)))
+    grid = predicted(_at(llama, base, padding, axes))
+    for index in np.ndindex(3, 3, 2, 3):
+        point = (batches[index[0]], lengths[index[1]], ranks[index[2]], gpus[index[3]])
+        one = predicted(_at(llama, base, padding, point))
+        for field in ("step_s", "samples_per_s", "tokens_per_s", "model_flop_per_step", "mfu"):
+            values = np.broadcast_to(getattr(grid, field), (3, 3, 2, 3))
+            assert values[index] == pytest.approx(getattr(one, field), rel=1e-9), (field, point)
+
+
+def _at(llama: ModelSpec, base: Recipe, padding: str, numbers: tuple[object, ...]) -> Scenario:
+    batch, length, rank, gpus = numbers
+    adapter = replace(base.adapter, rank=rank) if base.adapter else None
+    changed = replace(base, adapter=adapter, batch=Batch(batch, 2, length, padding, 500))
+    return scenario(llama, changed, gpus_per_node=gpus)
