@@ -43,13 +43,20 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     """
     if memory.limit_bytes is None:
         return "no_verdict", "the memory that CUDA makes visible on this card is unknown; give it with --gpu-memory"
-    need, limit = memory.must_have_bytes, memory.limit_bytes
+    need, limit = float(memory.must_have_bytes), memory.limit_bytes
     if need > limit:
         over = format_gib(need - limit)
-        return "does_not_fit", f"{memory.limiting_phase} needs {format_gib(need)} at once, {over} more than the card's {format_gib(limit)}"
-    if host.available_bytes is not None and host.per_node_bytes > host.available_bytes:
-        short = format_gib(host.per_node_bytes - host.available_bytes)
-        return "host_memory_short", f"the node needs {format_gib(host.per_node_bytes)} of host RAM, {short} more than it has"
-    if memory.uncapped_driver_bytes > limit:
-        return "fits", f"{memory.limiting_phase} fills the card: the allocator has to return cached blocks to fit {format_gib(limit)}"
-    return "fits", f"{memory.limiting_phase} is the largest phase, {format_gib(limit - memory.uncapped_driver_bytes)} remain free"
+        return (
+            "does_not_fit",
+            f"{memory.limiting_phase} needs {format_gib(need)} at once, {over} more than the card's {format_gib(limit)}",
+        )
+    node_bytes, driver_bytes = float(host.per_node_bytes), float(memory.uncapped_driver_bytes)
+    if host.available_bytes is not None and node_bytes > host.available_bytes:
+        short = format_gib(node_bytes - host.available_bytes)
+        return "host_memory_short", f"the node needs {format_gib(node_bytes)} of host RAM, {short} more than it has"
+    if driver_bytes > limit:
+        return (
+            "fits",
+            f"{memory.limiting_phase} fills the card: the allocator has to return cached blocks to fit {format_gib(limit)}",
+        )
+    return "fits", f"{memory.limiting_phase} is the largest phase, {format_gib(limit - driver_bytes)} remain free"

@@ -3,8 +3,8 @@
 A layer is a short list of :class:`Step`.  Walking it forward gives what is saved and the peak of a (re)computed forward; walking
 it back gives the peak of the backward.  All amounts are bytes per token, per token and key (``pair``), or fixed.
 
-Sources: modeling code of Transformers 5.23 (``models/llama``, ``integrations/sdpa_attention.py``), peft 0.21 ``tuners/lora/layer.py``
-and ``bnb.py``, bitsandbytes 0.50 ``autograd/_functions.py``, torch 2.13 ``derivatives.yaml``.
+Sources: modeling code of Transformers 5.23 (``models/llama``, ``integrations/sdpa_attention.py``), peft 0.21
+``tuners/lora/layer.py`` and ``bnb.py``, bitsandbytes 0.50 ``autograd/_functions.py``, torch 2.13 ``derivatives.yaml``.
 Ignored: rotary tables, position ids and per-row statistics other than those named, together under 0.1 % of a block.
 """
 
@@ -393,8 +393,8 @@ def _mlp_steps(view: BlockView, stream: Number) -> list[Step]:
 def _routing_step(view: BlockView, stream: Number) -> Step:
     """Routing: fp32 probabilities over all experts, gathered token copies and weighted expert outputs.
 
-    Kept per token: router logits and probabilities (8 bytes per expert), ``top_k`` gathered inputs if anything trained reads them,
-    ``top_k`` expert outputs for the gradient of the routing weights.  Ignored: index tensors (16 bytes per choice).
+    Kept per token: router logits and probabilities (8 bytes per expert), ``top_k`` gathered inputs if anything trained reads
+    them, ``top_k`` expert outputs for the gradient of the routing weights.  Ignored: index tensors (16 bytes per choice).
     Source: transformers 5.23 models/qwen3_moe/modeling_qwen3_moe.py.
     """
     mlp, regime, hidden = view.block.mlp, view.regime, view.hidden

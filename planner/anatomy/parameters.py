@@ -13,8 +13,8 @@ class ParamCounts:
     """Element counts of one model under one stack.
 
     ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
-    ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``: biases,
-    routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
+    ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``:
+    biases, routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
     ``largest_quantizable`` and ``largest`` are the biggest single matrices; ``block_largest`` the most parameters in one block.
     ``tensors`` counts parameter tensors of the whole model.
     """

@@ -46,7 +46,7 @@ def validate(model_class: type[ModelT], data: Mapping[str, Any], path: Path) -> 
     Raises:
         InputFileError: a missing, unknown, wrongly typed or out-of-range key.
     """
-    from pydantic import ValidationError  # noqa: PLC0415  (late: reading a file needs no pydantic)
+    from pydantic import ValidationError
 
     try:
         return model_class.model_validate(data)

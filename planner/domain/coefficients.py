@@ -30,16 +30,32 @@ class Coefficients:
         "context about 400 MiB from CUDA 11.7 (pytorch#109888, #107667; 274-636 in #86509) and 100-300 of kernels loaded by the first steps",
     )
     nccl_bytes: float = _prior(
-        300 * MIB, 100 * MIB, 1500 * MIB, "bytes", "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers"
+        300 * MIB,
+        100 * MIB,
+        1500 * MIB,
+        "bytes",
+        "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers",
     )
     host_process_bytes: float = _prior(
-        2.5 * GIB, 1.5 * GIB, 5.0 * GIB, "bytes", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"
+        2.5 * GIB,
+        1.5 * GIB,
+        5.0 * GIB,
+        "bytes",
+        "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB",
     )
     slack_fraction: float = _prior(
-        0.03, 0.0, 0.2, "of transient bytes", "caching allocator rounding and fragmentation, 2-15 % at variable length, c10/cuda/CUDACachingAllocator.cpp"
+        0.03,
+        0.0,
+        0.2,
+        "of transient bytes",
+        "caching allocator rounding and fragmentation, 2-15 % at variable length, c10/cuda/CUDACachingAllocator.cpp",
     )
     orphan_fraction: float = _prior(
-        0.4, 0.0, 1.0, "of converted bytes", "segments left reserved after a dtype conversion frees blocks that are too small to reuse"
+        0.4,
+        0.0,
+        1.0,
+        "of converted bytes",
+        "segments left reserved after a dtype conversion frees blocks that are too small to reuse",
     )
     matmul_efficiency: float = _prior(
         0.75,
@@ -156,7 +172,11 @@ class Coefficients:
         "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones",
     )
     cpu_adam_params_per_s_per_core: float = _prior(
-        0.07 * GIGA, 0.02 * GIGA, 0.15 * GIGA, "parameters/s per core", "0.05-0.1e9 per core until memory bandwidth limits (assumed)"
+        0.07 * GIGA,
+        0.02 * GIGA,
+        0.15 * GIGA,
+        "parameters/s per core",
+        "0.05-0.1e9 per core until memory bandwidth limits (assumed)",
     )
 
     def prior_of(self, name: str) -> dict[str, Any]:

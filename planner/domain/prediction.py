@@ -26,8 +26,8 @@ class MemoryPrediction:
     """GPU memory of one device.
 
     ``limit_bytes`` is what the job may use: CUDA-visible memory less what is already taken (``None``: unknown).
-    Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator would
-    have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
+    Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator
+    would have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
     """
 
     terms: tuple[Term, ...]

@@ -42,8 +42,8 @@ class Stack:
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip.
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
-    ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face ``auto``).
-    ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
+    ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
+    ``auto``). ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
     ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32.
     ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
     ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.

@@ -22,12 +22,10 @@ from planner.domain.recipe import (
     Sharding,
 )
 from planner.domain.stack import Stack, StackDefaults
-from planner.errors import NotModelledError, RefusedCombinationError, UsageError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 
-# Methods that name a quantisation, and what may be said beside them.
-_ALIAS_ALLOWS: dict[str, tuple[Quantization, ...]] = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 
 
@@ -51,7 +49,6 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
 
     Raises:
         UsageError: something that has no default was not said.
-        RefusedCombinationError: a method and a quantisation that exclude each other.
     """
     method, quantization, double_quant = _resolve_method(ledger)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
@@ -95,14 +92,9 @@ def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
     method, quantization, double_quant = METHOD_ALIASES[said.value]
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", said.value, said.origin, meaning)
-    allowed = _ALIAS_ALLOWS.get(said.value)
     chosen: Quantization = ledger.choose(
         "quantization", quantization or "none", "derived" if quantization else "assumed", meaning
     )
-    if allowed is not None and chosen not in allowed:
-        raise RefusedCombinationError(
-            f"method {said.value} {meaning} and quantization says '{chosen}'; use method lora, or one of {', '.join(allowed)}"
-        )
     four_bit = chosen in ("nf4", "fp4")
     note = f"method {said.value}" if double_quant else "bitsandbytes leaves it off unless asked" if four_bit else ""
     doubled = ledger.choose("double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note)

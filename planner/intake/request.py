@@ -112,9 +112,13 @@ def from_record(record: RunRecord) -> ScenarioRequest:
 def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
     """``base`` with everything that ``override`` says put over it: a config file and the flags beside it."""
     values = dict(base.values)
-    if "gpu" in override.values and "gpus" not in override.values and ":" in str(override.get("gpu")):
-        # `--gpu X:n` says the count as well.
+    # `X:n` says the count as well, so it is also a word about `gpus`.
+    counted = {name for name, side in (("base", base), ("override", override)) if ":" in (side.get("gpu") or "")}
+    if "override" in counted and "gpus" not in override.values:
         values.pop("gpus", None)
+    if "base" in counted and "gpus" in override.values and "gpu" not in override.values:
+        given = values["gpu"]
+        values["gpu"] = Given(given.value.rpartition(":")[0], given.origin)
     return ScenarioRequest(MappingProxyType(values | dict(override.values)), override.record_id or base.record_id)
 
 

@@ -40,7 +40,7 @@ def resolve(request: ScenarioRequest, *, force: bool = False) -> Scenario:
     hardware = resolve_hardware(ledger)
     recipe = resolve_recipe(ledger, model, hardware, stack)
     scenario = Scenario(model, hardware, recipe, stack, _resolve_run(ledger), ledger.assumptions)
-    warnings = check(Case(scenario, frozenset(request.values)), force=force)
+    warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
 
 

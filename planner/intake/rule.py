@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,16 +11,17 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipe import Adapter, Numerics, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
+from planner.intake.request import Given
 
 Level = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A resolved scenario and the names of the fields that were said (a default is nobody's mistake)."""
+    """A resolved scenario and what was said, by field (a default is nobody's mistake)."""
 
     scenario: Scenario
-    said: frozenset[str]
+    said: Mapping[str, Given]
 
     @property
     def model(self) -> ModelSpec:

@@ -7,9 +7,25 @@ from planner.intake.linears import linear_names, unmatched_modules, unmatched_ta
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
+# Methods that name a quantisation, and which may be said beside them.
+_METHOD_ALLOWS = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
 _LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype")
 _BITSANDBYTES = ("int8", "nf4", "fp4")
 _FOUR_BIT = ("nf4", "fp4")
+
+
+def _contradicts_method(case: Case) -> bool:
+    allowed = _METHOD_ALLOWS.get(case.said["method"].value) if "method" in case.said else None
+    return allowed is not None and case.numerics.quantization not in allowed
+
+
+def _contradiction_text(case: Case) -> str:
+    method = case.said["method"].value
+    return f"{method} allows {', '.join(_METHOD_ALLOWS[method])}, quantization says {case.numerics.quantization}"
+
+
+def _lora_fields_said(case: Case) -> list[str]:
+    return [name for name in _LORA_FIELDS if name in case.said]
 
 
 def _all_targets_unmatched(case: Case) -> bool:
@@ -76,6 +92,13 @@ def _samples_per_step(case: Case) -> int:
 
 RECIPE_RULES = (
     Rule(
+        "method-against-quantization",
+        "refuse",
+        "The method names one quantisation and quantization another: say method lora with the one that is meant",
+        _contradicts_method,
+        _contradiction_text,
+    ),
+    Rule(
         "quantized-full",
         "refuse",
         "A quantised base cannot be trained in full, only adapters over it: use lora, or quantization none",
@@ -85,8 +108,8 @@ RECIPE_RULES = (
         "lora-options-with-full",
         "refuse",
         "LoRA options mean nothing in a full fine-tune: leave them out, or use method lora",
-        lambda case: case.recipe.method == "full" and bool(case.said.intersection(_LORA_FIELDS)),
-        lambda case: ", ".join(sorted(case.said.intersection(_LORA_FIELDS))),
+        lambda case: case.recipe.method == "full" and bool(_lora_fields_said(case)),
+        lambda case: ", ".join(_lora_fields_said(case)),
     ),
     Rule(
         "modules-to-save-with-full",

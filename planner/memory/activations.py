@@ -15,8 +15,8 @@ class Activations:
     """Bytes on one GPU for one micro-batch.
 
     ``kept``: saved between forward and backward over all blocks.  ``forward_extra``: most that one block adds while the forward
-    runs.  ``backward_extra``: most that one block adds in backward, recomputation included.  ``one_block``: what the last block to run
-    backward still holds of ``kept``.
+    runs.  ``backward_extra``: most that one block adds in backward, recomputation included.  ``one_block``: what the last block
+    to run backward still holds of ``kept``.
     """
 
     kept: Number
@@ -28,8 +28,8 @@ class Activations:
 def activations(job: Job) -> Activations:
     """Saved and transient activations of all blocks.
 
-    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases hold their inputs in
-    spite of non-reentrant checkpointing.  Without: everything each block saves stays.
+    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases hold their
+    inputs in spite of non-reentrant checkpointing.  Without: everything each block saves stays.
     Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer; torch 2.13 utils/checkpoint.py.
     """
     kept: Number = 0
@@ -55,7 +55,8 @@ def activations(job: Job) -> Activations:
 def _checkpointed(job: Job, block: BlockBytes) -> tuple[Number, Number, Number]:
     """(kept, forward extra, backward extra) of one checkpointed block.
 
-    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt block does not pay for it twice.
+    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt block does not pay for it
+    twice.
     """
     regime = job.regime
     shared = block.boundary if regime.residual == 4 else 0

@@ -23,8 +23,8 @@ def process_baseline_bytes(job: Job) -> float:
 def mapped_checkpoint_bytes(job: Job) -> Number:
     """Checkpoint files that a process has mapped and touched while loading: they count in its resident size until reclaimed.
 
-    Formula: parameters times the checkpoint's bytes; with a pre-quantised checkpoint the packed size.  Shared by the processes of a
-    node, and reclaimable.  Source: safetensors maps its files (memmap); resident size counts touched file pages.
+    Formula: parameters times the checkpoint's bytes; with a pre-quantised checkpoint the packed size.  Shared by the processes
+    of a node, and reclaimable.  Source: safetensors maps its files (memmap); resident size counts touched file pages.
     """
     if job.recipe.numerics.quantization == "gptq-int4":
         rest = job.counts.total - job.counts.quantizable
@@ -35,8 +35,8 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
 def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
     """Bytes that a pinned allocation of ``exact_bytes`` really takes.
 
-    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h, measured 1.78x
-    for 2.25 GiB.  DeepSpeed allocates its flat buffers one by one, so each is rounded.
+    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
+    measured 1.78x for 2.25 GiB.  DeepSpeed allocates its flat buffers one by one, so each is rounded.
     """
     return ceil_pow2(exact_bytes) if job.stack.pinned_rounding == "power_of_two" else exact_bytes
 
@@ -44,9 +44,10 @@ def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
 def offloaded_optimizer_bytes(job: Job) -> Number:
     """fp32 masters, gradients and two moments of this process's partition, in host RAM.
 
-    Formula: 4 buffers of 4 bytes per parameter of the partition, each rounded as pinned memory is; under stage 3 split into sub-groups of 1e9
-    parameters first.  NVMe keeps two sub-groups in RAM.  Source: DeepSpeed 0.19 zero/stage_1_and_2.py, zero/stage3.py; its estimator says
-    16 bytes per parameter before its factor of 1.5.
+    Formula: 4 buffers of 4 bytes per parameter of the partition, each rounded as pinned memory is; under stage 3 split into
+    sub-groups of 1e9
+    parameters first.  NVMe keeps two sub-groups in RAM.  Source: DeepSpeed 0.19 zero/stage_1_and_2.py, zero/stage3.py; its
+    estimator says 16 bytes per parameter before its factor of 1.5.
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
@@ -103,13 +104,24 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     mapped = mapped_checkpoint_bytes(job)
     private = (
         HostTerm("process", process_baseline_bytes(job), "planner.memory.host:process_baseline_bytes"),
-        HostTerm("offloaded_optimizer", offloaded_optimizer_bytes(job), "planner.memory.host:offloaded_optimizer_bytes", pinned=True),
+        HostTerm(
+            "offloaded_optimizer", offloaded_optimizer_bytes(job), "planner.memory.host:offloaded_optimizer_bytes", pinned=True
+        ),
         HostTerm("upload_buffer", upload_buffer_bytes(job), "planner.memory.host:upload_buffer_bytes", pinned=True),
-        HostTerm("offloaded_parameters", offloaded_parameter_bytes(job), "planner.memory.host:offloaded_parameter_bytes", pinned=True),
-        HostTerm("offloaded_activations", offloaded_activation_bytes(job), "planner.memory.host:offloaded_activation_bytes", pinned=True),
+        HostTerm(
+            "offloaded_parameters", offloaded_parameter_bytes(job), "planner.memory.host:offloaded_parameter_bytes", pinned=True
+        ),
+        HostTerm(
+            "offloaded_activations",
+            offloaded_activation_bytes(job),
+            "planner.memory.host:offloaded_activation_bytes",
+            pinned=True,
+        ),
         HostTerm("paged_optimizer", paged_host_bytes(job, paged_bytes), "planner.memory.host:paged_host_bytes"),
     )
-    mapping = HostTerm("mapped_checkpoint", mapped, "planner.memory.host:mapped_checkpoint_bytes", detail="shared on a node, reclaimable")
+    mapping = HostTerm(
+        "mapped_checkpoint", mapped, "planner.memory.host:mapped_checkpoint_bytes", detail="shared on a node, reclaimable"
+    )
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
     loading = process_baseline_bytes(job) + offloaded_parameter_bytes(job) + mapped

@@ -21,8 +21,8 @@ class Job:
     """A scenario ready for the formulas.
 
     ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices, ``saved_params`` those in
-    ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards``, ``gradient_shards`` and
-    ``optimizer_shards`` are over how many processes each is divided (1: replicated).
+    ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards``,
+    ``gradient_shards`` and ``optimizer_shards`` are over how many processes each is divided (1: replicated).
     """
 
     scenario: Scenario
@@ -46,9 +46,14 @@ class Job:
 
     @property
     def master_params(self) -> Number:
-        """Trained parameters that have a separate fp32 master: those that a 16-bit engine keeps in 16-bit."""
+        """Trained parameters that have a separate fp32 master: 16-bit ones under DeepSpeed, all of them under ZeRO-3.
+
+        Source: DeepSpeed 0.19 zero/stage3.py _create_fp32_partitions clones every partition, fp32 ones too.
+        """
         if self.regime.engine != "deepspeed":
             return 0
+        if self.recipe.sharding == "zero3":
+            return self.trained
         if self.recipe.method == "full":
             return self.counts.total if self.regime.trained < 4 else 0
         adapters: Number = self.adapter_params if self.regime.adapter < 4 else 0
@@ -97,7 +102,9 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         saved_params=saved,
         tokens=recipe.batch.micro_batch * recipe.batch.seq_len,
         weight_shards=_weight_shards(recipe, scenario.hardware, world),
-        gradient_shards=world if recipe.sharding in ("zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op") else _hybrid(recipe, scenario),
+        gradient_shards=world
+        if recipe.sharding in ("zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op")
+        else _hybrid(recipe, scenario),
         optimizer_shards=world if recipe.sharding in _OPTIMIZER_SHARDED else _hybrid(recipe, scenario),
     )
 

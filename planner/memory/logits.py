@@ -14,9 +14,10 @@ _CHUNKS = 8
 def logits_forward_bytes(job: Job) -> Number:
     """Most bytes of logits alive when the loss is computed.
 
-    Formula: tokens * vocabulary * sum over the stack's copies (2 for the compute dtype, 4 for the fp32 copy, its shifted copy and the
-    saved log-softmax).  A model whose code keeps logits in 16-bit has all copies in 16-bit and no fp32 one; the shifted copy exists only
-    for a batch above 1.  Source: the stack's ``loss_forward`` switch.
+    Formula: tokens * vocabulary * sum over the stack's copies (2 for the compute dtype, 4 for the fp32 copy, its shifted copy
+    and the
+    saved log-softmax).  A model whose code keeps logits in 16-bit has all copies in 16-bit and no fp32 one; the shifted copy
+    exists only for a batch above 1.  Source: the stack's ``loss_forward`` switch.
     """
     return _loss_bytes(job, job.stack.loss_forward)
 
@@ -42,8 +43,8 @@ def _loss_bytes(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
 def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
     """Bytes per logit of ``copies``.
 
-    A model that keeps its logits in the compute dtype still gets fp32 copies under autocast, which runs cross-entropy in fp32; its
-    shifted copy is made before that.  Under a 16-bit engine all of its copies have 16 bits.
+    A model that keeps its logits in the compute dtype still gets fp32 copies under autocast, which runs cross-entropy in fp32;
+    its shifted copy is made before that.  Under a 16-bit engine all of its copies have 16 bits.
     """
     compute, fp32_logits = job.regime.compute, job.model.fp32_logits
     wide = 4 if fp32_logits or job.regime.autocast else compute
@@ -62,10 +63,12 @@ def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
 
 
 def liger_bytes(job: Job) -> Number:
-    """Bytes of Liger's fused linear cross-entropy: one chunk of logits and its fp32 copy, the input's gradient, and the head's
-    gradient where the head is trained.
+    """Bytes of Liger's fused linear cross-entropy.
 
-    Chunk rows: next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5 ops/fused_linear_cross_entropy.py.
+    Counted: one chunk of logits and its fp32 copy, the input's gradient, and the head's gradient where the head is trained.
+
+    Chunk rows: next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
+    ops/fused_linear_cross_entropy.py.
     """
     tokens, vocab, hidden = job.tokens, job.model.vocab_size, job.model.hidden_size
     chunk = minimum(ceil_pow2(ceil_div(tokens, ceil_div(vocab, hidden))), tokens)
@@ -86,8 +89,10 @@ def normhead_forward_bytes(job: Job) -> int:
 
 
 def normhead_backward_bytes(job: Job) -> int:
-    """Bytes that the backward of a trained normalised head adds: the gradient of the normalised weight, that of the division's two
-    branches and of the norm, seven tensors of the head's size less the one that is kept.
+    """Bytes that the backward of a trained normalised head adds.
+
+    Counted: the gradient of the normalised weight, those of the division's two branches and of the norm: seven tensors of the
+    head's size less the one that is kept.
 
     Source: torch 2.13 derivatives.yaml, ``div`` and ``linalg_vector_norm`` in torch/nn/functional.py normalize.
     """
@@ -106,8 +111,8 @@ def head_dequant_bytes(job: Job) -> int:
 def stranded_logits_bytes(job: Job) -> Number:
     """The 16-bit logits block, cached after the loss but too small for the fp32 gradients that follow: reserved, not allocated.
 
-    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a free
-    block serves requests of at most its size.
+    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13
+    c10/cuda/CUDACachingAllocator.cpp: a free block serves requests of at most its size.
     """
     if job.recipe.loss != "hf" or job.regime.compute == 4:
         return 0

@@ -42,7 +42,7 @@ def ddp_bucket_bytes(job: Job) -> Number:
 
 
 def master_weight_bytes(job: Job) -> Number:
-    """Bytes of the fp32 copies that a 16-bit engine updates, over the optimizer shards; 0 when offloaded or when weights are fp32.
+    """Bytes of the fp32 copies that a 16-bit engine updates, over the optimizer shards; 0 when offloaded.
 
     Source: DeepSpeed 0.19 zero/stage_1_and_2.py (single_partition_of_fp32_groups), zero/stage3.py (fp32_partitioned_groups_flat).
     """
@@ -54,8 +54,8 @@ def master_weight_bytes(job: Job) -> Number:
 def optimizer_state_bytes(job: Job) -> Number:
     """Bytes of optimizer states in the allocator's memory of one GPU (paged states are apart).
 
-    AdamW: two states; lion and SGD: one and none; Adafactor: row and column sums.  8-bit: one byte and 4/256 per element and state for
-    tensors of at least 4096 elements.  Source: torch 2.13 optim/adam.py; bitsandbytes 0.50 optim/optimizer.py.
+    AdamW: two states; lion and SGD: one and none; Adafactor: row and column sums.  8-bit: one byte and 4/256 per element and
+    state for tensors of at least 4096 elements.  Source: torch 2.13 optim/adam.py; bitsandbytes 0.50 optim/optimizer.py.
     """
     if job.recipe.offloads_optimizer or job.recipe.optimizer in _PAGED:
         return 0
@@ -135,10 +135,12 @@ def adafactor_state_bytes(job: Job) -> Number:
 def optimizer_temporary_bytes(job: Job) -> Number:
     """Bytes that the optimizer step needs beyond states and gradients, on one GPU.
 
-    foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and
+    foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
+    place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and
     their fp32 copy, 6 bytes per parameter of the partition.  Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.
     Adafactor: three fp32 copies of the largest tensor.  Fused, 8-bit and paged kernels: none.
-    Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py _prepare_sub_group.
+    Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py
+    _prepare_sub_group.
     """
     recipe, regime = job.recipe, job.regime
     if recipe.offloads_optimizer:

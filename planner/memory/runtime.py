@@ -7,7 +7,7 @@ from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.logits import stranded_logits_bytes
 from planner.memory.optimizer import step_block_bytes
-from planner.memory.sharding import reduction_stream_bytes
+from planner.memory.sharding import gather_stream_bytes, reduction_stream_bytes
 from planner.units import KIB, MIB
 
 
@@ -42,23 +42,24 @@ def nccl_bytes(job: Job) -> Number:
 def allocator_slack_bytes(job: Job, transient_bytes: Number) -> Number:
     """Bytes reserved above allocated: rounding and fragmentation of tensors that come and go.
 
-    Coefficient ``slack_fraction`` of the transient bytes at the peak, plus orphaned segments (:func:`orphaned_bytes`), the 16-bit logits
-    block that is too small for the fp32 copies after it, and the pool of ZeRO-3's reduction stream.
+    Coefficient ``slack_fraction`` of the transient bytes at the peak, plus orphaned segments (:func:`orphaned_bytes`), the
+    16-bit logits block that is too small for the fp32 copies after it, and the pools of ZeRO-3's gather and reduction streams.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (512 B and 2 MiB rounding, 20 MiB segments).
     """
     fraction = job.coefficients.slack_fraction * transient_bytes
-    return fraction + orphaned_bytes(job) + stranded_logits_bytes(job) + reduction_stream_bytes(job)
+    streams = gather_stream_bytes(job) + reduction_stream_bytes(job)
+    return fraction + orphaned_bytes(job) + stranded_logits_bytes(job) + streams
 
 
 def orphaned_bytes(job: Job) -> Number:
     """Segments that stay reserved after k-bit preparation has replaced 16-bit tensors by fp32 ones.
 
-    Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine halves
-    them again); the whole model where an unquantised base is prepared too.  Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their
-    fp32 successors.
+    Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine
+    halves them again); the whole model where an unquantised base is prepared too.  Source: peft 0.21 utils/other.py
+    prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their fp32 successors.
     """
     recipe, counts = job.recipe, job.counts
-    if recipe.method != "lora" or job.regime.engine == "deepspeed" and not job.regime.quantized:
+    if recipe.method != "lora" or (job.regime.engine == "deepspeed" and not job.regime.quantized):
         return 0
     if not job.regime.quantized:
         upcast = job.stack.prepares_unquantized and recipe.numerics.load_dtype != "fp32"
@@ -73,9 +74,10 @@ def orphaned_bytes(job: Job) -> Number:
 def reserved_in_step_bytes(job: Job, step_bytes: Number, pass_bytes: Number) -> Number:
     """Bytes reserved when DeepSpeed's step allocates blocks that the cache of the passes cannot serve.
 
-    The step flattens all gradients into single blocks larger than any that the passes freed, so on the first step both are reserved side
-    by side.  Formula: bytes allocated in the step plus the transient bytes of the passes, where the step's largest block exceeds the
-    largest logits tensor; else 0.
+    The step flattens all gradients into single blocks larger than any that the passes freed, so on the first step both are
+    reserved side
+    by side.  Formula: bytes allocated in the step plus the transient bytes of the passes, where the step's largest block
+    exceeds the largest logits tensor; else 0.
     Source: DeepSpeed 0.19 zero/stage_1_and_2.py step (flatten, then fp32 copy); c10/cuda/CUDACachingAllocator.cpp best fit.
     """
     block = step_block_bytes(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.arrays import maximum, minimum
+from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -15,8 +15,8 @@ _MAX_LIVE = 1_000_000_000
 def reduce_bucket_elements(job: Job) -> int:
     """Elements of ZeRO's gradient bucket: what the stack's template sets, hidden squared for ``auto``, else DeepSpeed's 5e8.
 
-    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19 runtime/zero/config.py; the switches
-    ``zero_auto_buckets`` (stage 3) and ``zero12_bucket_elements`` (stages 1 and 2) of the stack.
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19 runtime/zero/config.py; the
+    switches ``zero_auto_buckets`` (stage 3) and ``zero12_bucket_elements`` (stages 1 and 2) of the stack.
     """
     hidden_squared = job.model.hidden_size**2
     if job.recipe.sharding == "zero3":
@@ -39,8 +39,8 @@ def gathered_parameter_bytes(job: Job) -> Number:
     """Bytes of parameters that are whole on a GPU while a block computes, under ZeRO-3 and FSDP.
 
     ZeRO-3 keeps what will be reused within its reuse distance, up to ``max_live_parameters`` (1e9), plus a prefetch bucket.
-    FSDP holds the current and the prefetched block in compute dtype.  Source: DeepSpeed 0.19 zero/partitioned_param_coordinator.py;
-    torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
+    FSDP holds the current and the prefetched block in compute dtype.  Source: DeepSpeed 0.19
+    zero/partitioned_param_coordinator.py; torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
     """
     regime, counts = job.regime, job.counts
     floats = counts.total if not regime.quantized else counts.total - counts.quantizable
@@ -71,13 +71,26 @@ def fsdp_unsharded_gradient_bytes(job: Job) -> Number:
     return 2 * minimum(maximum(per_block, 0), job.counts.block_largest) * job.regime.compute
 
 
+def gather_stream_bytes(job: Job) -> Number:
+    """Bytes of the flat buffer that ZeRO-3 receives a gathered parameter in before it copies the parts together.
+
+    Formula: the largest parameter in compute dtype, on the gather stream's own pool; 0 with one process, which copies directly.
+    Source: DeepSpeed 0.12-0.19 zero/partition_parameters.py AllGatherCoalescedHandle.wait (``torch.cat`` of the partitions).
+    """
+    if job.recipe.sharding != "zero3":
+        return 0
+    counts = job.counts
+    largest = counts.largest if not job.regime.quantized else max(counts.head, job.model.token_embedding.param_count)
+    return where(job.hardware.world_size > 1, largest * job.regime.compute, 0)
+
+
 def reduction_stream_bytes(job: Job) -> Number:
-    """Bytes that ZeRO-3's reduction stream keeps in its own pool: they cannot serve the main stream and come on top when reserved.
+    """Bytes that ZeRO-3's reduction stream keeps in its own pool, on top of the main stream's when reserved.
 
     For the largest trained tensor of E elements: its averaged copy and its padded copy (2 gradients each), and with an offloaded
     optimizer the fp64 copy for its norm, in parts of at most 250 million elements.  With more than one process also the received
-    partition.  Source: DeepSpeed 0.19 zero/stage3.py __avg_scatter_grads and _constant_buffered_norm2, runtime/comm/coalesced_collectives.py;
-    torch 2.13 c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
+    partition.  Source: DeepSpeed 0.19 zero/stage3.py __avg_scatter_grads and _constant_buffered_norm2,
+    runtime/comm/coalesced_collectives.py; torch 2.13 c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
     if job.recipe.sharding != "zero3":
         return 0

@@ -26,8 +26,8 @@ def quantization_constant_bytes(job: Job) -> Number:
     """Bytes of scales that k-bit matrices carry on one GPU.
 
     nf4/fp4: one fp32 scale per 64 elements, 4/64 B; with double quantisation one byte per 64 and one fp32 per 64 x 256 elements.
-    int8: one fp32 scale per output feature.  GPTQ: an fp16 scale and a 4-bit zero per 128 elements, an int32 group index per input.
-    Source: bitsandbytes 0.50 functional.quantize_4bit and int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear.
+    int8: one fp32 scale per output feature.  GPTQ: an fp16 scale and a 4-bit zero per 128 elements, an int32 group index per
+    input. Source: bitsandbytes 0.50 functional.quantize_4bit and int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear.
     Ignored: code books of about 1 KiB per matrix.
     """
     numerics, counts = job.recipe.numerics, job.counts
@@ -46,8 +46,8 @@ def quantization_constant_bytes(job: Job) -> Number:
 def unquantized_weight_bytes(job: Job) -> Number:
     """Bytes of all weights that are not quantised on one GPU: matrices of a 16/32-bit base, norms, tables, head.
 
-    Formula: elements of each group times the bytes that the dtype regime gives it, divided by the weight shards.  Tied tables count once.
-    Under ZeRO-3 and FSDP everything is divided, frozen weights included.  Small persistent parameters are in
+    Formula: elements of each group times the bytes that the dtype regime gives it, divided by the weight shards.  Tied tables
+    count once. Under ZeRO-3 and FSDP everything is divided, frozen weights included.  Small persistent parameters are in
     :func:`planner.memory.sharding.persistent_parameter_bytes`.
     """
     counts, regime = job.counts, job.regime
@@ -85,8 +85,8 @@ def saved_module_bytes(job: Job) -> Number:
 def autocast_copy_bytes(job: Job) -> Number:
     """16-bit copies of fp32 trained weights that autocast caches until its region ends.
 
-    Formula: 2 bytes per fp32 trained parameter, native engine only.  Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast
-    (leaf tensors that require a gradient).  Norm weights are not cast; they are below 0.1 % of the parameters.
+    Formula: 2 bytes per fp32 trained parameter, native engine only.  Source: torch 2.13 aten/src/ATen/autocast_mode.cpp
+    cached_cast (leaf tensors that require a gradient).  Norm weights are not cast; they are below 0.1 % of the parameters.
     """
     regime = job.regime
     if not regime.autocast:

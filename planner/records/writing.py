@@ -30,11 +30,13 @@ def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
         InputFileError: the file cannot be written.
     """
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    plain, quoted = (csv.writer(text, lineterminator="\n", quoting=rule) for rule in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
+    plain.writerow(COLUMNS)
     for record in records:
         values = _checked(record)
-        writer.writerow([format_cell(values[column]) for column in COLUMNS])
+        cells = [format_cell(values[column]) for column in COLUMNS]
+        # The csv module leaves a lone carriage return unquoted, and would read it as the end of the row.
+        (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
     target = Path(path)
     try:
         with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:

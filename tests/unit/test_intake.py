@@ -201,6 +201,7 @@ def test_a_counted_gpu_on_the_command_line_replaces_the_count_of_the_file() -> N
     """`--gpu X:4` over a file with `gpus = 2` is no contradiction: the flag says both."""
     base = from_flags(BASE | {"gpus": 2})
     assert resolve(merge(base, from_flags({"gpu": "4090:4"}))).hardware.gpus_per_node == 4
+    assert resolve(merge(from_flags(BASE | {"gpu": "4090:4"}), from_flags({"gpus": 3}))).hardware.gpus_per_node == 3
     assert resolve(merge(base, from_flags({"gpu": "a100-80-sxm"}))).hardware.gpus_per_node == 2
 
 
@@ -358,7 +359,7 @@ def test_qlora_takes_another_4_bit_format() -> None:
     assert scenario_of(method="qlora", quantization="fp4").recipe.numerics.double_quant
     assert not scenario_of(method="qlora", quantization="gptq-int4").recipe.numerics.double_quant
     assert not scenario_of(method="lora", quantization="nf4").recipe.numerics.double_quant
-    with pytest.raises(RefusedCombinationError, match="method qlora means lora over an nf4 base"):
+    with pytest.raises(RefusedCombinationError, match="qlora allows nf4, fp4, gptq-int4, quantization says int8"):
         scenario_of(method="qlora", quantization="int8")
 
 

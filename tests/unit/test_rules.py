@@ -25,6 +25,10 @@ Flags = Mapping[str, object]
 
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE: a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags]] = {
+    "method-against-quantization": (
+        {"method": "int8", "quantization": "nf4"},
+        {"method": "lora", "quantization": "nf4"},
+    ),
     "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
     "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),

@@ -422,7 +422,7 @@ class TestStep:
         assert launch.overlapped_s == launch.seconds
 
     def test_utilisation_is_below_the_sustained_rate(self, llama: ModelSpec) -> None:
-        """Without recomputation a large full fine-tune comes near the efficiency of products, with it to three quarters of that."""
+        """Without recomputation a large full fine-tune nears the efficiency of products, with it to three quarters of that."""
         plain = recipe(gradient_checkpointing=False, batch=Batch(8, 1, 2048, "packed", 2048))
         without = predicted(scenario(llama, plain)).mfu
         with_it = predicted(scenario(llama, replace(plain, gradient_checkpointing=True))).mfu

@@ -29,7 +29,9 @@ def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
     return tuple(BlockGroup(count, block) for block, count in counts.items())
 
 
-def separate_qkv(attention: AttentionSpec, hidden: int, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[LinearSpec, ...]:
+def separate_qkv(
+    attention: AttentionSpec, hidden: int, *, qkv_bias: bool = False, out_bias: bool = False
+) -> tuple[LinearSpec, ...]:
     """``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` as Llama names them."""
     return (
         LinearSpec("q_proj", "attention", hidden, attention.q_width, "attn_in", qkv_bias),
@@ -71,7 +73,9 @@ def fused_gated_mlp(
     )
 
 
-def plain_mlp(hidden: int, width: int, names: tuple[str, str], *, bias: bool, kind: LinearKind = "linear") -> tuple[LinearSpec, ...]:
+def plain_mlp(
+    hidden: int, width: int, names: tuple[str, str], *, bias: bool, kind: LinearKind = "linear"
+) -> tuple[LinearSpec, ...]:
     """Two matrices around an activation."""
     return (
         LinearSpec(names[0], "mlp", hidden, width, "mlp_in", bias, kind),

@@ -1,0 +1,185 @@
+"""One record against its prediction: GPU memory, time, host RAM, and whether it was said to fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
+from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
+from planner.domain.scenario import Scenario
+from planner.domain.term import PHASES, Phase
+from planner.errors import NotModelledError, RefusedCombinationError
+from planner.estimate import estimate
+from planner.intake.request import from_record
+from planner.intake.resolve import resolve
+from planner.units import MIB
+
+OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom", "no_verdict"]
+"""What a verdict was worth: ``false_fit`` = said fits, ran out of GPU memory; ``false_oom`` = said does not fit, but ran."""
+
+# Throughput is scored on the first of these that a row has.
+THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_s")
+# A row that got no further measured no training: its peak is compared with that of the phase itself.
+_SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
+_KIND_WHEN_BLANK: MemoryKind = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One measured number and what was predicted for it, in the same unit.
+
+    ``quantity`` ends in the unit: ``driver_bytes``, ``step_time_s``, ``samples_per_s``.  ``note`` says what was assumed.
+    """
+
+    quantity: str
+    measured: float
+    predicted: float
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the quantity as it was printed: (predicted - measured) / measured, a fraction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether more of the quantity means faster."""
+        return self.quantity.endswith("_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """One record with its prediction and comparisons; ``None`` where the record has no such number.
+
+    ``not_modelled`` is why there is no prediction, ``not_timed`` why a measured time or rate could not be compared.
+    ``host_bound`` compares with installed memory, which is only an upper bound on what a job used.
+    """
+
+    record: RunRecord
+    scenario: Scenario | None = None
+    prediction: Prediction | None = None
+    not_modelled: str = ""
+    not_timed: str = ""
+    memory: Comparison | None = None
+    throughput: Comparison | None = None
+    host_memory: Comparison | None = None
+    host_bound: Comparison | None = None
+    oom: OomResult | None = None
+
+
+def score_record(record: RunRecord, coefficients: Coefficients) -> RowScore:
+    """Predict the configuration of ``record`` and compare.
+
+    A combination that the rules refuse is predicted all the same, because the run took place.
+
+    Raises:
+        UsageError: a name that no catalog knows, or a value outside its range.
+    """
+    try:
+        scenario = resolve(from_record(record), force=True)
+        prediction = estimate(scenario, coefficients)
+    except (NotModelledError, RefusedCombinationError) as error:
+        return RowScore(record, not_modelled=str(error))
+    world = scenario.hardware.world_size
+    measured = record.outcome == "ok"
+    throughput, not_timed = compare_throughput(record, prediction.time) if measured else (None, "")
+    return RowScore(
+        record=record,
+        scenario=scenario,
+        prediction=prediction,
+        not_timed=not_timed,
+        memory=compare_memory(record, prediction.memory, world) if measured else None,
+        throughput=throughput,
+        host_memory=compare_host(record, prediction.host) if measured else None,
+        host_bound=compare_host_bound(record, prediction.host) if measured else None,
+        oom=judge_verdict(record, prediction),
+    )
+
+
+def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int) -> Comparison | None:
+    """Peak GPU memory at the level and scope of the record, in bytes.
+
+    ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are alike.  A meter that the
+    record does not name is taken as the driver's (nvidia-smi), which is what people look at.
+    """
+    if record.peak_memory_mib is None:
+        return None
+    kind = record.memory_kind or _KIND_WHEN_BLANK
+    notes = [] if record.memory_kind else [f"meter not named, taken as {kind}"]
+    count = 1
+    if record.memory_scope == "all_gpus":
+        count = world_size
+        notes.append(f"total of {world_size} GPUs")
+    predicted = count * _level_bytes(memory, kind, record.phase_reached)
+    return Comparison(f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes))
+
+
+def _level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> float:
+    """Peak of one GPU at one level, over the phases that the run went through.
+
+    A run that only set up is compared with that phase itself; one that ended earlier than a whole step with the phases up to there.
+    """
+    peak = float(getattr(memory, f"{kind}_peak_bytes"))
+    if reached is None:
+        return peak
+    seen = {reached} if reached in _SETUP_PHASES else set(PHASES[: PHASES.index(reached) + 1])
+    levels = [float(getattr(phase, f"{kind}_bytes")) for phase in memory.phases if phase.phase in seen]
+    # Peaks of phases are those of an unlimited card, the overall peak is what this card can show.
+    return min(max(levels), peak)
+
+
+def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[Comparison | None, str]:
+    """The first of step time, samples/s, tokens/s and run time that the record has, and why it could not be compared.
+
+    The error is that of the printed quantity, so a prediction twice too fast is -50 % of a time and +100 % of a rate.
+    """
+    column = next((name for name in THROUGHPUT_COLUMNS if getattr(record, name) is not None), None)
+    if column is None:
+        return None, ""
+    if time is None:
+        return None, f"{column}: the rates of this card are unknown"
+    predicted = time.step_s if column == "step_time_s" else getattr(time, column)
+    if predicted is None:
+        return None, f"{column}: the number of samples is not said"
+    return Comparison(column, float(getattr(record, column)), float(predicted)), ""
+
+
+def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
+    """Host RAM of a process or of the node, in bytes; installed memory is no measurement (:func:`compare_host_bound`)."""
+    if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in _SETUP_PHASES:
+        return None
+    scope: HostMemoryScope = record.host_memory_scope or ("node" if record.host_memory_kind == "cgroup" else "process")
+    predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes
+    note = "" if record.host_memory_scope else f"scope not said, taken as {scope}"
+    return Comparison(f"host_{scope}_bytes", round(record.host_memory_mib * MIB), round(float(predicted)), note)
+
+
+def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | None:
+    """Host RAM that was installed (or stated as needed) against the prediction per node, in bytes.
+
+    The run took place, so a prediction above the bound is wrong; one below it may be right or wrong.
+    """
+    if record.host_memory_mib is None or record.host_memory_kind != "installed_min":
+        return None
+    return Comparison("host_installed_bytes", round(record.host_memory_mib * MIB), round(float(host.per_node_bytes)))
+
+
+def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None:
+    """What the verdict on GPU memory was worth; ``None`` for outcomes that say nothing about it.
+
+    A run that only loaded says nothing about the job, and one that ended for another reason than GPU memory neither.  A verdict
+    about host RAM is given only where the GPU's memory suffices, so it counts as "fits" here.
+    """
+    ran_out = record.outcome == "oom"
+    if not ran_out and (record.outcome != "ok" or record.phase_reached in _SETUP_PHASES):
+        return None
+    if prediction.verdict == "no_verdict":
+        return "no_verdict"
+    if prediction.verdict == "uncertain":
+        return "uncertain_oom" if ran_out else "uncertain_ok"
+    said_short = prediction.verdict == "does_not_fit"
+    if said_short == ran_out:
+        return "right"
+    return "false_fit" if ran_out else "false_oom"

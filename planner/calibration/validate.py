@@ -1,0 +1,132 @@
+"""Predictions against records: per source and overall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from planner.calibration.metrics import (
+    BoundSummary,
+    ErrorSummary,
+    NamedComparison,
+    OomSummary,
+    average,
+    count_verdicts,
+    summarise,
+    summarise_bounds,
+)
+from planner.calibration.rows import Comparison, RowScore, score_record
+from planner.domain.coefficients import Coefficients
+from planner.domain.run_record import RunRecord
+from planner.errors import InputFileError, UsageError
+from planner.estimate import PRIORS
+from planner.records import RecordSet
+
+OVERALL = "overall"
+# A mean over groups takes a group only where it has this many compared rows: one row is an anecdote.
+MIN_GROUP_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SourceScore:
+    """Errors over the rows of one source, or of all of them.
+
+    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled`` rows have no prediction and are in
+    no other number; ``not_timed`` rows have one, but no time.
+    """
+
+    source: str
+    n_rows: int
+    n_censored: int
+    not_modelled: tuple[RowScore, ...]
+    not_timed: tuple[RowScore, ...]
+    memory: ErrorSummary | None
+    throughput: ErrorSummary | None
+    host_memory: ErrorSummary | None
+    host_bound: BoundSummary | None
+    oom: OomSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Scores of record files.  ``calibration`` names the coefficients; ``unread`` lists lines that a crash left unfinished."""
+
+    sources: tuple[SourceScore, ...]
+    overall: SourceScore
+    rows: tuple[RowScore, ...]
+    calibration: str
+    unread: tuple[str, ...] = ()
+
+
+def validate(records: RecordSet, coefficients: Coefficients = PRIORS) -> Validation:
+    """Predict every record and compare.
+
+    ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; counts are sums.
+
+    Raises:
+        InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
+    """
+    rows = tuple(_score(record, records, coefficients) for record in records.records)
+    return Validation(
+        sources=tuple(score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)),
+        overall=_overall(rows),
+        rows=rows,
+        calibration=coefficients.name,
+        unread=tuple(f"{each.path}:{each.line}: {each.reason}" for each in records.quarantined),
+    )
+
+
+def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
+    """Errors over ``rows``, each row with the same weight."""
+    return SourceScore(
+        source=name,
+        n_rows=len(rows),
+        n_censored=sum(row.record.censored is True for row in rows),
+        not_modelled=tuple(row for row in rows if row.not_modelled),
+        not_timed=tuple(row for row in rows if row.not_timed),
+        memory=summarise(_named(rows, lambda row: row.memory)),
+        throughput=summarise(_named(rows, lambda row: row.throughput)),
+        host_memory=summarise(_named(rows, lambda row: row.host_memory)),
+        host_bound=summarise_bounds(_named(rows, lambda row: row.host_bound)),
+        oom=count_verdicts((row.record.outcome == "oom", row.oom) for row in rows if row.oom is not None),
+    )
+
+
+def _score(record: RunRecord, records: RecordSet, coefficients: Coefficients) -> RowScore:
+    try:
+        return score_record(record, coefficients)
+    except UsageError as error:
+        path, _, line = records.places[record.id].rpartition(":")
+        raise InputFileError(path, str(error), int(line)) from None
+
+
+def _named(rows: Iterable[RowScore], pick: Callable[[RowScore], Comparison | None]) -> list[NamedComparison]:
+    return [(row.record.id, comparison) for row in rows if (comparison := pick(row)) is not None]
+
+
+def _grouped(rows: Iterable[RowScore], key: Callable[[RowScore], str]) -> list[tuple[str, list[RowScore]]]:
+    groups: dict[str, list[RowScore]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.items())
+
+
+def _overall(rows: Sequence[RowScore]) -> SourceScore:
+    pooled = score_source(OVERALL, rows)
+    groups = [score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source_group)]
+    return SourceScore(
+        source=OVERALL,
+        n_rows=pooled.n_rows,
+        n_censored=pooled.n_censored,
+        not_modelled=pooled.not_modelled,
+        not_timed=pooled.not_timed,
+        memory=_macro(group.memory for group in groups),
+        throughput=_macro(group.throughput for group in groups),
+        host_memory=_macro(group.host_memory for group in groups),
+        host_bound=pooled.host_bound,
+        oom=pooled.oom,
+    )
+
+
+def _macro(summaries: Iterable[ErrorSummary | None]) -> ErrorSummary | None:
+    return average([each for each in summaries if each is not None and each.n >= MIN_GROUP_ROWS])

@@ -1,0 +1,271 @@
+"""The table of GPU memory terms: what each is called, which formula gives it, and the phases it lives in."""
+
+from __future__ import annotations
+
+from planner.arrays import maximum, where
+from planner.domain.recipe import Number
+from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
+from planner.memory import activations as act
+from planner.memory import logits, optimizer, runtime, sharding, weights
+from planner.memory.job import Job
+
+ALL_PHASES: frozenset[Phase] = frozenset(PHASES)
+_TRAINING: frozenset[Phase] = ALL_PHASES - {"load"}
+_STEPS: frozenset[Phase] = frozenset({"forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"})
+_AFTER_BACKWARD: frozenset[Phase] = frozenset({"optimizer_step"})
+_AFTER_STEP: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "optimizer_step", "eval", "save"})
+_FORWARD: frozenset[Phase] = frozenset({"forward", "forward_2"})
+_LOSS: frozenset[Phase] = frozenset({"loss", "loss_2"})
+_BACKWARD: frozenset[Phase] = frozenset({"backward", "backward_2"})
+
+
+def tensor_terms(job: Job) -> tuple[Term, ...]:
+    """Every term that lives in the allocator."""
+    return (*_persistent_terms(job), *_step_terms(job), *_sharding_terms(job))
+
+
+def make_term(name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind) -> Term:
+    """A term whose ``formula`` is ``module:function`` inside this package."""
+    return Term(name, label, n_bytes, kind, phases, f"planner.memory.{formula}")
+
+
+def _kind(shards: Number) -> TermKind:
+    return "replicated" if isinstance(shards, int) and shards == 1 else "sharded"
+
+
+def _persistent_terms(job: Job) -> tuple[Term, ...]:
+    gpu_weights = 0 if job.recipe.offloads_params else 1
+    kind = _kind(job.weight_shards)
+    states = _kind(job.optimizer_shards)
+    return (
+        make_term(
+            "weights",
+            "quantized weights",
+            gpu_weights * weights.quantized_weight_bytes(job),
+            ALL_PHASES,
+            "weights:quantized_weight_bytes",
+            kind,
+        ),
+        make_term(
+            "weights",
+            "weights",
+            gpu_weights * weights.unquantized_weight_bytes(job),
+            ALL_PHASES,
+            "weights:unquantized_weight_bytes",
+            _kind(job.hardware.world_size) if job.recipe.sharding in ("zero3", "fsdp", "fsdp1", "hsdp") else "replicated",
+        ),
+        make_term(
+            "quantization_constants",
+            "quantization constants",
+            gpu_weights * weights.quantization_constant_bytes(job),
+            ALL_PHASES,
+            "weights:quantization_constant_bytes",
+            kind,
+        ),
+        make_term(
+            "adapters", "LoRA adapters", gpu_weights * weights.adapter_bytes(job), _TRAINING, "weights:adapter_bytes", kind
+        ),
+        make_term(
+            "adapters",
+            "modules to save",
+            gpu_weights * weights.saved_module_bytes(job),
+            _TRAINING,
+            "weights:saved_module_bytes",
+            kind,
+        ),
+        make_term(
+            "master_weights",
+            "fp32 master weights",
+            optimizer.master_weight_bytes(job),
+            _STEPS,
+            "optimizer:master_weight_bytes",
+            states,
+        ),
+        make_term(
+            "optimizer_states",
+            "optimizer states",
+            optimizer.optimizer_state_bytes(job),
+            _AFTER_STEP,
+            "optimizer:optimizer_state_bytes",
+            states,
+        ),
+        make_term(
+            "other_temporaries",
+            "cuBLAS workspace",
+            runtime.cublas_workspace_bytes(job),
+            _STEPS,
+            "runtime:cublas_workspace_bytes",
+            "replicated",
+        ),
+    )
+
+
+def _step_terms(job: Job) -> tuple[Term, ...]:
+    amounts = act.activations(job)
+    copies = weights.autocast_copy_bytes(job)
+    mask = act.attention_mask_bytes(job)
+    head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
+    loss_backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
+    loss = maximum(logits.logits_forward_bytes(job), loss_backward) + head
+    formula = "activations:activations"
+    return (
+        *_backward_terms(job, amounts),
+        make_term("saved_activations", "saved activations", amounts.kept, _FORWARD | _LOSS, formula, "transient"),
+        make_term("block_recompute", "one block, forward", amounts.forward_extra, _FORWARD, formula, "transient"),
+        make_term("block_recompute", "one block, backward", amounts.backward_extra, _BACKWARD, formula, "transient"),
+        make_term(
+            "logits_and_loss",
+            "final norm and head input",
+            act.final_norm_bytes(job),
+            _LOSS,
+            "activations:final_norm_bytes",
+            "transient",
+        ),
+        make_term("logits_and_loss", "logits and loss", loss, _LOSS, "logits:logits_forward_bytes", "transient"),
+        make_term(
+            "logits_and_loss",
+            "evaluation logits",
+            logits.logits_forward_bytes(job) + head,
+            frozenset({"eval"}),
+            "logits:logits_forward_bytes",
+            "transient",
+        ),
+        make_term("other_temporaries", "attention mask", mask, _FORWARD | _LOSS, "activations:attention_mask_bytes", "transient"),
+        make_term(
+            "autocast_copies", "autocast weight copies", copies, _FORWARD | _LOSS, "weights:autocast_copy_bytes", "transient"
+        ),
+        make_term(
+            "gradient_buckets", "DDP buckets", optimizer.ddp_bucket_bytes(job), _STEPS, "optimizer:ddp_bucket_bytes", "replicated"
+        ),
+        make_term(
+            "optimizer_temporaries",
+            "optimizer temporaries",
+            optimizer.optimizer_temporary_bytes(job),
+            _AFTER_BACKWARD,
+            "optimizer:optimizer_temporary_bytes",
+            "transient",
+        ),
+        make_term(
+            "dequantization",
+            "16-bit copy while loading",
+            weights.quantized_load_extra_bytes(job),
+            frozenset({"load"}),
+            "weights:quantized_load_extra_bytes",
+            "transient",
+        ),
+    )
+
+
+def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
+    """Gradients and what is still saved, in the passes.
+
+    In a micro-step that starts without gradients, activations shrink while gradients grow, so its peak is at one end of backward.
+    With accumulation, micro-steps after the first start with all gradients.
+    """
+    gradients = optimizer.gradient_bytes(job)
+    accumulates = job.recipe.batch.grad_accum > 1
+    at_start = amounts.kept >= amounts.one_block + gradients
+    kept_first = where(at_start, amounts.kept, amounts.one_block)
+    gradients_first = where(at_start, 0, gradients)
+    head = where(accumulates, 0, _head_gradient_bytes(job))
+    passes_2: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
+    first: frozenset[Phase] = frozenset({"backward"})
+    second: frozenset[Phase] = frozenset({"backward_2"})
+    formula, kind = "optimizer:gradient_bytes", _kind(job.gradient_shards)
+    return (
+        make_term("saved_activations", "saved, first backward", kept_first, first, "activations:activations", "transient"),
+        make_term(
+            "saved_activations",
+            "saved, later backward",
+            where(accumulates, amounts.kept, kept_first),
+            second,
+            "activations:activations",
+            "transient",
+        ),
+        make_term("gradients", "gradients", gradients, _AFTER_BACKWARD, formula, kind),
+        make_term("gradients", "gradients, first backward", gradients_first, first, formula, "transient"),
+        make_term(
+            "gradients", "gradients, later backward", where(accumulates, gradients, gradients_first), second, formula, kind
+        ),
+        make_term("gradients", "accumulated gradients", where(accumulates, gradients, 0), passes_2, formula, kind),
+        make_term(
+            "gradients",
+            "gradient of the head",
+            _head_gradient_bytes(job),
+            frozenset({"loss"}),
+            "peak:_head_gradient_bytes",
+            "transient",
+        ),
+        make_term("gradients", "gradient of the head", head, frozenset({"loss_2"}), "peak:_head_gradient_bytes", "transient"),
+    )
+
+
+def _head_gradient_bytes(job: Job) -> Number:
+    """Gradient of a trained head, made while the gradient of the logits is still there; 0 when the head is frozen or offloaded.
+
+    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``linear``.
+    """
+    head = job.model.head
+    if job.model.normhead:  # counted with the backward of the normalised head
+        return 0
+    if job.recipe.method == "full":
+        return head.weight_count * job.regime.gradient
+    adapter = job.recipe.adapter
+    saved = adapter is not None and any(name.rpartition(".")[2] == head.name for name in adapter.modules_to_save)
+    return head.weight_count * job.regime.outside if saved else 0
+
+
+def _sharding_terms(job: Job) -> tuple[Term, ...]:
+    live = _FORWARD | _LOSS | _BACKWARD
+    return (
+        make_term(
+            "gradient_buckets",
+            "ZeRO gradient buckets",
+            sharding.gradient_bucket_bytes(job),
+            _BACKWARD,
+            "sharding:gradient_bucket_bytes",
+            "transient",
+        ),
+        make_term(
+            "gathered_parameters",
+            "gathered parameters",
+            sharding.gathered_parameter_bytes(job),
+            live,
+            "sharding:gathered_parameter_bytes",
+            "transient",
+        ),
+        make_term(
+            "gathered_parameters",
+            "persistent small parameters",
+            sharding.persistent_parameter_bytes(job),
+            _STEPS,
+            "sharding:persistent_parameter_bytes",
+            "replicated",
+        ),
+        make_term(
+            "gathered_parameters",
+            "whole gradients of one block",
+            sharding.fsdp_unsharded_gradient_bytes(job),
+            _BACKWARD,
+            "sharding:fsdp_unsharded_gradient_bytes",
+            "transient",
+        ),
+    )
+
+
+def driver_terms(job: Job) -> tuple[Term, ...]:
+    """What the device holds outside the allocator."""
+    return (
+        make_term(
+            "context", "CUDA context and kernels", runtime.context_bytes(job), ALL_PHASES, "runtime:context_bytes", "replicated"
+        ),
+        make_term("nccl", "NCCL buffers", runtime.nccl_bytes(job), ALL_PHASES, "runtime:nccl_bytes", "replicated"),
+        make_term(
+            "libraries",
+            "paged optimizer states",
+            optimizer.paged_state_bytes(job),
+            _AFTER_STEP,
+            "optimizer:paged_state_bytes",
+            "sharded",
+        ),
+    )
