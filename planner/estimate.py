@@ -15,8 +15,8 @@ from planner.units import format_gib
 PRIORS = Coefficients()
 
 
-def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS) -> Prediction:
-    """Memory, host RAM and time of one scenario, with a verdict.
+def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False) -> Prediction:
+    """Memory, host RAM and time of one scenario, with a verdict; with ``explain`` each term carries the numbers of its formula.
 
     All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.search.grid`.
     """
@@ -24,6 +24,10 @@ def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS) -> Predict
     memory = predict_memory(job)
     host = predict_host(job, paged_state_bytes(job))
     verdict, reason = judge(memory, host)
+    if explain:
+        from planner.memory.details import with_host_details, with_memory_details
+
+        memory, host = with_memory_details(job, memory), with_host_details(job, host)
     return Prediction(
         memory=memory,
         host=host,

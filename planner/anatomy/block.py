@@ -326,7 +326,7 @@ def _attention_steps(view: BlockView, stream: Number) -> list[Step]:
     attention, regime = view.block.attention, view.regime
     c, lo = regime.compute, regime.linear_out
     q, k, v, out = attention.q_width, attention.k_width, attention.v_width, attention.out_width
-    steps = []
+    steps: list[Step] = []
     head_norms = [norm for norm in view.block.norms if norm.on in ("heads", "latent")]
     if head_norms:
         width = sum(norm.width * norm.rows_per_token * norm.copies for norm in head_norms)
@@ -341,7 +341,7 @@ def _attention_steps(view: BlockView, stream: Number) -> list[Step]:
         return steps
     if view.padded and attention.n_kv_heads < attention.n_heads and view.recipe.attention == "sdpa":
         k, v = q, out
-    kept = c * (q + k + v + out) + 4 * attention.n_heads
+    kept: Number = c * (q + k + v + out) + 4 * attention.n_heads
     # Backward: gradients of q, k, v and out, an fp32 accumulator for dq and the row sums.
     backward = stream + c * (2 * out + q + k + v) + 4 * q + 4 * attention.n_heads
     cast_live = (q + k + v) * lo if lo != c else 0

@@ -30,7 +30,8 @@ _KIND_WHEN_BLANK: MemoryKind = "driver"
 class Comparison:
     """One measured number and what was predicted for it, in the same unit.
 
-    ``quantity`` ends in the unit: ``driver_bytes``, ``step_time_s``, ``samples_per_s``.  ``note`` says what was assumed.
+    ``quantity`` ends in the unit: ``driver_bytes``, ``step_time_s``, ``samples_per_s``.  ``note``: ``assumed`` where the record
+    does not name its meter or scope, ``of n GPUs`` for a total.
     """
 
     quantity: str
@@ -101,17 +102,17 @@ def score_record(record: RunRecord, coefficients: Coefficients) -> RowScore:
 def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int) -> Comparison | None:
     """Peak GPU memory at the level and scope of the record, in bytes.
 
-    ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are alike.  A meter that the
-    record does not name is taken as the driver's (nvidia-smi), which is what people look at.
+    ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are alike.  A meter that
+    the record does not name is taken as the driver's (nvidia-smi), which is what people look at.
     """
     if record.peak_memory_mib is None:
         return None
     kind = record.memory_kind or _KIND_WHEN_BLANK
-    notes = [] if record.memory_kind else [f"meter not named, taken as {kind}"]
+    notes = [] if record.memory_kind else ["assumed"]
     count = 1
     if record.memory_scope == "all_gpus":
         count = world_size
-        notes.append(f"total of {world_size} GPUs")
+        notes.append(f"of {world_size} GPUs")
     predicted = count * _level_bytes(memory, kind, record.phase_reached)
     return Comparison(f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes))
 
@@ -119,7 +120,7 @@ def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int)
 def _level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> float:
     """Peak of one GPU at one level, over the phases that the run went through.
 
-    A run that only set up is compared with that phase itself; one that ended earlier than a whole step with the phases up to there.
+    A run that only set up is compared with that phase itself; one that ended before a whole step with the phases up to there.
     """
     peak = float(getattr(memory, f"{kind}_peak_bytes"))
     if reached is None:
@@ -152,8 +153,8 @@ def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
         return None
     scope: HostMemoryScope = record.host_memory_scope or ("node" if record.host_memory_kind == "cgroup" else "process")
     predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes
-    note = "" if record.host_memory_scope else f"scope not said, taken as {scope}"
-    return Comparison(f"host_{scope}_bytes", round(record.host_memory_mib * MIB), round(float(predicted)), note)
+    note = "" if record.host_memory_scope else "assumed"
+    return Comparison(f"{scope}_bytes", round(record.host_memory_mib * MIB), round(float(predicted)), note)
 
 
 def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | None:
@@ -163,7 +164,7 @@ def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | 
     """
     if record.host_memory_mib is None or record.host_memory_kind != "installed_min":
         return None
-    return Comparison("host_installed_bytes", round(record.host_memory_mib * MIB), round(float(host.per_node_bytes)))
+    return Comparison("installed_bytes", round(record.host_memory_mib * MIB), round(float(host.per_node_bytes)))
 
 
 def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None:

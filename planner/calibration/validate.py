@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.calibration.metrics import (
     BoundSummary,
@@ -31,8 +31,8 @@ MIN_GROUP_ROWS = 3
 class SourceScore:
     """Errors over the rows of one source, or of all of them.
 
-    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled`` rows have no prediction and are in
-    no other number; ``not_timed`` rows have one, but no time.
+    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled`` rows have no prediction and are
+    in no other number; ``not_timed`` rows have one, but no time.
     """
 
     source: str
@@ -61,7 +61,8 @@ class Validation:
 def validate(records: RecordSet, coefficients: Coefficients = PRIORS) -> Validation:
     """Predict every record and compare.
 
-    ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; counts are sums.
+    ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; its counts are
+    sums.
 
     Raises:
         InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
@@ -114,17 +115,11 @@ def _grouped(rows: Iterable[RowScore], key: Callable[[RowScore], str]) -> list[t
 def _overall(rows: Sequence[RowScore]) -> SourceScore:
     pooled = score_source(OVERALL, rows)
     groups = [score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source_group)]
-    return SourceScore(
-        source=OVERALL,
-        n_rows=pooled.n_rows,
-        n_censored=pooled.n_censored,
-        not_modelled=pooled.not_modelled,
-        not_timed=pooled.not_timed,
+    return replace(
+        pooled,
         memory=_macro(group.memory for group in groups),
         throughput=_macro(group.throughput for group in groups),
         host_memory=_macro(group.host_memory for group in groups),
-        host_bound=pooled.host_bound,
-        oom=pooled.oom,
     )
 
 

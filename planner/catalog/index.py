@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,19 @@ def build_index(folder: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> CatalogIndex:
-    """The stored index of ``folder``.
+    """The stored index of ``folder``, parsed once per process unless the file changes.
 
     Raises:
         InputFileError: missing, malformed, or a name that points to an id that is not in it.
     """
     path = folder / INDEX_NAME
+    changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+    return _parsed_index(path, changed_ns)
+
+
+@lru_cache(maxsize=8)
+def _parsed_index(path: Path, changed_ns: int) -> CatalogIndex:
+    del changed_ns  # part of the cache key only
     data = read_toml(path)
     ids, aliases, variants = data.get("ids"), data.get("aliases"), data.get("variants")
     if not (isinstance(ids, list) and isinstance(aliases, dict) and isinstance(variants, dict)):

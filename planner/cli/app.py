@@ -91,10 +91,26 @@ def rules_command(output_format: Format = None, as_json: Json = False) -> Outcom
     return list_rules(chosen_format(output_format, as_json))
 
 
+@app.command("validate")
+def validate_command(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+    ],
+    rows: Annotated[bool, typer.Option("--rows", help="List each row")] = False,
+    cv: Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")] = "none",
+    output_format: Format = None,
+    as_json: Json = False,
+) -> Outcome:
+    """Score predictions against records: memory, throughput, host RAM and verdicts, per source and overall."""
+    from planner.cli.validate import ValidateOptions, validate_files
+
+    return validate_files(files, ValidateOptions(cv, rows, chosen_format(output_format, as_json)))
+
+
 @app.command("schema")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|record]", help="Which document", show_default=False)
+        str, typer.Argument(metavar="[prediction|record|validate]", help="Which document", show_default=False)
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

@@ -36,7 +36,7 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
         request = merge(from_toml(options.config), request)
     _require(request)
     scenario = resolve(request, force=options.force)
-    return _report(scenario, estimate(scenario), options)
+    return _report(scenario, estimate(scenario, explain=options.explain), options)
 
 
 def _require(request: ScenarioRequest) -> None:
@@ -48,9 +48,14 @@ def _require(request: ScenarioRequest) -> None:
 
 def _report(scenario: Scenario, prediction: Prediction, options: Options) -> Outcome:
     from planner.report.sections import build_sections
-    from planner.report.subject import Subject, exit_code_of
+    from planner.report.subject import Subject, exit_code_of, needs_changes
 
-    subject = Subject(scenario, prediction, explain=options.explain)
+    changes = None
+    if needs_changes(prediction):
+        from planner.search.explain import changes_that_fit
+
+        changes = changes_that_fit(scenario)
+    subject = Subject(scenario, prediction, changes, explain=options.explain)
     code = exit_code_of(prediction)
     if options.output_format == "json":
         from planner.report.to_json import to_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "record")
+DOCUMENTS = ("prediction", "record", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -22,4 +22,8 @@ def print_schema(document: str) -> Outcome:
         from planner.records.schema import record_json_schema
 
         return Outcome(json_text(record_json_schema()))
+    if document == "validate":
+        from planner.report.validation_schema import validation_json_schema
+
+        return Outcome(json_text(validation_json_schema()))
     raise UnknownNameError("document", document[:60], DOCUMENTS)

@@ -27,7 +27,7 @@ class Coefficients:
         200 * MIB,
         1200 * MIB,
         "bytes",
-        "context about 400 MiB from CUDA 11.7 (pytorch#109888, #107667; 274-636 in #86509) and 100-300 of kernels loaded by the first steps",
+        "about 400 MiB from CUDA 11.7 on (pytorch#109888, #107667, #86509), 100-300 of kernels that the first steps load",
     )
     nccl_bytes: float = _prior(
         300 * MIB,

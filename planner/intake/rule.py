@@ -84,4 +84,4 @@ class Rule:
 
     def message(self, case: Case) -> str:
         """The sentence, with what it means here."""
-        return f"{self.sentence}: {self.detail(case)}" if self.detail else self.sentence
+        return f"{self.sentence} ({self.detail(case)})" if self.detail else self.sentence

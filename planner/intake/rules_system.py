@@ -6,7 +6,7 @@ from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, LIGER_STACKS, code_lacks
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
-_NOT_CPU_ADAM = ("adafactor", "sgd", "lion")
+_NO_CPU_KERNEL = ("adafactor", "sgd")
 _FLASH2_MAX_HEAD_DIM = 256
 
 
@@ -106,8 +106,8 @@ SYSTEM_RULES = (
     Rule(
         "slow-optimizer-offloaded",
         "warn",
-        "DeepSpeed offloads an optimizer other than Adam only with zero_force_ds_cpu_optimizer false, and steps it slowly",
-        lambda case: case.recipe.uses_deepspeed and case.recipe.offloads_optimizer and case.recipe.optimizer in _NOT_CPU_ADAM,
+        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and steps slowly",
+        lambda case: case.recipe.uses_deepspeed and case.recipe.offloads_optimizer and case.recipe.optimizer in _NO_CPU_KERNEL,
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(

@@ -86,7 +86,7 @@ def attention_mask_bytes(job: Job) -> Number:
     pairs = batch.micro_batch * batch.seq_len * batch.seq_len
     if recipe.attention == "eager":
         return pairs * job.regime.residual
-    return 0 if batch.padding == "packed" else pairs
+    return pairs if batch.is_padded else 0
 
 
 def final_norm_bytes(job: Job) -> Number:

@@ -81,8 +81,7 @@ class Job:
 
     def view(self, block: BlockSpec) -> BlockView:
         """One of the model's blocks under this job."""
-        padded = self.recipe.batch.padding != "packed"
-        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, padded)
+        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, self.recipe.batch.is_padded)
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:

@@ -193,10 +193,10 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
             "gradient of the head",
             _head_gradient_bytes(job),
             frozenset({"loss"}),
-            "peak:_head_gradient_bytes",
+            "terms:_head_gradient_bytes",
             "transient",
         ),
-        make_term("gradients", "gradient of the head", head, frozenset({"loss_2"}), "peak:_head_gradient_bytes", "transient"),
+        make_term("gradients", "gradient of the head", head, frozenset({"loss_2"}), "terms:_head_gradient_bytes", "transient"),
     )
 
 

@@ -161,9 +161,10 @@ class AssumptionPart(_Part):
 
 
 class ChangePart(_Part):
-    """One change that saves memory; ``step_time_ratio`` is the step time after over before."""
+    """One change that saves memory, with the flags that ask for it; ``step_time_ratio`` is the step time after over before."""
 
     description: str
+    flags: str
     saves_bytes: int
     step_time_ratio: Real
     fits: bool

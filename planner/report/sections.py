@@ -133,7 +133,7 @@ def _changes(subject: Subject) -> Section:
         return Section("", ())
     if not subject.changes:
         return Section("What would make it fit", (Note("No single change of this recipe that is modelled saves memory."),))
-    columns = (Column("change"), Column("saves GiB", "right"), Column("step time"), Column("then"))
+    columns = (Column("change"), Column("flags"), Column("saves GiB", "right"), Column("step time"), Column("then"))
     rows = tuple(_change_row(change) for change in subject.changes)
     return Section("What would make it fit", (Grid(columns, rows),))
 
@@ -142,4 +142,4 @@ def _change_row(change: Change) -> Row:
     ratio = change.step_time_ratio
     time = "unknown" if ratio is None else f"x {ratio:.2f}"
     outcome = "fits" if change.fits else "still short"
-    return Row((change.description, gib(change.saves_bytes), time, outcome), "good" if change.fits else "plain")
+    return Row((change.description, change.flags, gib(change.saves_bytes), time, outcome), "good" if change.fits else "plain")

@@ -30,11 +30,15 @@ class Change(Protocol):
 
     @property
     def description(self) -> str:
-        """What to change, as flags a user can type."""
+        """What to change, in words."""
+
+    @property
+    def flags(self) -> str:
+        """The flags that ask for it; empty where it is asked for by leaving a flag out."""
 
     @property
     def saves_bytes(self) -> float:
-        """Bytes less at the driver peak of one GPU."""
+        """Bytes less that one GPU must hold at once; 0 for a card with more memory."""
 
     @property
     def step_time_ratio(self) -> float | None:

@@ -53,6 +53,7 @@ class FakeChange:
     saves_bytes: float
     step_time_ratio: float | None
     fits: bool
+    flags: str = ""
 
 
 def gpu() -> GpuSpec:
@@ -326,7 +327,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
         "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.sharding:a_very_long_function_name_indeed"
     )
     made = replace(made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60)
-    changes = [FakeChange("--sharding zero3 --offload optimizer+params " * 3, 3 * GIB, None, fits=True)]
+    changes = [FakeChange("weights in host RAM " * 5, 3 * GIB, None, fits=True, flags="--sharding zero3 --offload optimizer+params " * 3)]
     text = draw(Subject(scenario(), made, changes, explain), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
 
@@ -382,11 +383,14 @@ def test_the_limit_is_marked_inside_the_bar_when_the_job_is_too_large() -> None:
 
 def test_changes_are_shown_only_when_they_are_needed() -> None:
     """A job with room to spare gets no advice; one that is short gets each change with what it saves and costs."""
-    changes = [FakeChange("--seq 512", 1.5 * GIB, 0.55, fits=True), FakeChange("--lora-rank 8", 0.1 * GIB, None, fits=False)]
+    changes = [
+        FakeChange("half the length", 1.5 * GIB, 0.55, fits=True, flags="--seq 512"),
+        FakeChange("half the rank", 0.1 * GIB, None, fits=False, flags="--lora-rank 8"),
+    ]
     assert "make it fit" not in draw(Subject(scenario(), prediction(), changes))
     text = draw(Subject(scenario(), short_of_memory(), changes))
-    assert re.search(r"--seq 512 +1\.50 +x 0\.55 +fits", text)
-    assert re.search(r"--lora-rank 8 +0\.10 +unknown +still short", text)
+    assert re.search(r"half the length +--seq 512 +1\.50 +x 0\.55 +fits", text)
+    assert re.search(r"half the rank +--lora-rank 8 +0\.10 +unknown +still short", text)
     assert "make it fit" not in draw(Subject(scenario(), short_of_memory(), None))
 
 
@@ -465,7 +469,7 @@ def test_explain_shows_formula_numbers_and_what_is_counted() -> None:
 
 def test_json_is_valid_by_its_own_models_and_complete() -> None:
     """The text parses into the published models, and holds integer bytes, terms, phases, assumptions and the verdict."""
-    made = Subject(scenario(), short_of_memory(), [FakeChange("--seq 512", 1.5 * GIB, math.inf, fits=True)], explain=True)
+    made = Subject(scenario(), short_of_memory(), [FakeChange("shorter", 1.5 * GIB, math.inf, fits=True, flags="--seq 512")], explain=True)
     text = to_json(made)
     document = PredictionDocument.model_validate_json(text)
     assert document == prediction_document(made)
@@ -475,7 +479,9 @@ def test_json_is_valid_by_its_own_models_and_complete() -> None:
     assert [term["label"] for term in data["memory"]["terms"]] == [term.label for term in made.prediction.memory.terms]
     assert [phase["phase"] for phase in data["memory"]["phases"]] == ["loss", "backward"]
     assert len(data["assumptions"]) == len(made.scenario.assumptions)
-    assert data["changes"] == [{"description": "--seq 512", "saves_bytes": 1610612736, "step_time_ratio": None, "fits": True}]
+    assert data["changes"] == [
+        {"description": "shorter", "flags": "--seq 512", "saves_bytes": 1610612736, "step_time_ratio": None, "fits": True}
+    ]
     assert data["explanations"][0]["formula"] == "planner.units:format_gib"
     assert data["scenario"]["recipe"]["lora_rank"] == 16
 

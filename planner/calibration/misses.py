@@ -1,0 +1,124 @@
+"""Published rows that are predicted badly, each with the mechanism that explains it, or "unexplained".
+
+``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now: groups and
+mechanisms that are there stay, rows that are no longer wrong leave, new ones come in as "unexplained".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.calibration.published import QUANTITIES, errors_of, published_dir, published_validation
+from planner.calibration.rows import Comparison, RowScore
+from planner.catalog.toml_file import read_toml
+from planner.errors import InputFileError
+
+# A row further off than this must be listed; one that is listed must still be further off than the second figure, so that a small
+# change of the code does not move rows in and out.
+LISTED_ABOVE = 0.15
+STALE_BELOW = 0.12
+UNEXPLAINED = "unexplained"
+
+_FILE_NAME = "misses.toml"
+_KEYS = {"pattern", "rows", "mechanism"}
+_HEADER = f"""\
+# Every published row whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism that explains it, or
+# "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is still more than {STALE_BELOW:.0%} off.
+# Rows of one pattern stand together; [[memory]] is GPU memory.
+# `python -m planner.calibration.misses` prints this file brought up to date; mechanisms are kept.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MissGroup:
+    """Rows that are wrong in the same way.  ``pattern`` says which, ``mechanism`` why."""
+
+    pattern: str
+    mechanism: str
+    rows: tuple[str, ...]
+
+
+MissTable = Mapping[str, Sequence[MissGroup]]
+
+
+def stored_misses() -> MissTable:
+    """Groups of ``data/published/misses.toml`` by quantity; empty without the file.
+
+    Raises:
+        InputFileError: malformed, an unknown key, or a row that is listed twice for one quantity.
+    """
+    path = published_dir() / _FILE_NAME
+    if not path.exists():
+        return {}
+    content = read_toml(path)
+    if unknown := content.keys() - set(QUANTITIES):
+        raise InputFileError(path, f"unknown table '{min(unknown)}'; known: {', '.join(QUANTITIES)}")
+    table: dict[str, list[MissGroup]] = {}
+    for quantity, groups in content.items():
+        if any(set(group) != _KEYS for group in groups):
+            raise InputFileError(path, f"each group of '{quantity}' needs exactly {', '.join(sorted(_KEYS))}")
+        table[quantity] = [MissGroup(group["pattern"], group["mechanism"], tuple(group["rows"])) for group in groups]
+        ids = [row for group in table[quantity] for row in group.rows]
+        if twice := {row for row in ids if ids.count(row) > 1}:
+            raise InputFileError(path, f"'{min(twice)}' is listed twice under '{quantity}'")
+    return table
+
+
+def updated_misses(rows: tuple[RowScore, ...], stored: MissTable) -> dict[str, list[MissGroup]]:
+    """``stored`` without the rows that are right by now, and with the new misses as unexplained groups by pattern."""
+    table: dict[str, list[MissGroup]] = {}
+    for quantity in QUANTITIES:
+        errors = errors_of(rows, quantity)
+        groups = [_still_wrong(group, errors) for group in stored.get(quantity, ())]
+        listed = {row for group in groups for row in group.rows}
+        new = [row for row in rows if abs(errors.get(row.record.id, 0.0)) > LISTED_ABOVE and row.record.id not in listed]
+        table[quantity] = _merged([group for group in groups if group.rows], new, quantity)
+    return table
+
+
+def misses_toml() -> str:
+    """Content of the file for the code as it is."""
+    table = updated_misses(published_validation().rows, stored_misses())
+    parts = [_HEADER]
+    for quantity, groups in table.items():
+        for group in groups:
+            rows = "".join(f"  {json.dumps(row)},\n" for row in group.rows)
+            # A JSON string is a TOML basic string for text without control characters.
+            texts = [f"{key} = {json.dumps(getattr(group, key), ensure_ascii=False)}\n" for key in ("pattern", "mechanism")]
+            parts.append(f"[[{quantity}]]\n{''.join(texts)}rows = [\n{rows}]\n")
+    return "\n".join(parts)
+
+
+def _still_wrong(group: MissGroup, errors: Mapping[str, float]) -> MissGroup:
+    rows = tuple(row for row in group.rows if abs(errors.get(row, 0.0)) > STALE_BELOW)
+    return MissGroup(group.pattern, group.mechanism, rows)
+
+
+def _merged(groups: list[MissGroup], new: Iterable[RowScore], quantity: str) -> list[MissGroup]:
+    """New misses join an unexplained group of the same pattern, or make one."""
+    open_groups = {group.pattern: list(group.rows) for group in groups if group.mechanism == UNEXPLAINED}
+    for row in new:
+        open_groups.setdefault(pattern_of(row, quantity), []).append(row.record.id)
+    explained = [group for group in groups if group.mechanism != UNEXPLAINED]
+    return explained + [MissGroup(pattern, UNEXPLAINED, tuple(rows)) for pattern, rows in open_groups.items()]
+
+
+def pattern_of(row: RowScore, quantity: str) -> str:
+    """What rows of one kind share: document, method, quantisation, sharding, offload, and the direction of the error."""
+    record = row.record
+    comparison: Comparison = getattr(row, quantity)
+    above = comparison.error > 0
+    if quantity == "throughput":
+        direction = "too fast" if above == comparison.is_rate else "too slow"
+    else:
+        direction = "too high" if above else "too low"
+    saved = f"with {'+'.join(record.modules_to_save)}" if record.modules_to_save else None
+    settings = (record.method, record.quantization, record.sharding, record.offload, saved)
+    return f"{record.source}: {' '.join(part for part in settings if part is not None and part != 'none')}, predicted {direction}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(misses_toml())

@@ -1,0 +1,36 @@
+"""The published rows that ship with the package, scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from planner.calibration.rows import Comparison, RowScore
+from planner.calibration.validate import Validation, validate
+from planner.catalog.location import data_dir
+from planner.records import read_records
+
+# Errors are kept apart by these: a row may be right in one and wrong in another.
+QUANTITIES = ("memory", "throughput", "host_memory")
+
+
+def published_dir() -> Path:
+    """Folder of the published record files."""
+    return data_dir() / "published"
+
+
+@cache
+def published_validation() -> Validation:
+    """Uncalibrated predictions against every published row."""
+    return validate(read_records([published_dir() / "*.csv"]))
+
+
+def errors_of(rows: tuple[RowScore, ...], quantity: str) -> Mapping[str, float]:
+    """Signed relative error of each row that has ``quantity``, by row id."""
+    found: dict[str, float] = {}
+    for row in rows:
+        comparison: Comparison | None = getattr(row, quantity)
+        if comparison is not None:
+            found[row.record.id] = comparison.error
+    return found

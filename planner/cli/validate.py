@@ -1,0 +1,56 @@
+"""``plan validate FILE...``: predictions against records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.cli.outcome import Outcome, human_text
+from planner.errors import ExitCode, UnknownNameError, UsageError
+
+CV_MODES = ("none", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateOptions:
+    """How to answer: cross-validation, each row as well, and the format."""
+
+    cv: str = "none"
+    rows: bool = False
+    output_format: str = "human"
+
+
+def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
+    """Score predictions against the records of ``files``; exit code 6 when no row at all is modelled.
+
+    Raises:
+        UnknownNameError: no such cross-validation.
+        UsageError: cross-validation without a calibration.
+        InputFileError: a file or a row that cannot be used.
+    """
+    _check_cv(options.cv)
+    from planner.calibration.validate import validate
+    from planner.records import read_records
+
+    validation = validate(read_records(files))
+    modelled = any(row.prediction is not None for row in validation.rows)
+    code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
+    if options.output_format == "json":
+        from planner.report.validation_json import validation_json
+
+        return Outcome(validation_json(validation, with_rows=options.rows), code)
+    from planner.report.validation import validation_sections
+
+    sections = validation_sections(validation, with_rows=options.rows)
+    if options.output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)
+
+
+def _check_cv(mode: str) -> None:
+    if mode not in CV_MODES:
+        raise UnknownNameError("cross-validation", mode[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
+    if mode != "none":
+        raise UsageError(f"--cv {mode}: there is no calibration to cross-validate yet; leave it out, or write --cv none")

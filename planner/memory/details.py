@@ -1,0 +1,120 @@
+"""The numbers behind each memory term, as text; worked out only when somebody asks how a term came about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.anatomy.block import block_bytes
+from planner.domain.prediction import HostPrediction, MemoryPrediction
+from planner.memory.job import Job
+from planner.units import format_bytes, format_count
+
+
+def with_memory_details(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
+    """``memory`` with the numbers of each formula in ``Term.detail``."""
+    terms = tuple(replace(term, detail=_detail(job, term.formula, term.label)) for term in memory.terms)
+    return replace(memory, terms=terms)
+
+
+def with_host_details(job: Job, host: HostPrediction) -> HostPrediction:
+    """``host`` with the numbers of each formula in ``HostTerm.detail``, where a term has none of its own."""
+    terms = tuple(replace(term, detail=term.detail or _detail(job, term.formula, term.name)) for term in host.terms)
+    return replace(host, terms=terms)
+
+
+def _detail(job: Job, formula: str, label: str) -> str:
+    write = _DETAILS.get(formula.removeprefix("planner.memory."))
+    return write(job, label) if write else ""
+
+
+def _quantized(job: Job, _: str) -> str:
+    return f"{format_count(job.counts.quantizable)} weights in {job.recipe.numerics.quantization}{_over(job.weight_shards)}"
+
+
+def _unquantized(job: Job, _: str) -> str:
+    counts, regime = job.counts, job.regime
+    inside = (0 if regime.quantized else counts.quantizable) + counts.fused_experts + counts.block_rest
+    outside = counts.tables + counts.head
+    return (
+        f"{format_count(inside)} in blocks x {regime.base} B + {format_count(outside)} in tables and head x {regime.outside} B "
+        f"+ {format_count(counts.norms)} in norms x {regime.norm_weight} B{_over(job.hardware.world_size, job.weight_shards)}"
+    )
+
+
+def _adapters(job: Job, _: str) -> str:
+    return f"{format_count(float(job.adapter_params))} adapter parameters x {job.regime.adapter} B"
+
+
+def _saved_modules(job: Job, _: str) -> str:
+    return f"{format_count(job.saved_params)} parameters x {job.regime.outside} B"
+
+
+def _gradients(job: Job, _: str) -> str:
+    return f"{format_count(float(job.trained))} trained parameters, {format_bytes(float(job.trained_weight_bytes))}{_over(job.gradient_shards)}"
+
+
+def _masters(job: Job, _: str) -> str:
+    return f"{format_count(float(job.master_params))} parameters x 4 B{_over(job.optimizer_shards)}"
+
+
+def _states(job: Job, _: str) -> str:
+    return f"{job.recipe.optimizer} over {format_count(float(job.trained))} parameters{_over(job.optimizer_shards)}"
+
+
+def _activations(job: Job, _: str) -> str:
+    group = job.model.groups[0]
+    block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
+    tokens = float(job.tokens)
+    how = "its input is kept, the rest rebuilt" if job.recipe.gradient_checkpointing else "all of it is kept"
+    return (
+        f"{job.model.n_layers} blocks x {tokens:.0f} tokens; one block saves {float(block.saved) / tokens:.0f} B per token "
+        f"(input {float(block.boundary) / tokens:.0f}), peaks at {float(block.backward_peak) / tokens:.0f} in backward; {how}"
+    )
+
+
+def _logits(job: Job, _: str) -> str:
+    forward, backward = " + ".join(job.stack.loss_forward), " + ".join(job.stack.loss_backward)
+    return f"{float(job.tokens):.0f} tokens x {job.model.vocab_size} logits; forward {forward}; backward {backward}; loss {job.recipe.loss}"
+
+
+def _coefficient(name: str) -> Callable[[Job, str], str]:
+    def write(job: Job, _: str) -> str:
+        return f"coefficient {name} = {getattr(job.coefficients, name):.4g}, {job.coefficients.name}"
+
+    return write
+
+
+def _pinned(job: Job, _: str) -> str:
+    return f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, rounding {job.stack.pinned_rounding}"
+
+
+def _over(*shards: object) -> str:
+    sharded = [shard for shard in shards if isinstance(shard, int) and shard > 1]
+    return f" / {sharded[0]} processes" if len(sharded) == len(shards) else ""
+
+
+_DETAILS: dict[str, Callable[[Job, str], str]] = {
+    "weights:quantized_weight_bytes": _quantized,
+    "weights:quantization_constant_bytes": _quantized,
+    "weights:unquantized_weight_bytes": _unquantized,
+    "weights:adapter_bytes": _adapters,
+    "weights:autocast_copy_bytes": _adapters,
+    "weights:saved_module_bytes": _saved_modules,
+    "optimizer:gradient_bytes": _gradients,
+    "optimizer:ddp_bucket_bytes": _gradients,
+    "optimizer:master_weight_bytes": _masters,
+    "optimizer:optimizer_state_bytes": _states,
+    "optimizer:paged_state_bytes": _states,
+    "optimizer:optimizer_temporary_bytes": _states,
+    "activations:activations": _activations,
+    "activations:final_norm_bytes": lambda job, _: f"{float(job.tokens):.0f} tokens x {job.model.hidden_size} features",
+    "activations:attention_mask_bytes": lambda job, _: f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}",
+    "logits:logits_forward_bytes": _logits,
+    "runtime:context_bytes": _coefficient("context_bytes"),
+    "runtime:nccl_bytes": _coefficient("nccl_bytes"),
+    "runtime:allocator_slack_bytes": _coefficient("slack_fraction"),
+    "host:process_baseline_bytes": _coefficient("host_process_bytes"),
+    "host:offloaded_optimizer_bytes": _pinned,
+    "host:upload_buffer_bytes": _pinned,
+}

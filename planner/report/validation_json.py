@@ -1,0 +1,79 @@
+"""Validation -> JSON text by the published schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.calibration.metrics import ErrorSummary
+from planner.calibration.rows import RowScore
+from planner.calibration.validate import SourceScore, Validation
+from planner.report.validation_schema import (
+    BoundPart,
+    ComparisonPart,
+    ErrorPart,
+    LeftOutPart,
+    OomPart,
+    RowPart,
+    SourcePart,
+    ValidationDocument,
+)
+from planner.report.validation_text import recipe_label
+
+
+def validation_json(validation: Validation, *, with_rows: bool) -> str:
+    """The validation as indented JSON, ending in a newline."""
+    return validation_document(validation, with_rows=with_rows).model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def validation_document(validation: Validation, *, with_rows: bool) -> ValidationDocument:
+    """The validation as the document that the schema describes."""
+    return ValidationDocument(
+        cv="none",
+        calibration=validation.calibration,
+        sources=[_source(source) for source in validation.sources],
+        overall=_source(validation.overall),
+        rows=[_row(row) for row in validation.rows] if with_rows else None,
+        unread=list(validation.unread),
+    )
+
+
+def _source(score: SourceScore) -> SourcePart:
+    return SourcePart(
+        source=score.source,
+        n_rows=score.n_rows,
+        not_modelled=len(score.not_modelled),
+        memory=_errors(score.memory),
+        throughput=_errors(score.throughput),
+        host_memory=_errors(score.host_memory),
+        oom=OomPart.model_validate(score.oom),
+        host_bound=BoundPart.model_validate(score.host_bound) if score.host_bound else None,
+        censored=score.n_censored,
+        not_modelled_rows=[LeftOutPart(id=row.record.id, reason=row.not_modelled) for row in score.not_modelled],
+        not_timed_rows=[LeftOutPart(id=row.record.id, reason=row.not_timed) for row in score.not_timed],
+    )
+
+
+def _errors(summary: ErrorSummary | None) -> ErrorPart | None:
+    if summary is None:
+        return None
+    names = (name for name in ErrorPart.model_fields if name != "quantities")
+    values: dict[str, Any] = {name: getattr(summary, name) for name in names}
+    return ErrorPart(**values, quantities=dict(summary.quantities))
+
+
+def _row(row: RowScore) -> RowPart:
+    record, prediction = row.record, row.prediction
+    comparisons = {name: getattr(row, name) for name in ("memory", "throughput", "host_memory", "host_bound")}
+    return RowPart(
+        id=record.id,
+        source=record.source,
+        model=record.model,
+        recipe=recipe_label(row),
+        outcome=record.outcome,
+        censored=record.censored,
+        not_modelled=row.not_modelled or None,
+        verdict=prediction.verdict if prediction else None,
+        limiting_phase=prediction.memory.limiting_phase if prediction else None,
+        oom=row.oom,
+        **{name: None if each is None else ComparisonPart.model_validate(each) for name, each in comparisons.items()},
+    )

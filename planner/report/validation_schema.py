@@ -1,0 +1,135 @@
+"""The JSON form of ``plan validate``, ``planner/validate@1``.  These models write it and their JSON Schema documents it.
+
+Errors are fractions, (predicted - measured) / measured of the quantity as it was printed; bytes are integers; ``null`` means that
+a source has nothing to compare.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.calibration.rows import OomResult
+from planner.domain.prediction import Verdict
+from planner.domain.run_record import Outcome
+from planner.domain.term import Phase
+
+VALIDATE_SCHEMA_ID: Final = "planner/validate@1"
+
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
+
+
+class ErrorPart(_Part):
+    """Errors of one quantity.
+
+    ``mape`` is the mean of absolute errors, ``median_signed`` their median with sign (positive: too much was predicted),
+    ``max_abs`` the largest, that of ``worst_row``.  ``quantities`` counts what was compared; ``groups`` says over how many source
+    groups ``mape`` and ``median_signed`` are averaged.
+    """
+
+    n: Count
+    mape: Fraction
+    median_signed: float
+    max_abs: Fraction
+    worst_row: str
+    quantities: dict[str, int]
+    groups: Count
+
+
+class BoundPart(_Part):
+    """Predictions against installed host memory: ``ok`` of ``n`` are not above it."""
+
+    n: Count
+    ok: Count
+    max_excess: Fraction
+    worst_row: str
+
+
+class OomPart(_Part):
+    """``false_fit``: said fits, ran out of GPU memory.  ``false_oom``: said does not fit, but ran."""
+
+    n_oom: Count
+    n_ok: Count
+    false_fit: Count
+    false_oom: Count
+    uncertain_ok: Count
+    uncertain_oom: Count
+    no_verdict: Count
+
+
+class LeftOutPart(_Part):
+    """A row that could not be compared."""
+
+    id: str
+    reason: str
+
+
+class SourcePart(_Part):
+    """Errors over the rows of one source.  ``censored`` rows filled the card, so their reading is capped by it."""
+
+    source: str
+    n_rows: Count
+    not_modelled: Count
+    memory: ErrorPart | None
+    throughput: ErrorPart | None
+    host_memory: ErrorPart | None
+    oom: OomPart
+    host_bound: BoundPart | None = Field(description="installed memory, an upper bound; in no mean error")
+    censored: Count
+    not_modelled_rows: list[LeftOutPart]
+    not_timed_rows: list[LeftOutPart]
+
+
+class ComparisonPart(_Part):
+    """One measured number and its prediction; the unit is in the name of the quantity."""
+
+    quantity: str
+    measured: int | float
+    predicted: int | float
+    error: float
+    note: str
+
+
+class RowPart(_Part):
+    """One record: what was compared, and the verdict with what it was worth."""
+
+    id: str
+    source: str
+    model: str
+    recipe: str
+    outcome: Outcome
+    censored: bool | None
+    not_modelled: str | None
+    verdict: Verdict | None
+    limiting_phase: Phase | None
+    memory: ComparisonPart | None
+    throughput: ComparisonPart | None
+    host_memory: ComparisonPart | None
+    host_bound: ComparisonPart | None
+    oom: OomResult | None
+
+
+class ValidationDocument(_Part):
+    """Everything that ``plan validate`` says about some files of records."""
+
+    schema_: Literal["planner/validate@1"] = Field(default=VALIDATE_SCHEMA_ID, alias="schema")
+    cv: Literal["none"]
+    calibration: str
+    sources: list[SourcePart]
+    overall: SourcePart = Field(
+        description="errors: unweighted means over source groups with at least 3 compared rows; counts: sums"
+    )
+    rows: list[RowPart] | None = Field(description="null without --rows")
+    unread: list[str] = Field(description="lines that a crash left unfinished, with their place")
+
+
+def validation_json_schema() -> dict[str, Any]:
+    """JSON Schema of :class:`ValidationDocument`."""
+    schema = ValidationDocument.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": VALIDATE_SCHEMA_ID, **schema}

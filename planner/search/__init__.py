@@ -1,0 +1,1 @@
+"""Many estimates: grids of scenarios, and what would make one job fit."""
