@@ -1,7 +1,8 @@
 """Published rows that are predicted badly, each with the mechanism that explains it, or "unexplained".
 
-``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now: groups and
-mechanisms that are there stay, rows that are no longer wrong leave, new ones come in as "unexplained".
+``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
+``--write`` puts it there: groups and mechanisms stay, rows that are no longer wrong leave, new ones come in as "unexplained".
+Do not redirect the output onto the file: the shell would empty it before its mechanisms are read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.calibration.published import QUANTITIES, errors_of, published_dir, published_validation
 from planner.calibration.rows import Comparison, RowScore
@@ -28,7 +29,7 @@ _HEADER = f"""\
 # Every published row whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism that explains it, or
 # "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is still more than {STALE_BELOW:.0%} off.
 # Rows of one pattern stand together; [[memory]] is GPU memory.
-# `python -m planner.calibration.misses` prints this file brought up to date; mechanisms are kept.
+# `python -m planner.calibration.misses --write` brings this file up to date; mechanisms are kept.
 """
 
 
@@ -94,16 +95,19 @@ def misses_toml() -> str:
 
 def _still_wrong(group: MissGroup, errors: Mapping[str, float]) -> MissGroup:
     rows = tuple(row for row in group.rows if abs(errors.get(row, 0.0)) > STALE_BELOW)
-    return MissGroup(group.pattern, group.mechanism, rows)
+    return replace(group, rows=rows)
 
 
 def _merged(groups: list[MissGroup], new: Iterable[RowScore], quantity: str) -> list[MissGroup]:
-    """New misses join an unexplained group of the same pattern, or make one."""
-    open_groups = {group.pattern: list(group.rows) for group in groups if group.mechanism == UNEXPLAINED}
+    """New misses join the unexplained group of their pattern, or make one at the end."""
+    by_pattern: dict[str, list[str]] = {}
     for row in new:
-        open_groups.setdefault(pattern_of(row, quantity), []).append(row.record.id)
-    explained = [group for group in groups if group.mechanism != UNEXPLAINED]
-    return explained + [MissGroup(pattern, UNEXPLAINED, tuple(rows)) for pattern, rows in open_groups.items()]
+        by_pattern.setdefault(pattern_of(row, quantity), []).append(row.record.id)
+    merged = []
+    for group in groups:
+        joining = by_pattern.pop(group.pattern, []) if group.mechanism == UNEXPLAINED else []
+        merged.append(replace(group, rows=(*group.rows, *joining)))
+    return merged + [MissGroup(pattern, UNEXPLAINED, tuple(rows)) for pattern, rows in by_pattern.items()]
 
 
 def pattern_of(row: RowScore, quantity: str) -> str:
@@ -120,5 +124,14 @@ def pattern_of(row: RowScore, quantity: str) -> str:
     return f"{record.source}: {' '.join(part for part in settings if part is not None and part != 'none')}, predicted {direction}"
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Print the file, or write it in place."""
+    text = misses_toml()
+    if "--write" in arguments:
+        (published_dir() / _FILE_NAME).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(misses_toml())
+    main(sys.argv[1:])

@@ -10,7 +10,10 @@ from planner.cli.outcome import Outcome
 from planner.report.layout import Column
 
 _TITLE = "Software stacks and what they do where nothing is said"
-_COLUMNS = tuple(Column(title) for title in ("id", "title", "optimizer", "precision", "attention", "loss"))
+_WIDE = frozenset({"precision", "attention", "loss"})
+_COLUMNS = tuple(
+    Column(title, wide_only=title in _WIDE) for title in ("id", "title", "optimizer", "precision", "attention", "loss")
+)
 
 
 def list_stacks(output_format: str) -> Outcome:

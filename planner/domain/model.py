@@ -9,6 +9,9 @@ LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "
 LinearKind = Literal["linear", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
+NormScaling = Literal["cast", "wide", "one_plus", "centred"]
+SdpaInput = Literal["grouped", "expanded", "broadcast"]
+EagerScores = Literal["fp32_softmax", "fp32", "compute"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
 
 
@@ -50,6 +53,10 @@ class NormSpec:
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention.  ``rows_per_token`` is how many vectors are normalised per token
     (1 for the residual stream, the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
+
+    ``scaling`` is how the code of an unfused norm applies its weight, which decides what it keeps for backward: ``cast`` after
+    casting back (Llama); ``wide`` before (OLMo 2, gpt-oss); ``one_plus`` before, with 1 + weight (Gemma); ``centred`` before, on
+    values less their mean (Cohere).
     """
 
     kind: NormKind
@@ -59,6 +66,7 @@ class NormSpec:
     weight: bool = True
     on: Literal["hidden", "heads", "latent"] = "hidden"
     rows_per_token: int = 1
+    scaling: NormScaling = "cast"
 
     @property
     def param_count(self) -> int:
@@ -71,6 +79,11 @@ class AttentionSpec:
     """Shape of one attention layer.  ``head_dim`` is that of query and key, ``value_head_dim`` of value and output.
 
     ``window_tokens`` is the sliding window (``None``: full attention).
+
+    How the modelling code goes about it: ``joined_rotary`` when rotary code concatenates a turned and an untouched part, which
+    lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's kernel ``grouped``, ``expanded`` to all
+    heads, or to be ``broadcast`` by it, which only its unfused form does.  ``eager_scores``: dtype of attention that is written
+    out: a softmax in fp32, scores in ``fp32`` too, or all in ``compute``.
     """
 
     n_heads: int
@@ -82,6 +95,9 @@ class AttentionSpec:
     softcap: bool = False
     sinks: bool = False
     fused_qkv: bool = False
+    joined_rotary: bool = False
+    sdpa_input: SdpaInput = "grouped"
+    eager_scores: EagerScores = "fp32_softmax"
 
     @property
     def q_width(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.anatomy.block import BlockBytes, block_bytes, norm_amounts
+from planner.anatomy.block import BlockBytes, block_bytes
+from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
 from planner.domain.recipe import Number
 from planner.memory.job import Job
@@ -91,6 +92,9 @@ def attention_mask_bytes(job: Job) -> Number:
 
 def final_norm_bytes(job: Job) -> Number:
     """Bytes that the final norm keeps, and its output, which the head reads."""
-    view = job.view(job.model.groups[0].block)
-    saved, _, _ = norm_amounts(view, job.model.hidden_size, job.regime.residual)
-    return job.tokens * (saved + job.model.hidden_size * (job.regime.norm_out + job.regime.residual))
+    regime, hidden = job.regime, job.model.hidden_size
+    output = hidden * (regime.norm_out + regime.residual)
+    if not job.model.final_norms:
+        return job.tokens * output
+    amounts = norm_amounts(job.view(job.model.groups[0].block), job.model.final_norms[-1], regime.residual)
+    return job.tokens * (amounts.saves + output) + amounts.fixed_saves

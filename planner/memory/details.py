@@ -86,7 +86,9 @@ def _coefficient(name: str) -> Callable[[Job, str], str]:
 
 
 def _pinned(job: Job, _: str) -> str:
-    return f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, rounding {job.stack.pinned_rounding}"
+    return (
+        f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, rounding {job.stack.pinned_rounding}"
+    )
 
 
 def _over(*shards: object) -> str:
@@ -109,12 +111,15 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "optimizer:optimizer_temporary_bytes": _states,
     "activations:activations": _activations,
     "activations:final_norm_bytes": lambda job, _: f"{float(job.tokens):.0f} tokens x {job.model.hidden_size} features",
-    "activations:attention_mask_bytes": lambda job, _: f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}",
+    "activations:attention_mask_bytes": lambda job, _: (
+        f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}"
+    ),
     "logits:logits_forward_bytes": _logits,
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "runtime:allocator_slack_bytes": _coefficient("slack_fraction"),
     "host:process_baseline_bytes": _coefficient("host_process_bytes"),
     "host:offloaded_optimizer_bytes": _pinned,
+    "host:offloaded_gradient_bytes": _pinned,
     "host:upload_buffer_bytes": _pinned,
 }

@@ -7,9 +7,10 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.job import Job
-from planner.units import MIB
 
+# DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.
 _SUB_GROUP_PARAMS = 1_000_000_000
+_HERE = "planner.memory.host"
 
 
 def process_baseline_bytes(job: Job) -> float:
@@ -42,23 +43,38 @@ def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
 
 
 def offloaded_optimizer_bytes(job: Job) -> Number:
-    """fp32 masters, gradients and two moments of this process's partition, in host RAM.
+    """fp32 masters and two moments of this process's partition, in host RAM.
 
-    Formula: 4 buffers of 4 bytes per parameter of the partition, each rounded as pinned memory is; under stage 3 split into
-    sub-groups of 1e9
-    parameters first.  NVMe keeps two sub-groups in RAM.  Source: DeepSpeed 0.19 zero/stage_1_and_2.py, zero/stage3.py; its
-    estimator says 16 bytes per parameter before its factor of 1.5.
+    Formula: 12 bytes per parameter of the partition; under stages 1 and 2 the masters are pinned and rounded as pinned memory is.
+    NVMe keeps two sub-groups of 1e9 parameters in RAM.  Source: DeepSpeed 0.19 zero/stage3.py _create_fp32_partitions,
+    zero/stage_1_and_2.py (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
         return 0
     partition = job.trained / job.optimizer_shards
-    # A sub-group of whole tensors ends below the limit: this many full ones and a remainder of the same total.
-    groups = maximum(1, ceil_div(partition, _SUB_GROUP_PARAMS)) if recipe.sharding == "zero3" else 1
     if recipe.offloads_to_nvme:
-        groups_in_ram = minimum(groups, 2)
-        return groups_in_ram * 4 * pinned_bytes(job, 4 * partition / groups)
-    return groups * 4 * pinned_bytes(job, 4 * partition / groups)
+        return 12 * minimum(partition, 2 * _SUB_GROUP_PARAMS)
+    masters = 4 * partition if recipe.sharding == "zero3" else pinned_bytes(job, 4 * partition)
+    return masters + 8 * partition
+
+
+def offloaded_gradient_bytes(job: Job) -> Number:
+    """Gradients of this process's partition in pinned host RAM.
+
+    Formula: 4 bytes per parameter, in one buffer under stages 1 and 2, in sub-groups of at most 1e9 parameters under stage 3, which
+    also keeps one flat buffer in the gradient's own dtype.  Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer,
+    grad_partitions_flat_buffer), zero/stage_1_and_2.py (single_grad_partition).
+    """
+    recipe = job.recipe
+    if not recipe.offloads_optimizer:
+        return 0
+    partition = job.trained / job.optimizer_shards
+    if recipe.sharding != "zero3":
+        return pinned_bytes(job, 4 * partition)
+    groups = maximum(1, ceil_div(partition, _SUB_GROUP_PARAMS))
+    in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
+    return in_ram * pinned_bytes(job, 4 * partition / groups) + pinned_bytes(job, job.regime.gradient * partition)
 
 
 def upload_buffer_bytes(job: Job) -> Number:
@@ -103,24 +119,25 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     host = job.hardware.host
     mapped = mapped_checkpoint_bytes(job)
     private = (
-        HostTerm("process", process_baseline_bytes(job), "planner.memory.host:process_baseline_bytes"),
+        HostTerm("process", process_baseline_bytes(job), f"{_HERE}:process_baseline_bytes"),
         HostTerm(
-            "offloaded_optimizer", offloaded_optimizer_bytes(job), "planner.memory.host:offloaded_optimizer_bytes", pinned=True
+            "offloaded_optimizer", offloaded_optimizer_bytes(job), f"{_HERE}:offloaded_optimizer_bytes", pinned=True
         ),
-        HostTerm("upload_buffer", upload_buffer_bytes(job), "planner.memory.host:upload_buffer_bytes", pinned=True),
+        HostTerm("offloaded_gradients", offloaded_gradient_bytes(job), f"{_HERE}:offloaded_gradient_bytes", pinned=True),
+        HostTerm("upload_buffer", upload_buffer_bytes(job), f"{_HERE}:upload_buffer_bytes", pinned=True),
         HostTerm(
-            "offloaded_parameters", offloaded_parameter_bytes(job), "planner.memory.host:offloaded_parameter_bytes", pinned=True
+            "offloaded_parameters", offloaded_parameter_bytes(job), f"{_HERE}:offloaded_parameter_bytes", pinned=True
         ),
         HostTerm(
             "offloaded_activations",
             offloaded_activation_bytes(job),
-            "planner.memory.host:offloaded_activation_bytes",
+            f"{_HERE}:offloaded_activation_bytes",
             pinned=True,
         ),
-        HostTerm("paged_optimizer", paged_host_bytes(job, paged_bytes), "planner.memory.host:paged_host_bytes"),
+        HostTerm("paged_optimizer", paged_host_bytes(job, paged_bytes), f"{_HERE}:paged_host_bytes"),
     )
     mapping = HostTerm(
-        "mapped_checkpoint", mapped, "planner.memory.host:mapped_checkpoint_bytes", detail="shared on a node, reclaimable"
+        "mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail="shared on a node, reclaimable"
     )
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
@@ -129,5 +146,3 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     per_node = maximum(own * job.hardware.gpus_per_node, own * job.hardware.gpus_per_node - own + loading)
     return HostPrediction((*private, mapping), per_process, per_node, host.memory_bytes)
 
-
-MIN_REPORTED_BYTES = MIB

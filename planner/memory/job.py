@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
-from planner.anatomy.block import BlockView
+from planner.anatomy.ledger import BlockView
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.domain.coefficients import Coefficients

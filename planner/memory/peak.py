@@ -11,12 +11,16 @@ from planner.memory.job import Job
 from planner.memory.terms import ALL_PHASES, driver_terms, make_term, tensor_terms
 
 
-def predict_memory(job: Job) -> MemoryPrediction:
-    """Terms, phase peaks and the three levels for one GPU."""
+def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
+    """Terms, phase peaks and the three levels for one GPU.
+
+    Without ``by_phase`` the list of phase peaks stays empty: on a grid it would take as long as all the rest.
+    """
     terms = tensor_terms(job)
     allocated = _sum_by_phase(terms, ALLOCATED_TERMS)
     allocated_peak = maximum(*allocated.values())
     slack = _reserved_peak(job, terms, allocated) - allocated_peak
+    fragmentation = runtime.fragmentation_bytes(job, maximum(allocated_peak - _resident_bytes(terms), 0))
     slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "runtime:allocator_slack_bytes", "transient")
     outer = driver_terms(job)
     outside: Number = sum(term.n_bytes for term in outer)
@@ -25,15 +29,25 @@ def predict_memory(job: Job) -> MemoryPrediction:
     driver_peak = uncapped if limit is None else minimum(uncapped, limit)
     return MemoryPrediction(
         terms=(*terms, slack_term, *outer),
-        phases=tuple(PhasePeak(phase, amount, amount + slack, amount + slack + outside) for phase, amount in allocated.items()),
+        phases=_phase_peaks(allocated, (allocated_peak + slack) / allocated_peak, outside) if by_phase else (),
         limiting_phase=_limiting_phase(allocated),
         allocated_peak_bytes=allocated_peak,
         reserved_peak_bytes=minimum(allocated_peak + slack, maximum(allocated_peak, driver_peak - outside)),
         driver_peak_bytes=driver_peak,
         uncapped_driver_bytes=uncapped,
-        must_have_bytes=allocated_peak + outside - optimizer.paged_state_bytes(job),
+        must_have_bytes=allocated_peak + fragmentation + outside - optimizer.paged_state_bytes(job),
         limit_bytes=limit,
     )
+
+
+def _phase_peaks(allocated: dict[Phase, Number], reserved_ratio: Number, outside_bytes: Number) -> tuple[PhasePeak, ...]:
+    """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls from phase to phase."""
+    peaks = []
+    reserved: Number = 0
+    for phase, amount in allocated.items():
+        reserved = maximum(reserved, amount * reserved_ratio)
+        peaks.append(PhasePeak(phase, amount, reserved, reserved + outside_bytes))
+    return tuple(peaks)
 
 
 def _reserved_peak(job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Number]) -> Number:

@@ -46,9 +46,18 @@ def allocator_slack_bytes(job: Job, transient_bytes: Number) -> Number:
     16-bit logits block that is too small for the fp32 copies after it, and the pools of ZeRO-3's gather and reduction streams.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (512 B and 2 MiB rounding, 20 MiB segments).
     """
-    fraction = job.coefficients.slack_fraction * transient_bytes
+    fraction = fragmentation_bytes(job, transient_bytes)
     streams = gather_stream_bytes(job) + reduction_stream_bytes(job)
     return fraction + orphaned_bytes(job) + stranded_logits_bytes(job) + streams
+
+
+def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
+    """The part of the slack that no cache flush returns: room inside segments that are partly in use.
+
+    Coefficient ``slack_fraction`` of the transient bytes.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp release_cached_blocks frees
+    whole segments only.
+    """
+    return job.coefficients.slack_fraction * transient_bytes
 
 
 def orphaned_bytes(job: Job) -> Number:

@@ -264,7 +264,7 @@ def test_run_time_and_cost_appear_when_asked_for(capsys: Captured) -> None:
     main([*JOB, "--samples", "10000", "--epochs", "3", "--price", "0.5"])
     out = capsys.readouterr().out
     assert "10,000 samples x 3 epochs: " in out
-    assert "USD at 0.5 USD per GPU-hour on 1 GPU" in out
+    assert "USD at 0.5 USD per GPU-hour on 1 GPU" in " ".join(out.split())
     main(JOB)
     assert "Whole run" not in capsys.readouterr().out
 

@@ -17,7 +17,13 @@ from planner.memory.job import Job, job_of
 BATCH, LENGTH = 2, 256
 TOKENS = BATCH * LENGTH
 
-SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 512}
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 512,
+}
 GPT2_SIZES = {"n_embd": 256, "n_layer": 3, "n_head": 8, "vocab_size": 512, "n_positions": 512}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GROUPED = {"num_key_value_heads": 4}
@@ -48,7 +54,9 @@ class Setup:
 def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
     """The planner's description of what the tests build for real."""
     precision: Any = f"{setup.dtype}-mixed" if setup.mixed else setup.dtype
-    adapter = Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype) if setup.rank else None
+    adapter = (
+        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype) if setup.rank else None
+    )
     recipe = Recipe(
         method="lora" if setup.rank else "full",
         numerics=setup.numerics or Numerics(setup.dtype, precision),

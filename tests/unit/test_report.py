@@ -327,7 +327,9 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
         "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.sharding:a_very_long_function_name_indeed"
     )
     made = replace(made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60)
-    changes = [FakeChange("weights in host RAM " * 5, 3 * GIB, None, fits=True, flags="--sharding zero3 --offload optimizer+params " * 3)]
+    changes = [
+        FakeChange("weights in host RAM " * 5, 3 * GIB, None, fits=True, flags="--sharding zero3 --offload optimizer+params " * 3)
+    ]
     text = draw(Subject(scenario(), made, changes, explain), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
 
@@ -469,7 +471,9 @@ def test_explain_shows_formula_numbers_and_what_is_counted() -> None:
 
 def test_json_is_valid_by_its_own_models_and_complete() -> None:
     """The text parses into the published models, and holds integer bytes, terms, phases, assumptions and the verdict."""
-    made = Subject(scenario(), short_of_memory(), [FakeChange("shorter", 1.5 * GIB, math.inf, fits=True, flags="--seq 512")], explain=True)
+    made = Subject(
+        scenario(), short_of_memory(), [FakeChange("shorter", 1.5 * GIB, math.inf, fits=True, flags="--seq 512")], explain=True
+    )
     text = to_json(made)
     document = PredictionDocument.model_validate_json(text)
     assert document == prediction_document(made)

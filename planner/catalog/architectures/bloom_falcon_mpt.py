@@ -73,13 +73,15 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
 
 def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", "n_head")
-    attention = replace(even_heads(fields, hidden, heads), fused_qkv=True)
+    attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute")
     kv_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
     if fields.flag("new_decoder_architecture", False):
         if heads % kv_heads:
             raise fields.fail(f"{heads} attention heads are not divisible by num_kv_heads {kv_heads}")
+        attention = replace(attention, sdpa_input="expanded")
     elif fields.flag("multi_query", True):
         kv_heads = 1
+        attention = replace(attention, sdpa_input="broadcast")
     elif kv_heads != heads:
         # The module sizes query_key_value for one key and value per head whatever num_kv_heads says.
         raise fields.fail(f"num_kv_heads {kv_heads} needs new_decoder_architecture or multi_query")

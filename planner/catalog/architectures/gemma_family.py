@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, with_windows
-from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv
+from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
@@ -34,7 +34,7 @@ def read_gemma(fields: ConfigFields) -> ModelSpec:
     activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
     attention = attention_of(fields, heads_default=16, kv_default=16, head_dim_default=256)
     block = _block(fields, attention, activation, n_hidden_norms=2)
-    return decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
+    return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True), "one_plus")
 
 
 def read_gemma2(fields: ConfigFields) -> ModelSpec:
@@ -44,7 +44,7 @@ def read_gemma2(fields: ConfigFields) -> ModelSpec:
     attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=True))
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 2))
-    spec = decoder(fields, with_windows(block, windows), tied_default=True)
+    spec = with_scaling(decoder(fields, with_windows(block, windows), tied_default=True), "one_plus")
     return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=True))
 
 
@@ -63,7 +63,7 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
     period = fields.integer("sliding_window_pattern", default=6)
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, period))
     with_vocab = ConfigFields({"vocab_size": _GEMMA3_TEXT_VOCAB, **fields.data}, fields.where)
-    spec = decoder(with_vocab, with_windows(block, windows), tied_default=True)
+    spec = with_scaling(decoder(with_vocab, with_windows(block, windows), tied_default=True), "one_plus")
     return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=False))
 
 

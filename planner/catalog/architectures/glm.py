@@ -31,7 +31,7 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=128)
-    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim)
+    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim, joined_rotary=True)
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),

@@ -80,7 +80,7 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     """``gptj``: attention and MLP in parallel behind one norm, rotary positions, a head with bias."""
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     width = fields.integer("n_inner", default=4 * hidden)
-    attention = even_heads(fields, hidden, heads)
+    attention = replace(even_heads(fields, hidden, heads), eager_scores="fp32")
     query, key, value, _ = separate_qkv(attention, hidden)
     block = BlockSpec(
         attention=attention,
@@ -111,7 +111,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
     The head is ``lm_head`` in Transformers 5 and ``embed_out`` in Transformers 4 and in the checkpoints.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), fused_qkv=True)
+    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), fused_qkv=True, joined_rotary=True)
     bias = fields.flag("attention_bias", True)
     block = BlockSpec(
         attention=attention,

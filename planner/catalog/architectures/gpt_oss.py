@@ -11,7 +11,7 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder, with_windows
 from planner.catalog.architectures.moe_family import experts_of
-from planner.catalog.architectures.parts import fused_experts, rms, router, separate_qkv
+from planner.catalog.architectures.parts import fused_experts, rms, router, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.model import BlockSpec, ModelSpec
 
@@ -35,7 +35,7 @@ def read_gpt_oss(fields: ConfigFields) -> ModelSpec:
         extra_params=attention.n_heads,
     )
     windows = layer_windows(fields, n_layers, window_field(fields, 128), alternating_types(n_layers, 2))
-    return decoder(fields, with_windows(block, windows))
+    return with_scaling(decoder(fields, with_windows(block, windows)), "wide")
 
 
 READERS = {"gpt_oss": read_gpt_oss}

@@ -17,6 +17,7 @@ from planner.catalog.architectures.parts import (
     rms,
     separate_qkv,
     token_embedding,
+    with_scaling,
 )
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, qwen_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
@@ -140,7 +141,7 @@ def read_olmo2(fields: ConfigFields) -> ModelSpec:
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
     block = replace(block, norms=block.norms + wide_head_norms(attention))
-    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers")), "wide")
 
 
 def read_smollm3(fields: ConfigFields) -> ModelSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import groupby
 
 from planner.catalog.architectures.fields import ConfigFields
@@ -14,6 +15,8 @@ from planner.domain.model import (
     LinearKind,
     LinearSpec,
     MlpSpec,
+    ModelSpec,
+    NormScaling,
     NormSpec,
 )
 
@@ -109,6 +112,15 @@ def lm_head(hidden: int, vocab: int, *, bias: bool = False, name: str = "lm_head
 def rms(width: int, copies: int = 1) -> NormSpec:
     """Root-mean-square norms with a weight over the residual stream."""
     return NormSpec("rms", width, copies)
+
+
+def with_scaling(spec: ModelSpec, scaling: NormScaling) -> ModelSpec:
+    """``spec`` with every norm applying its weight as ``scaling`` says."""
+    groups = tuple(
+        replace(group, block=replace(group.block, norms=tuple(replace(norm, scaling=scaling) for norm in group.block.norms)))
+        for group in spec.groups
+    )
+    return replace(spec, groups=groups, final_norms=tuple(replace(norm, scaling=scaling) for norm in spec.final_norms))
 
 
 def layer_norm(width: int, copies: int = 1, *, bias: bool = True, weight: bool = True) -> NormSpec:

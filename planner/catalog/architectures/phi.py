@@ -21,7 +21,9 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=even_heads(fields, hidden, heads).head_dim)
-    attention = replace(even_heads(fields, hidden, heads), n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim)
+    attention = replace(
+        even_heads(fields, hidden, heads), n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
+    )
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden),)
     if fields.flag("qk_layernorm", False):

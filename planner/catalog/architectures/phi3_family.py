@@ -17,7 +17,9 @@ from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 def read_phi3(fields: ConfigFields) -> ModelSpec:
     """``phi3``: Llama's block with ``qkv_proj`` and ``gate_up_proj`` each one matrix, no bias anywhere."""
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(attention_of(fields, window_tokens=fields.optional_integer("sliding_window")), fused_qkv=True)
+    attention = replace(
+        attention_of(fields, window_tokens=fields.optional_integer("sliding_window")), fused_qkv=True, joined_rotary=True
+    )
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),

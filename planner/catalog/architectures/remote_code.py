@@ -128,7 +128,8 @@ def _chatglm_attention(fields: ConfigFields) -> AttentionSpec:
     kv_heads = fields.integer("multi_query_group_num") if fields.flag("multi_query_attention", False) else heads
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by multi_query_group_num {kv_heads}")
-    return AttentionSpec(heads, kv_heads, head_dim, head_dim, fused_qkv=True)
+    expands = "expanded" if kv_heads < heads else "grouped"
+    return AttentionSpec(heads, kv_heads, head_dim, head_dim, fused_qkv=True, sdpa_input=expands)
 
 
 def read_qwen(fields: ConfigFields) -> ModelSpec:

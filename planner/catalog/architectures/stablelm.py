@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import gated_mlp, layer_norm, lm_head, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import gated_mlp, layer_norm, lm_head, separate_qkv, token_embedding, with_scaling
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -29,7 +29,8 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
     means 32, the default of the class, not the number of heads.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = _grouped_heads(fields, hidden, default_kv_heads=32)
+    # Rotary positions turn a quarter of each head (partial_rotary_factor), and the parts are concatenated.
+    attention = replace(_grouped_heads(fields, hidden, default_kv_heads=32), joined_rotary=True)
     parallel = fields.flag("use_parallel_residual", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, copies=1 if parallel else 2),)
     if fields.flag("qk_layernorm", False):
@@ -74,7 +75,7 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
     table = token_embedding(fields, hidden)
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
     return replace(
-        spec,
+        with_scaling(spec, "centred"),
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=fields.integer("max_position_embeddings", default=8192),
         final_norms=(layer_norm(hidden, bias=False),),

@@ -1,0 +1,202 @@
+"""A grid of scenarios: numeric axes times categorical settings, answered by the formulas that answer one scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.arrays import minimum
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Number, Offload, Sharding
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.estimate import PRIORS
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+from planner.search.variants import refusals, with_batch, with_length, with_rank, with_recipe, with_sharding
+from planner.throughput.step import predict_time
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+# Points answered at once: arrays of this many numbers (0.5 MiB each) stay in the processor's cache.
+CHUNK_POINTS = 65_536
+_AXES = ("batch", "length", "rank", "gpus_per_node")
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxes:
+    """What varies.  An axis left empty keeps the value of ``base``.
+
+    ``batch``: samples per GPU and micro-step; ``length``: tokens; ``rank``: LoRA rank; ``gpus_per_node``: GPUs.
+    Every sharding is combined with every offload and with every value of ``checkpointing`` (gradient checkpointing).
+    """
+
+    base: Scenario
+    batch: Sequence[float] = ()
+    length: Sequence[float] = ()
+    rank: Sequence[float] = ()
+    gpus_per_node: Sequence[float] = ()
+    sharding: tuple[Sharding, ...] = ()
+    offload: tuple[Offload, ...] = ()
+    checkpointing: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GridPart:
+    """All points of one combination of categorical settings; arrays have the shape of :attr:`GridResult.shape`.
+
+    ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it; ``must_have_bytes`` what must be held at
+    once and decides whether a job fits; ``step_s`` is ``None`` where the rates of the card are unknown.
+    """
+
+    sharding: Sharding
+    offload: Offload
+    checkpointing: bool
+    driver_peak_bytes: Floats
+    must_have_bytes: Floats
+    step_s: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A combination of categorical settings that no library runs, and why."""
+
+    sharding: Sharding
+    offload: Offload
+    checkpointing: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridResult:
+    """Answers of a grid.  Arrays are indexed ``[batch, length, rank, gpus_per_node]``, each axis as resolved here."""
+
+    batch: Floats
+    length: Floats
+    rank: Floats
+    gpus_per_node: Floats
+    parts: tuple[GridPart, ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Points along batch, length, rank and GPUs."""
+        return self.batch.size, self.length.size, self.rank.size, self.gpus_per_node.size
+
+    @property
+    def n_scenarios(self) -> int:
+        """Scenarios answered."""
+        return len(self.parts) * self.batch.size * self.length.size * self.rank.size * self.gpus_per_node.size
+
+
+def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridResult:
+    """Peak GPU memory and step time of every point of the grid.
+
+    Each sharding adapts precision and optimizer as the intake would.  Samples that fill the base's length fill every length;
+    shorter ones keep their length and are cut where the axis is shorter still.
+
+    Raises:
+        UsageError: an axis that is not one-dimensional, finite and at least 1, or a rank for a full fine-tune.
+    """
+    values = _Values.of(axes)
+    parts: list[GridPart] = []
+    refused: list[Refused] = []
+    for sharding, offload, checkpointing in _combinations(axes):
+        scenario = with_sharding(axes.base, sharding, offload)
+        scenario = with_recipe(scenario, replace(scenario.recipe, gradient_checkpointing=checkpointing))
+        if reasons := refusals(values.largest(scenario)):
+            refused.append(Refused(sharding, offload, checkpointing, "; ".join(reasons.values())))
+            continue
+        driver, must_have, step = _answer(scenario, values, coefficients)
+        parts.append(GridPart(sharding, offload, checkpointing, driver, must_have, step))
+    return GridResult(*values.arrays, parts=tuple(parts), refused=tuple(refused))
+
+
+def _combinations(axes: GridAxes) -> Iterator[tuple[Sharding, Offload, bool]]:
+    recipe = axes.base.recipe
+    for sharding in axes.sharding or (recipe.sharding,):
+        for offload in axes.offload or (recipe.offload,):
+            for checkpointing in axes.checkpointing or (recipe.gradient_checkpointing,):
+                yield sharding, offload, checkpointing
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The numeric axes as arrays, and how to put values of them into a scenario."""
+
+    base: Scenario
+    arrays: tuple[Floats, Floats, Floats, Floats]
+
+    @classmethod
+    def of(cls, axes: GridAxes) -> _Values:
+        base, batch, adapter = axes.base, axes.base.recipe.batch, axes.base.recipe.adapter
+        if adapter is None and len(axes.rank):
+            raise UsageError("a full fine-tune has no LoRA rank to vary: leave the axis 'rank' empty, or use method lora")
+        fixed = (batch.micro_batch, batch.seq_len, 1 if adapter is None else adapter.rank, base.hardware.gpus_per_node)
+        said = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
+        arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, said, fixed, strict=True)]
+        return cls(base, (arrays[0], arrays[1], arrays[2], arrays[3]))
+
+    def chunks(self) -> Iterator[tuple[slice, slice]]:
+        """Slices of the batch and length axes with about ``CHUNK_POINTS`` points each."""
+        batch, length, rank, gpus = (each.size for each in self.arrays)
+        lengths = max(1, min(length, CHUNK_POINTS // (rank * gpus)))
+        batches = max(1, min(batch, CHUNK_POINTS // (lengths * rank * gpus)))
+        for first in range(0, batch, batches):
+            for start in range(0, length, lengths):
+                yield slice(first, first + batches), slice(start, start + lengths)
+
+    def open_grid(self, scenario: Scenario, part: tuple[slice, slice]) -> Scenario:
+        """The scenario with each axis along its own dimension, so that a term keeps the size of the axes it depends on."""
+        batch, length, rank, gpus = self.arrays
+        return self._put(
+            scenario,
+            batch[part[0]].reshape(-1, 1, 1, 1),
+            length[part[1]].reshape(1, -1, 1, 1),
+            rank.reshape(1, 1, -1, 1),
+            gpus.reshape(1, 1, 1, -1),
+        )
+
+    def largest(self, scenario: Scenario) -> Scenario:
+        """The corner of the grid where every number is largest: what a rule refuses anywhere, it refuses there."""
+        return self._put(scenario, *(int(values.max()) for values in self.arrays))
+
+    def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
+        old = self.base.recipe.batch
+        filled = old.tokens_per_sample >= old.seq_len
+        scenario = with_batch(scenario, batch, old.grad_accum)
+        scenario = with_length(scenario, length, length if filled else minimum(length, old.tokens_per_sample))
+        if scenario.recipe.adapter is not None:
+            scenario = with_rank(scenario, rank)
+        return replace(scenario, hardware=replace(scenario.hardware, gpus_per_node=gpus))
+
+
+def _axis(name: str, said: Sequence[float], fixed: Number) -> Floats:
+    values = np.asarray(said if len(said) else [fixed], dtype=np.float64)
+    if values.ndim != 1 or not np.all(np.isfinite(values)) or not np.all(values >= 1):
+        raise UsageError(f"axis '{name}' must be a list of finite numbers of at least 1")
+    return values
+
+
+def _answer(scenario: Scenario, values: _Values, coefficients: Coefficients) -> tuple[Floats, Floats, Floats | None]:
+    """(driver peak, must have, step time) of all points under one combination of categorical settings."""
+    shape = tuple(each.size for each in values.arrays)
+    driver, must_have, step = (np.empty(shape) for _ in range(3))
+    timed = True
+    for part in values.chunks():
+        chunk = values.open_grid(scenario, part)
+        memory = predict_memory(job_of(chunk, coefficients), by_phase=False)
+        time = predict_time(chunk, coefficients)
+        # Assignment broadcasts what does not depend on every axis.
+        driver[part], must_have[part] = memory.driver_peak_bytes, memory.must_have_bytes
+        if time is None:
+            timed = False
+        else:
+            step[part] = time.step_s
+    return driver, must_have, step if timed else None

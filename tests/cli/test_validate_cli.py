@@ -1,0 +1,169 @@
+"""`plan validate`, as a user meets it: formats, exit codes, messages."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.records import COLUMNS
+from planner.report.validation_schema import ValidationDocument
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
+PATTERN = str(PUBLISHED / "*.csv")
+ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
+FILLED = ("id", "source", "source_group", "model", "gpu", "method", "seq_len", "outcome", "peak_memory_mib", "tensor_parallel")
+
+Captured = pytest.CaptureFixture[str]
+
+
+def document_of(capsys: Captured, *arguments: str) -> dict[str, object]:
+    """The JSON document of a run that succeeds."""
+    assert main(["validate", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return dict(json.loads(out))
+
+
+def refused(capsys: Captured, *arguments: str) -> str:
+    """The one sentence with which exit code 2 is explained."""
+    assert main(["validate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def write_rows(folder: Path, *rows: str) -> str:
+    """A record file; each row gives the columns of ``FILLED``, the others are blank."""
+    path = folder / "rows.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(dict(zip(FILLED, row.split(","), strict=True)) for row in rows)
+    return str(path)
+
+
+def test_json_has_the_documented_shape(capsys: Captured) -> None:
+    """One entry per source and one overall, with the keys of the schema; a source without a quantity says null."""
+    document = document_of(capsys, PATTERN)
+    ValidationDocument.model_validate_json(json.dumps(document))
+    assert (document["schema"], document["cv"]) == ("planner/validate@1", "none")
+    sources = document["sources"]
+    assert isinstance(sources, list)
+    assert [each["n_rows"] for each in sources] == [32, 83, 32, 6]
+    wanted = {"source", "n_rows", "not_modelled", "memory", "throughput", "host_memory", "oom"}
+    for each in (*sources, document["overall"]):
+        assert wanted <= each.keys()
+        assert {"n", "mape", "median_signed", "max_abs"} <= each["memory"].keys()
+        assert {"n_oom", "n_ok", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom"} <= each["oom"].keys()
+    assert sources[1]["host_memory"] is None
+    assert document["rows"] is None
+
+
+def test_json_lists_each_row_on_request(capsys: Captured) -> None:
+    """`--rows` gives every record once, in the order of the file."""
+    rows = document_of(capsys, ONE_FILE, "--rows")["rows"]
+    assert isinstance(rows, list)
+    assert len({row["id"] for row in rows}) == len(rows) == 32
+    assert rows[0]["memory"]["quantity"] == "driver_bytes"
+    assert rows[0]["throughput"]["quantity"] == "run_time_s"
+
+
+def test_people_get_tables_of_at_most_100_columns(capsys: Captured) -> None:
+    """Each quantity has its table; nothing is wider than 100 columns, with or without the rows."""
+    assert main(["validate", PATTERN, "--rows"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("153 rows from 4 sources; uncalibrated")
+    for title in ("GPU memory\n", "Throughput\n", "Host RAM\n", "Verdict on GPU memory\n", "Rows: GPU memory in GiB\n"):
+        assert f"\n{title}" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_markdown_has_a_table_per_quantity(capsys: Captured) -> None:
+    """`--format markdown` writes tables under headings."""
+    assert main(["validate", ONE_FILE, "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "## GPU memory\n\n| source | rows | MAPE |" in out
+
+
+def test_cross_validation_is_refused_until_there_is_a_calibration(capsys: Captured) -> None:
+    """`--cv source` says why it cannot be done; an unknown name lists the known ones."""
+    assert "there is no calibration to cross-validate yet" in refused(capsys, ONE_FILE, "--cv", "source")
+    assert "nearest: source" in refused(capsys, ONE_FILE, "--cv", "sources")
+    assert main(["validate", ONE_FILE, "--cv", "none"]) == 0
+
+
+def test_a_missing_file_or_pattern_is_named(capsys: Captured, tmp_path: Path) -> None:
+    """Nothing to read is exit code 2 with the name that was given; no file at all as well."""
+    assert f"{tmp_path}/no.csv: no such file" in refused(capsys, str(tmp_path / "no.csv"))
+    assert f"{tmp_path}/*.csv: no file matches" in refused(capsys, str(tmp_path / "*.csv"))
+    assert "FILE" in refused(capsys)
+
+
+def test_a_malformed_row_is_named_with_its_line(capsys: Captured, tmp_path: Path) -> None:
+    """File, line and column of what cannot be read."""
+    path = write_rows(tmp_path, "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,", "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,")
+    message = refused(capsys, path)
+    assert f"{path}:3: " in message
+    assert "peak_memory_mib" in message
+
+
+def test_an_unknown_model_is_named_with_its_line(capsys: Captured, tmp_path: Path) -> None:
+    """A name that no catalog knows stops with file, line and the nearest names."""
+    path = write_rows(tmp_path, "a,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,")
+    message = refused(capsys, path)
+    assert f"{path}:2: unknown model 'llama-2-7bb'" in message
+    assert "llama-2-7b" in message.split("nearest", 1)[1]
+
+
+def test_rows_that_are_not_modelled_are_listed(capsys: Captured, tmp_path: Path) -> None:
+    """They are counted with the reason; when nothing at all is modelled the exit code is 6."""
+    good, bad = "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,", "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,2"
+    (source,) = document_of(capsys, write_rows(tmp_path, good, bad))["sources"]  # type: ignore[misc]
+    assert (source["n_rows"], source["not_modelled"], source["memory"]["n"]) == (2, 1, 1)
+    assert source["not_modelled_rows"][0]["id"] == "b"
+    assert "tensor parallel" in source["not_modelled_rows"][0]["reason"]
+    assert main(["validate", write_rows(tmp_path, bad)]) == 6
+    assert "tensor parallel of 2 is not modelled" in capsys.readouterr().out
+
+
+def test_an_unfinished_last_line_is_reported(capsys: Captured, tmp_path: Path) -> None:
+    """The line that a crash cut short is left out and said, in both forms."""
+    path = tmp_path / "rows.jsonl"
+    record = {
+        "schema": "planner/record@1",
+        "id": "a",
+        "source": "s",
+        "source_group": "g",
+        "model": "llama-2-7b",
+        "gpu": "rtx4090",
+        "method": "qlora",
+        "seq_len": 512,
+        "outcome": "ok",
+    }
+    path.write_text(json.dumps(record) + '\n{"schema": "planner/rec', encoding="utf-8")
+    assert main(["validate", str(path)]) == 0
+    assert f"Left out, unfinished: {path}:2" in capsys.readouterr().out.replace("\n", "")
+    unread = document_of(capsys, str(path))["unread"]
+    assert isinstance(unread, list)
+    assert unread[0].startswith(f"{path}:2: ")
+
+
+def test_the_schema_is_printed(capsys: Captured) -> None:
+    """`plan schema validate` describes the document."""
+    assert main(["schema", "validate"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$id"] == "planner/validate@1"
+    assert {"schema", "cv", "sources", "overall"} <= schema["properties"].keys()
+
+
+def test_help_names_the_options(capsys: Captured) -> None:
+    """`plan validate --help` explains the files and each option."""
+    assert main(["validate", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("FILE...", "--rows", "--cv", "--format", "--json"))
