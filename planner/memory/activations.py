@@ -91,7 +91,10 @@ def attention_mask_bytes(job: Job) -> Number:
 
 
 def final_norm_bytes(job: Job) -> Number:
-    """Bytes that the final norm keeps, and its output, which the head reads."""
+    """Bytes that the final norm keeps, and its output, which the head reads.
+
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaModel.forward, LlamaRMSNorm.
+    """
     regime, hidden = job.regime, job.model.hidden_size
     output = hidden * (regime.norm_out + regime.residual)
     if not job.model.final_norms:

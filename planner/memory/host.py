@@ -120,14 +120,10 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     mapped = mapped_checkpoint_bytes(job)
     private = (
         HostTerm("process", process_baseline_bytes(job), f"{_HERE}:process_baseline_bytes"),
-        HostTerm(
-            "offloaded_optimizer", offloaded_optimizer_bytes(job), f"{_HERE}:offloaded_optimizer_bytes", pinned=True
-        ),
+        HostTerm("offloaded_optimizer", offloaded_optimizer_bytes(job), f"{_HERE}:offloaded_optimizer_bytes", pinned=True),
         HostTerm("offloaded_gradients", offloaded_gradient_bytes(job), f"{_HERE}:offloaded_gradient_bytes", pinned=True),
         HostTerm("upload_buffer", upload_buffer_bytes(job), f"{_HERE}:upload_buffer_bytes", pinned=True),
-        HostTerm(
-            "offloaded_parameters", offloaded_parameter_bytes(job), f"{_HERE}:offloaded_parameter_bytes", pinned=True
-        ),
+        HostTerm("offloaded_parameters", offloaded_parameter_bytes(job), f"{_HERE}:offloaded_parameter_bytes", pinned=True),
         HostTerm(
             "offloaded_activations",
             offloaded_activation_bytes(job),
@@ -136,13 +132,10 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
         ),
         HostTerm("paged_optimizer", paged_host_bytes(job, paged_bytes), f"{_HERE}:paged_host_bytes"),
     )
-    mapping = HostTerm(
-        "mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail="shared on a node, reclaimable"
-    )
+    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail="shared on a node, reclaimable")
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
     loading = process_baseline_bytes(job) + offloaded_parameter_bytes(job) + mapped
     per_process = maximum(own, loading)
     per_node = maximum(own * job.hardware.gpus_per_node, own * job.hardware.gpus_per_node - own + loading)
     return HostPrediction((*private, mapping), per_process, per_node, host.memory_bytes)
-

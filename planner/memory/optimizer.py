@@ -163,7 +163,10 @@ _SUB_GROUP_PARAMS = 1_000_000_000
 
 
 def step_block_bytes(job: Job) -> Number:
-    """Largest single block that the DeepSpeed step allocates: the fp32 copy of the flattened gradients; 0 for other engines."""
+    """Largest single block that the DeepSpeed step allocates: the fp32 copy of the flattened gradients; 0 for other engines.
+
+    Source: DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py _prepare_sub_group.
+    """
     recipe = job.recipe
     if recipe.offloads_optimizer or job.regime.engine != "deepspeed":
         return 0

@@ -61,23 +61,33 @@ def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
 
 
 def orphaned_bytes(job: Job) -> Number:
-    """Segments that stay reserved after k-bit preparation has replaced 16-bit tensors by fp32 ones.
+    """Segments that stay reserved after a dtype conversion has replaced tensors by others of another size.
 
     Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine
-    halves them again); the whole model where an unquantised base is prepared too.  Source: peft 0.21 utils/other.py
+    halves them again); the whole model where an unquantised base is prepared too; fp32 adapters that a 16-bit engine halves.  Source: peft 0.21 utils/other.py
     prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their fp32 successors.
     """
+    return job.coefficients.orphan_fraction * (_replaced_weight_bytes(job) + _halved_adapter_bytes(job))
+
+
+def _replaced_weight_bytes(job: Job) -> Number:
+    """Bytes of 16-bit weights that preparation replaced by fp32 ones, and of fp32 ones that the engine halved again."""
     recipe, counts = job.recipe, job.counts
-    if recipe.method != "lora" or (job.regime.engine == "deepspeed" and not job.regime.quantized):
+    if recipe.method != "lora":
         return 0
     if not job.regime.quantized:
-        upcast = job.stack.prepares_unquantized and recipe.numerics.load_dtype != "fp32"
-        return job.coefficients.orphan_fraction * counts.total * 2 if upcast else 0
+        upcast = job.stack.prepares_unquantized and job.regime.engine != "deepspeed" and recipe.numerics.load_dtype != "fp32"
+        return counts.total * 2 if upcast else 0
     if job.stack.kbit_upcast != "all" or recipe.numerics.quantization == "gptq-int4":
         return 0
-    elements = counts.tables + counts.head + counts.norms
     halved = job.regime.engine == "deepspeed" and job.stack.engine_halves_kbit
-    return job.coefficients.orphan_fraction * elements * (6 if halved else 2)
+    return (counts.tables + counts.head + counts.norms) * (6 if halved else 2)
+
+
+def _halved_adapter_bytes(job: Job) -> Number:
+    """Bytes of fp32 adapters that DeepSpeed's 16-bit engine replaced."""
+    adapter = job.recipe.adapter
+    return job.adapter_params * 4 if adapter is not None and adapter.dtype == "fp32" and job.regime.adapter < 4 else 0
 
 
 def reserved_in_step_bytes(job: Job, step_bytes: Number, pass_bytes: Number) -> Number:

@@ -64,7 +64,10 @@ def persistent_parameter_bytes(job: Job) -> Number:
 
 
 def fsdp_unsharded_gradient_bytes(job: Job) -> Number:
-    """Bytes of one block's whole gradient before it is reduced, under FSDP, in compute dtype."""
+    """Bytes of one block's whole gradient before it is reduced, under FSDP, in compute dtype, and of the flat copy that is sent.
+
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce (``reduce_scatter_input``).
+    """
     if not job.recipe.uses_fsdp:
         return 0
     per_block = job.trained / max(job.model.n_layers, 1)

@@ -48,7 +48,8 @@ def unquantized_weight_bytes(job: Job) -> Number:
 
     Formula: elements of each group times the bytes that the dtype regime gives it, divided by the weight shards.  Tied tables
     count once. Under ZeRO-3 and FSDP everything is divided, frozen weights included.  Small persistent parameters are in
-    :func:`planner.memory.sharding.persistent_parameter_bytes`.
+    :func:`planner.memory.sharding.persistent_parameter_bytes`.  Source: the shapes of the model and
+    :mod:`planner.anatomy.regime`; DeepSpeed 0.19 zero/partition_parameters.py partitions every parameter, trained or not.
     """
     counts, regime = job.counts, job.regime
     matrices = counts.quantizable if not regime.quantized else 0

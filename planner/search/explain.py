@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError
 from planner.estimate import PRIORS, estimate
 from planner.search.moves import Move, larger_cards, moves
-from planner.search.variants import refusals, warnings_about
+from planner.search.variants import Flags, refusals, warnings_about, with_flags
 from planner.units import MIB
 
 MAX_ESTIMATES = 60
@@ -18,16 +19,24 @@ MAX_PAIRS = 6
 # Differences below this are rounding of the real allocator, not advice.
 _WORTH_BYTES = 16 * MIB
 # What nobody should be advised to do, although some do it.
-_BAD_ADVICE = frozenset({"liger-not-in-stack", "bf16-without-units", "fused-experts-not-quantized", "gpu-speed-unknown"})
+_BAD_ADVICE = frozenset(
+    {
+        "liger-not-in-stack",
+        "bf16-without-units",
+        "fused-experts-not-quantized",
+        "nf4-sharded-without-storage",
+        "gpu-speed-unknown",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change of a job, or two together.
 
-    ``flags`` ask for it on the command line.  ``saves_bytes`` is what fewer bytes one GPU must hold at once; 0 for a card with
-    more memory.  ``step_time_ratio`` is the time of an optimizer step after over before (``None``: unknown), ``fits`` whether
-    the job then fits.
+    ``flags`` ask for it on the command line, after the job's own.  ``saves_bytes`` is how many bytes fewer one GPU must hold at
+    once; 0 for a card with more memory.  ``step_time_ratio`` is the time of an optimizer step after over before (``None``:
+    unknown), ``fits`` whether the job then fits.
     """
 
     description: str
@@ -39,9 +48,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """An estimated move."""
+    """An estimated move, and the job after it."""
 
     move: Move
+    after: Scenario
     change: Change
 
 
@@ -49,27 +59,30 @@ class _Judge:
     """Estimates moves against the job as it is, and counts the estimates."""
 
     def __init__(self, scenario: Scenario, coefficients: Coefficients) -> None:
-        self._coefficients = coefficients
+        self._scenario, self._coefficients = scenario, coefficients
         self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
         self.base = estimate(scenario, coefficients)
         self.left = MAX_ESTIMATES - 1
 
-    def tries(self, options: Iterable[Move], *, worth_bytes: float = _WORTH_BYTES) -> list[_Trial]:
-        """Those of ``options`` that no rule speaks against and that save at least ``worth_bytes``, while estimates are left."""
-        allowed = [move for move in options if self._allows(move.scenario)]
+    def tries(self, options: Iterable[Move]) -> list[_Trial]:
+        """Estimates those of ``options`` that no rule speaks against, while estimates are left."""
         trials = []
-        for move in allowed[: self.left]:
+        for move in options:
+            after = self._after(move)
+            if after is None or self.left == 0:
+                continue
             self.left -= 1
-            change = _change(move, self.base, estimate(move.scenario, self._coefficients))
-            if change.saves_bytes >= worth_bytes:
-                trials.append(_Trial(move, change))
+            trials.append(_Trial(move, after, _change(move, self.base, estimate(after, self._coefficients))))
         return trials
 
-    def _allows(self, scenario: Scenario) -> bool:
-        """Whether the move breaks no rule that the job does not break already (people may force theirs)."""
-        if refusals(scenario).keys() - self._refused:
-            return False
-        return not (warnings_about(scenario) - self._warned) & _BAD_ADVICE
+    def _after(self, move: Move) -> Scenario | None:
+        """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it may be forced)."""
+        try:
+            after = with_flags(self._scenario, _of_recipe(move), move.gpu)
+        except RefusedCombinationError:
+            return None
+        broken = refusals(after).keys() - self._refused or (warnings_about(after) - self._warned) & _BAD_ADVICE
+        return None if broken else after
 
 
 def changes_that_fit(scenario: Scenario, coefficients: Coefficients = PRIORS) -> tuple[Change, ...]:
@@ -81,38 +94,41 @@ def changes_that_fit(scenario: Scenario, coefficients: Coefficients = PRIORS) ->
     """
     judge = _Judge(scenario, coefficients)
     memory = judge.base.memory
-    singles = judge.tries(moves(scenario))
+    singles = _saving(judge.tries(moves(scenario)))
     need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
-    cards = [trial for trial in judge.tries(larger_cards(scenario, need), worth_bytes=0) if trial.change.fits]
+    cards = [trial.change for trial in judge.tries(larger_cards(scenario, need)) if trial.change.fits]
     pairs = [] if any(trial.change.fits for trial in singles) else _pairs(judge, singles)
     ordered = sorted((trial.change for trial in (*singles, *pairs)), key=_order)
     fitting = [change for change in ordered if change.fits]
     short = [change for change in ordered if not change.fits]
-    return (*fitting, *(trial.change for trial in cards), *short)
+    return (*fitting, *cards, *short)
+
+
+def _saving(trials: list[_Trial]) -> list[_Trial]:
+    return [trial for trial in trials if trial.change.saves_bytes >= _WORTH_BYTES]
 
 
 def _pairs(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
     """Pairs that fit, at most ``MAX_PAIRS``: each saver, largest first, with every change of another topic on top of it."""
     found: list[_Trial] = []
-    seen: set[frozenset[str]] = set()
+    seen: set[frozenset[tuple[str, str | bool | None]]] = set()
     for first in sorted(singles, key=lambda trial: -trial.change.saves_bytes):
-        second = [_joined(first.move, move) for move in moves(first.move.scenario) if move.topic != first.move.topic]
-        new = [move for move in second if _signature(move) not in seen]
-        seen.update(map(_signature, new))
+        second = [_joined(first.move, move) for move in moves(first.after) if move.topic != first.move.topic]
+        new = [move for move in second if frozenset(move.flags.items()) not in seen]
+        seen.update(frozenset(move.flags.items()) for move in new)
         found += [trial for trial in judge.tries(new) if trial.change.fits]
-        if judge.left == 0:
-            break
     return sorted(found, key=lambda trial: _order(trial.change))[:MAX_PAIRS]
 
 
 def _joined(first: Move, second: Move) -> Move:
     """Both moves as one; where both set a flag, the second has the last word."""
-    flags = {**first.flags, **second.flags}
-    return Move(f"{first.topic}+{second.topic}", f"{first.description}; and {second.description}", flags, second.scenario)
+    description = f"{first.description}; and {second.description}"
+    return Move(f"{first.topic}+{second.topic}", description, {**first.flags, **second.flags})
 
 
-def _signature(move: Move) -> frozenset[str]:
-    return frozenset(f"{name}={value}" for name, value in move.flags.items())
+def _of_recipe(move: Move) -> Flags:
+    """Flags of the move without those of the hardware."""
+    return {name: value for name, value in move.flags.items() if name != "gpu"}
 
 
 def _change(move: Move, before: Prediction, after: Prediction) -> Change:
@@ -123,9 +139,9 @@ def _change(move: Move, before: Prediction, after: Prediction) -> Change:
     return Change(move.description, _flags_text(move.flags), max(0, round(saved)), ratio, after.verdict == "fits")
 
 
-def _flags_text(flags: Mapping[str, str]) -> str:
-    """``--batch 2 --grad-accum 8``."""
-    return " ".join(f"--{name} {value}".strip() for name, value in flags.items())
+def _flags_text(flags: Flags) -> str:
+    """``--batch 2 --gradient-checkpointing``; a flag that is left out has no text."""
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value is not None)
 
 
 def _order(change: Change) -> tuple[bool, float, int]:

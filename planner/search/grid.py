@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from planner.errors import UsageError
 from planner.estimate import PRIORS
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
-from planner.search.variants import refusals, with_batch, with_length, with_rank, with_recipe, with_sharding
+from planner.search.variants import Flags, refusals, with_flags, with_rank, with_sizes
 from planner.throughput.step import predict_time
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class GridResult:
 def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridResult:
     """Peak GPU memory and step time of every point of the grid.
 
-    Each sharding adapts precision and optimizer as the intake would.  Samples that fill the base's length fill every length;
+    What the base does not say follows each sharding and offload as in the intake.  Samples that fill the base's length fill every length;
     shorter ones keep their length and are cut where the axis is shorter still.
 
     Raises:
@@ -108,8 +109,8 @@ def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridRe
     parts: list[GridPart] = []
     refused: list[Refused] = []
     for sharding, offload, checkpointing in _combinations(axes):
-        scenario = with_sharding(axes.base, sharding, offload)
-        scenario = with_recipe(scenario, replace(scenario.recipe, gradient_checkpointing=checkpointing))
+        flags: Flags = {"sharding": sharding, "offload": offload, "gradient-checkpointing": checkpointing}
+        scenario = with_flags(axes.base, flags)
         if reasons := refusals(values.largest(scenario)):
             refused.append(Refused(sharding, offload, checkpointing, "; ".join(reasons.values())))
             continue
@@ -144,13 +145,21 @@ class _Values:
         return cls(base, (arrays[0], arrays[1], arrays[2], arrays[3]))
 
     def chunks(self) -> Iterator[tuple[slice, slice]]:
-        """Slices of the batch and length axes with about ``CHUNK_POINTS`` points each."""
+        """Slices of the batch and length axes with at most about ``CHUNK_POINTS`` points each."""
         batch, length, rank, gpus = (each.size for each in self.arrays)
         lengths = max(1, min(length, CHUNK_POINTS // (rank * gpus)))
         batches = max(1, min(batch, CHUNK_POINTS // (lengths * rank * gpus)))
-        for first in range(0, batch, batches):
-            for start in range(0, length, lengths):
-                yield slice(first, first + batches), slice(start, start + lengths)
+        for start, end in self._alike():
+            for left in range(start, end, lengths):
+                for first in range(0, batch, batches):
+                    yield slice(first, first + batches), slice(left, min(left + lengths, end))
+
+    def _alike(self) -> Iterator[tuple[int, int]]:
+        """Runs of lengths that are all padded or all not: an attention mask exists for a whole chunk or for none of it."""
+        length, old = self.arrays[1], self.base.recipe.batch
+        padded = (length > old.tokens_per_sample) & (old.tokens_per_sample < old.seq_len)
+        edges = [0, *(np.flatnonzero(np.diff(padded)) + 1).tolist(), length.size]
+        return pairwise(edges)
 
     def open_grid(self, scenario: Scenario, part: tuple[slice, slice]) -> Scenario:
         """The scenario with each axis along its own dimension, so that a term keeps the size of the axes it depends on."""
@@ -170,10 +179,8 @@ class _Values:
     def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
         old = self.base.recipe.batch
         filled = old.tokens_per_sample >= old.seq_len
-        scenario = with_batch(scenario, batch, old.grad_accum)
-        scenario = with_length(scenario, length, length if filled else minimum(length, old.tokens_per_sample))
-        if scenario.recipe.adapter is not None:
-            scenario = with_rank(scenario, rank)
+        tokens = length if filled else minimum(length, old.tokens_per_sample)
+        scenario = with_rank(with_sizes(scenario, batch, length, tokens), rank)
         return replace(scenario, hardware=replace(scenario.hardware, gpus_per_node=gpus))
 
 

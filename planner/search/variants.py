@@ -1,77 +1,90 @@
-"""A scenario with one setting changed, and what has to change with it: the same adaptations that the intake makes."""
+"""A job with a few settings changed: as if its own flags had been typed once more with others after them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from planner.domain.recipe import METHOD_ALIASES, Adapter, Number, Offload, Precision, Recipe, Sharding
-from planner.domain.scenario import Scenario
-from planner.errors import RefusedCombinationError
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS
+from planner.domain.hardware import GpuSpec
+from planner.domain.recipe import Number
+from planner.domain.scenario import Assumption, Scenario
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.ledger import Ledger
+from planner.intake.recipe import resolve_recipe
+from planner.intake.request import Given, ScenarioRequest
 from planner.intake.rules import RULES, Case
 
-_MIXED: dict[Precision, Precision] = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+# Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
+Flags = Mapping[str, str | bool | None]
+_UNSAID = ("assumed", "catalog", "default:")
 
 
-def with_recipe(scenario: Scenario, recipe: Recipe) -> Scenario:
-    """The scenario with another recipe."""
-    return replace(scenario, recipe=recipe)
+def with_flags(scenario: Scenario, flags: Flags, gpu: GpuSpec | None = None) -> Scenario:
+    """The scenario with other flags of the recipe, and on another card if one is given.
+
+    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of fields,
+    with hyphens.
+
+    Raises:
+        UsageError: a value that cannot be used, or settings that exclude each other.
+    """
+    said = dict(request_of(scenario).values)
+    for flag, value in flags.items():
+        name = flag.replace("-", "_")
+        if value is None:
+            said.pop(name, None)
+        else:
+            said[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
+    ledger = Ledger(ScenarioRequest(MappingProxyType(said)))
+    hardware = scenario.hardware if gpu is None else replace(scenario.hardware, gpu=gpu)
+    recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack)
+    return replace(scenario, hardware=hardware, recipe=recipe, assumptions=_updated(scenario.assumptions, ledger.assumptions))
 
 
-def with_batch(scenario: Scenario, micro_batch: Number, grad_accum: Number) -> Scenario:
-    """The scenario with other sizes of a micro-step and of a step."""
-    batch = replace(scenario.recipe.batch, micro_batch=micro_batch, grad_accum=grad_accum)
-    return with_recipe(scenario, replace(scenario.recipe, batch=batch))
+def request_of(scenario: Scenario) -> ScenarioRequest:
+    """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
+    recipe, batch, numerics = scenario.recipe, scenario.recipe.batch, scenario.recipe.numerics
+    values: dict[str, object] = {
+        **{name: getattr(recipe, name) for name in ("method", "optimizer", "sharding", "offload", "attention", "loss")},
+        **{name: getattr(recipe, name) for name in ("gradient_checkpointing", "checkpoint_reentrant")},
+        **{name: getattr(numerics, name) for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")},
+        **{"batch": batch.micro_batch, "grad_accum": batch.grad_accum, "seq": batch.seq_len},
+        **{"padding": batch.padding, "tokens_per_sample": batch.tokens_per_sample},
+    }
+    if (adapter := recipe.adapter) is not None:
+        values |= {"lora_rank": adapter.rank, "lora_targets": adapter.targets, "lora_dropout": adapter.dropout}
+        values |= {"modules_to_save": adapter.modules_to_save, "adapter_dtype": adapter.dtype}
+    origins = {each.name: each.origin for each in scenario.assumptions}
+    return ScenarioRequest(
+        MappingProxyType(
+            {
+                name: Given(value, origins.get(name, "cli"))
+                for name, value in values.items()
+                if value not in (None, ()) and not origins.get(name, "cli").startswith(_UNSAID)
+            }
+        )
+    )
 
 
-def with_length(scenario: Scenario, seq_len: Number, tokens_per_sample: Number) -> Scenario:
-    """The scenario with another length in tokens and another mean of real tokens per sample."""
-    batch = replace(scenario.recipe.batch, seq_len=seq_len, tokens_per_sample=tokens_per_sample)
-    return with_recipe(scenario, replace(scenario.recipe, batch=batch))
+def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
+    renewed = {each.name: each for each in new}
+    kept = tuple(renewed.pop(each.name, each) for each in old)
+    return (*kept, *renewed.values())
+
+
+def with_sizes(scenario: Scenario, micro_batch: Number, seq_len: Number, tokens_per_sample: Number) -> Scenario:
+    """The scenario with another micro-batch and another length in tokens; arrays for a grid."""
+    batch = replace(scenario.recipe.batch, micro_batch=micro_batch, seq_len=seq_len, tokens_per_sample=tokens_per_sample)
+    return replace(scenario, recipe=replace(scenario.recipe, batch=batch))
 
 
 def with_rank(scenario: Scenario, rank: Number) -> Scenario:
-    """The scenario with another LoRA rank; it must have adapters."""
+    """The scenario with another LoRA rank, an array for a grid; a full fine-tune stays as it is."""
     adapter = scenario.recipe.adapter
     if adapter is None:
-        raise RefusedCombinationError("a full fine-tune has no LoRA rank to vary: leave the rank out, or use method lora")
-    return with_recipe(scenario, replace(scenario.recipe, adapter=replace(adapter, rank=rank)))
-
-
-def with_sharding(scenario: Scenario, sharding: Sharding, offload: Offload) -> Scenario:
-    """The scenario under another sharding and offload.
-
-    As in the intake, DeepSpeed turns pure 16-bit precision into mixed, and an optimizer that only steps on the GPU gives way to
-    Adam when it is offloaded.
-    """
-    recipe = replace(scenario.recipe, sharding=sharding, offload=offload)
-    if recipe.uses_deepspeed:
-        precision = _MIXED.get(recipe.numerics.precision, recipe.numerics.precision)
-        recipe = replace(recipe, numerics=replace(recipe.numerics, precision=precision))
-    if recipe.offloads_optimizer and recipe.optimizer in GPU_ONLY_OPTIMIZERS:
-        recipe = replace(recipe, optimizer="adamw_torch")
-    return with_recipe(scenario, recipe)
-
-
-def with_method(scenario: Scenario, alias: str) -> Scenario:
-    """The scenario trained with ``lora`` or ``qlora``; adapters that it lacks are those that its stack makes by default.
-
-    fp16 loss scaling refuses 16-bit trained weights, so adapters are then fp32, and the base, now frozen, can be 16-bit.
-    """
-    method, quantization, double_quant = METHOD_ALIASES[alias]
-    recipe, numerics = scenario.recipe, scenario.recipe.numerics
-    scales_loss = numerics.precision == "fp16-mixed" and not recipe.uses_deepspeed and not recipe.uses_fsdp
-    adapter = recipe.adapter or _default_adapter(scenario, scales_loss=scales_loss)
-    if recipe.method == "full" and scales_loss and numerics.load_dtype == "fp32":
-        numerics = replace(numerics, load_dtype="fp16")
-    numerics = replace(numerics, quantization=quantization or "none", double_quant=bool(double_quant))
-    return with_recipe(scenario, replace(recipe, method=method, numerics=numerics, adapter=adapter))
-
-
-def _default_adapter(scenario: Scenario, *, scales_loss: bool) -> Adapter:
-    defaults = scenario.stack.defaults
-    dtype = "fp32" if scales_loss else defaults.adapter_dtype
-    return Adapter(defaults.lora_rank, defaults.lora_targets, defaults.lora_dropout, (), dtype)
+        return scenario
+    return replace(scenario, recipe=replace(scenario.recipe, adapter=replace(adapter, rank=rank)))
 
 
 def refusals(scenario: Scenario) -> dict[str, str]:

@@ -11,7 +11,10 @@ _HOOKS_PER_PASS = 2
 
 
 def stored_param_bytes(job: Job) -> Number:
-    """Bytes of all weights of one replica as sharding moves them: quantised ones as stored, others in the compute dtype."""
+    """Bytes of all weights of one replica as sharding moves them: quantised ones as stored, others in the compute dtype.
+
+    Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced; torch ``fully_shard`` (``param_dtype``).
+    """
     params, regime = job.profile.params, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
     plain = params.total - (params.quantizable if regime.quantized else 0)
@@ -19,7 +22,10 @@ def stored_param_bytes(job: Job) -> Number:
 
 
 def ring_fraction(world: Number) -> Number:
-    """Part of a tensor that a GPU receives in a ring all-gather (or sends in a reduce-scatter): ``(n - 1) / n``."""
+    """Part of a tensor that a GPU receives in a ring all-gather (or sends in a reduce-scatter): ``(n - 1) / n``.
+
+    Source: nccl-tests ``doc/PERFORMANCE.md``.
+    """
     return (world - 1) / world
 
 
@@ -58,7 +64,10 @@ def reduced_bytes(job: Job) -> Number:
 
 
 def replica_bytes(job: Job) -> Number:
-    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes."""
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes.
+
+    Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
+    """
     if job.recipe.sharding != "hsdp":
         return 0
     hardware = job.scenario.hardware
@@ -69,6 +78,7 @@ def replica_bytes(job: Job) -> Number:
 def collective_seconds(job: Job) -> Number:
     """All collectives of one step over the sustained rate of the slowest link in the ring; seconds, before any overlap.
 
+    Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
     Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
     """
     rates = job.rates

@@ -114,6 +114,7 @@ def adapter_seconds(job: Job) -> Number:
     """LoRA's own kernels: products of rank width at the adapter's rate, and their traffic; seconds per micro-step.
 
     Formula: ``2 r (in + out)`` FLOP per token and pass, plus the bytes of :func:`planner.throughput.traffic.adapter_traffic`.
+    Source: peft 0.21 ``tuners/lora/layer.py``.
     """
     if job.recipe.adapter is None:
         return 0.0

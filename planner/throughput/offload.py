@@ -47,8 +47,8 @@ def transfers(job: Job) -> Transfers:
 def activation_bytes(job: Job) -> Number:
     """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing, else saved tensors.
 
-    Without checkpointing a block saves about ``16 h + 4 (q + k) + 8 f`` bytes per token (Llama block, counted on Transformers
-    5.23).
+    Without checkpointing a block saves about ``16 h + 4 (q + k) + 8 f`` bytes per token.
+    Source: a Llama block, counted on Transformers 5.23.
     """
     model, tokens = job.scenario.model, job.micro.computed
     if job.recipe.gradient_checkpointing:

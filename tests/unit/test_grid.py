@@ -16,7 +16,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.search import grid
 from planner.search.grid import GridAxes, GridPart, GridResult, estimate_grid
-from planner.search.variants import with_batch, with_length, with_rank, with_recipe, with_sharding
+from planner.search.variants import with_flags, with_rank, with_sizes
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ in the last bits.
 ROUNDING = 1e-14
@@ -47,11 +47,9 @@ def point(base: Scenario, result: GridResult, part: GridPart, index: tuple[int, 
         int(values[at]) for values, at in zip((result.batch, result.length, result.rank, result.gpus_per_node), index, strict=True)
     )
     old = base.recipe.batch
-    made = with_sharding(base, part.sharding, part.offload)
-    made = with_recipe(made, replace(made.recipe, gradient_checkpointing=part.checkpointing))
+    flags = {"sharding": part.sharding, "offload": part.offload, "gradient-checkpointing": part.checkpointing}
     real = length if old.tokens_per_sample >= old.seq_len else min(length, old.tokens_per_sample)
-    made = with_length(with_batch(made, batch, old.grad_accum), length, real)
-    made = with_rank(made, rank) if made.recipe.adapter else made
+    made = with_rank(with_sizes(with_flags(base, flags), batch, length, real), rank)
     return replace(made, hardware=replace(made.hardware, gpus_per_node=gpus))
 
 
@@ -130,7 +128,7 @@ def test_a_length_that_the_model_cannot_look_up_refuses_the_grid() -> None:
 
 def test_short_samples_keep_their_length() -> None:
     """Samples of 300 tokens stay so under a longer cap: the cap changes no time; under a shorter one they are cut."""
-    base = scenario(padding="longest", tokens_per_sample="300", gpu="a100-80gb")
+    base = scenario(padding="longest", tokens_per_sample="300", gpu="a100-80gb", batch="16")
     step = estimate_grid(GridAxes(base, length=(150, 1024, 4096))).parts[0].step_s
     assert step is not None
     short, at_base, longer = step.ravel()

@@ -110,7 +110,7 @@ CONSTANT = {
         "nodes": "1",
         "gpus_per_node": "1",
         "lora_rank": "",
-        "lora_targets": "",
+        "lora_targets": "q_proj;v_proj",
         "gpu": "rtx3090",
         "model": "llama-2-7b",
         "sharding": "none",

@@ -56,7 +56,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     positions = fields.integer("n_positions", "max_position_embeddings", default=1024)
     width = fields.integer("n_inner", default=4 * hidden)
-    attention = replace(even_heads(fields, hidden, heads), position="learned", fused_qkv=True)
+    attention = replace(even_heads(fields, hidden, heads), position="learned", fused_qkv=True, eager_scores="compute")
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "gelu_new")),

@@ -12,7 +12,7 @@ from typing import Literal
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import fused_gated_mlp, fused_qkv, gated_mlp, layer_norm, lm_head, rms, token_embedding
-from planner.domain.model import AttentionSpec, BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec
+from planner.domain.model import AttentionSpec, BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec, SdpaInput
 from planner.errors import NotModelledError
 
 _BAICHUAN_1_VOCAB, _BAICHUAN_2_VOCAB = 64000, 125696
@@ -128,7 +128,7 @@ def _chatglm_attention(fields: ConfigFields) -> AttentionSpec:
     kv_heads = fields.integer("multi_query_group_num") if fields.flag("multi_query_attention", False) else heads
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by multi_query_group_num {kv_heads}")
-    expands = "expanded" if kv_heads < heads else "grouped"
+    expands: SdpaInput = "expanded" if kv_heads < heads else "grouped"
     return AttentionSpec(heads, kv_heads, head_dim, head_dim, fused_qkv=True, sdpa_input=expands)
 
 

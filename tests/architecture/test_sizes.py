@@ -1,0 +1,62 @@
+"""Small files, small functions, few arguments: what a newcomer can read in one sitting."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_FILE_LINES = 300
+MAX_BODY_LINES = 40
+MAX_ARGUMENTS = 6
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# Functions that are longer, each with the reason.  An entry whose function is short again has to leave.
+LONG_FUNCTIONS = {
+    "planner/memory/terms.py:_persistent_terms": "a table: one entry per term, without a branch",
+    "planner/memory/terms.py:_step_terms": "a table: one entry per term, without a branch",
+}
+
+
+def _sources() -> list[Path]:
+    return sorted((ROOT / "planner").rglob("*.py"))
+
+
+def _functions() -> Iterator[tuple[str, Function]]:
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, Function):
+                yield f"{path.relative_to(ROOT).as_posix()}:{node.name}", node
+
+
+def _body_lines(function: Function) -> int:
+    """Lines of the body without the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
+
+
+def _argument_count(function: Function) -> int:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len(named) - (1 if named and named[0].arg in ("self", "cls") else 0)
+
+
+def test_files_are_short() -> None:
+    """No file of the package has more than 300 lines."""
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources()}
+    assert len(lines) > 50, "the sources were not found"
+    assert {name: count for name, count in lines.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    """No body has more than 40 lines, except those listed with a reason; a listed one that is short again leaves the list."""
+    long = {name: _body_lines(function) for name, function in _functions() if _body_lines(function) > MAX_BODY_LINES}
+    assert {name: count for name, count in long.items() if name not in LONG_FUNCTIONS} == {}
+    assert sorted(LONG_FUNCTIONS.keys() - long.keys()) == []
+
+
+def test_functions_take_few_arguments() -> None:
+    """No function takes more than six arguments; what needs more gets a type."""
+    assert {name: _argument_count(function) for name, function in _functions() if _argument_count(function) > MAX_ARGUMENTS} == {}
