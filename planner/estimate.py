@@ -54,7 +54,7 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
             "does_not_fit",
             f"{memory.limiting_phase} needs {format_gib(need)} at once, {over} more than the card's {format_gib(limit)}",
         )
-    node_bytes, driver_bytes = float(host.per_node_bytes), float(memory.uncapped_driver_bytes)
+    node_bytes, driver_bytes = float(host.required_per_node_bytes), float(memory.uncapped_driver_bytes)
     if host.available_bytes is not None and node_bytes > host.available_bytes:
         short = format_gib(node_bytes - host.available_bytes)
         return "host_memory_short", f"the node needs {format_gib(node_bytes)} of host RAM, {short} more than it has"

@@ -12,11 +12,19 @@ from planner.domain.recipe import Adapter, Number
 def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     """Whether PEFT would put an adapter on ``linear``.
 
-    ``all-linear`` means every linear layer of the blocks, never the head (PEFT excludes the output layer; fused expert tensors
-    and routers of Transformers 5 are adapted too); ``attention`` the attention projections; otherwise names are matched as
-    suffixes of the module path, so ``c_proj`` hits attention and MLP while ``attn.c_proj`` hits attention only.
-    Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``, ``_maybe_include_all_linear_layers``).
+    ``all-linear`` means every linear layer of the blocks, never the head (PEFT excludes the output layer); ``attention`` the
+    attention projections; otherwise names are matched as suffixes of the module path, so ``c_proj`` hits attention and MLP while
+    ``attn.c_proj`` hits attention only.  Fused expert tensors and routers of Transformers 5 are reached by the names of the
+    matrices they replaced (``w1`` and ``w3``), where PEFT has a table for the architecture; dense matrices of those names then
+    are not.
+    Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``, ``_maybe_include_all_linear_layers``),
+    ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
     """
+    if linear.kind == "parameter":
+        names = {target.rpartition(".")[2] for target in targets}
+        return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
+    if not linear.adaptable:
+        return False
     for target in targets:
         if target == "all-linear":
             if linear.group != "head":
@@ -43,7 +51,7 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
 def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Sum of ``in + out`` features over all adapted matrices of the model: the adapter parameters per unit of rank."""
     blocks = sum(
-        group.count * linear.copies * (linear.in_features + linear.out_features)
+        group.count * linear.copies * linear.rank_factor * (linear.in_features + linear.out_features)
         for group in model.groups
         for linear in group.block.linears
         if is_adapted(linear, targets)
@@ -53,7 +61,7 @@ def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
 
 def adapter_param_count(model: ModelSpec, adapter: Adapter) -> Number:
-    """LoRA parameters: ``rank * (in + out)`` per adapted matrix."""
+    """LoRA parameters: ``rank * (in + out)`` per adapted matrix, at twice the rank where gate and up experts are fused."""
     return adapter.rank * adapted_widths(model, adapter.targets)
 
 

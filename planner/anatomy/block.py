@@ -11,6 +11,7 @@ Ignored: rotary tables, position ids and per-row statistics other than those nam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner.anatomy.attention import attention_steps
 from planner.anatomy.feed_forward import mlp_steps
@@ -63,8 +64,20 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
     )
 
 
-def block_steps(view: BlockView) -> list[Step]:
-    """The ledger of one layer, in forward order."""
+def block_steps(view: BlockView) -> tuple[Step, ...]:
+    """The ledger of one layer, in forward order.
+
+    One scenario remembers it, because walking the matrices takes as long as all other memory formulas together.
+    """
+    return _known_steps(view) if view.is_one_scenario else _steps(view)
+
+
+@lru_cache(maxsize=512)
+def _known_steps(view: BlockView) -> tuple[Step, ...]:
+    return _steps(view)
+
+
+def _steps(view: BlockView) -> tuple[Step, ...]:
     stream = view.hidden * view.regime.residual
     norms = [norm for norm in view.block.norms if norm.on == "hidden" for _ in range(norm.copies)]
     second, later = norms[1:2], norms[2:]
@@ -76,7 +89,7 @@ def block_steps(view: BlockView) -> list[Step]:
     if second:
         steps.append(_norm_step(view, "norm_2", second, stream))
     steps.extend(mlp_steps(view, stream))
-    return steps
+    return tuple(steps)
 
 
 def _norm_step(view: BlockView, name: str, norms: list[NormSpec], stream: int) -> Step:

@@ -24,7 +24,9 @@ def mlp_steps(view: BlockView, stream: Number) -> list[Step]:
     if mlp.n_experts:
         steps.append(_routing_step(view, stream))
     # Gate, up and the activated gate are kept by the product; a plain MLP keeps what its activation needs.
-    steps.append(Step("activation", width * lo * copies, stream + width * lo, stream + 3 * width * lo))
+    # Backward: gradients of both sides of the activation, and of the other factor of a gated one (or of parts written in Python).
+    live = 3 if mlp.gated or saves > 1 else 2
+    steps.append(Step("activation", width * lo * copies, stream + width * lo, stream + live * width * lo))
     steps.append(linear_step(view, "mlp_mid", stream))
     return steps
 
@@ -32,11 +34,16 @@ def mlp_steps(view: BlockView, stream: Number) -> list[Step]:
 def _routing_step(view: BlockView, stream: Number) -> Step:
     """Routing: fp32 probabilities over all experts, gathered token copies and weighted expert outputs.
 
-    Kept per token: router logits and probabilities (8 bytes per expert), ``top_k`` gathered inputs if anything trained reads
-    them, ``top_k`` expert outputs for the gradient of the routing weights.  Ignored: index tensors (16 bytes per choice).
-    Source: transformers 5.23 models/qwen3_moe/modeling_qwen3_moe.py.
+    Kept per token: probabilities (4 bytes per expert), ``top_k`` times 40 bytes of indices and routing weights, ``top_k``
+    gathered inputs where the experts' gradients need them, ``top_k`` expert outputs for the gradient of the routing weights; the
+    output of a shared expert for that of its gate.  Source: transformers 5.23 models/{mixtral,qwen2_moe,qwen3_moe}/modeling_*.py,
+    integrations/moe.py grouped_mm_experts_forward.
     """
-    mlp, regime, hidden = view.block.mlp, view.regime, view.hidden
-    rows = mlp.top_k * hidden * regime.linear_out
-    kept = 8 * mlp.n_experts + rows * 2 + 16 * mlp.top_k
+    mlp, regime = view.block.mlp, view.regime
+    row = view.hidden * regime.linear_out
+    experts = [linear for linear in view.block.linears if linear.group == "expert" and linear.reads == "mlp_in"]
+    gathers = view.trains_base or any(view.adapted(linear) for linear in experts)
+    gated_shares = sum(1 for linear in view.block.linears if linear.group == "router") - 1
+    rows = mlp.top_k * row
+    kept = 4 * mlp.n_experts + 40 * mlp.top_k + 4 + rows * (2 if gathers else 1) + gated_shares * (row + regime.linear_out)
     return Step("routing", kept, stream + rows, stream + 2 * rows)

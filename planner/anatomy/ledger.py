@@ -32,11 +32,12 @@ class Step:
     fixed_backward: Number = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockView:
     """Everything that decides the ledger of a layer.
 
     ``padded`` says whether an attention mask exists, which switches grouped-query kernels to expanded keys and values.
+    Views are equal when their ledgers are: of the recipe only method, dtypes, adapters and attention kernel count.
     """
 
     block: BlockSpec
@@ -45,6 +46,24 @@ class BlockView:
     recipe: Recipe
     stack: Stack
     padded: bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockView) and self._settings() == other._settings()
+
+    def __hash__(self) -> int:
+        recipe, mlp = self.recipe, self.block.mlp
+        return hash((self.hidden, mlp.width, mlp.n_experts, recipe.method, recipe.numerics, recipe.adapter, recipe.attention))
+
+    def _settings(self) -> tuple[object, ...]:
+        recipe = self.recipe
+        of_recipe = (recipe.method, recipe.numerics, recipe.adapter, recipe.attention)
+        return (self.block, self.hidden, self.regime, self.stack, self.padded, *of_recipe)
+
+    @property
+    def is_one_scenario(self) -> bool:
+        """Whether all numbers of the ledger are plain; on a grid the rank is an array."""
+        adapter = self.recipe.adapter
+        return adapter is None or isinstance(adapter.rank, int | float)
 
     @property
     def trains_base(self) -> bool:
@@ -59,6 +78,10 @@ class BlockView:
     def quantized(self, linear: LinearSpec) -> bool:
         """Whether this matrix is stored in 8 or 4 bits."""
         return self.regime.quantized and is_quantizable(linear, self.stack.fused_experts)
+
+    def merged(self, linear: LinearSpec) -> bool:
+        """Whether the adapter is added to the weight itself, which PEFT does for tensors that are no module of their own."""
+        return linear.kind == "parameter" and linear.group == "expert" and self.stack.fused_experts and self.adapted(linear)
 
     @property
     def shares_norm(self) -> bool:

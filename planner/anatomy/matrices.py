@@ -47,7 +47,7 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     copy and a one-byte mask), then ``A`` and ``B``; autocast casts once more.  Source: peft 0.21 tuners/lora/layer.py, bnb.py.
     """
     regime, adapter = view.regime, view.recipe.adapter
-    if adapter is None:
+    if adapter is None or view.merged(linear):
         return 0, 0, 0
     casts = not (view.quantized(linear) and regime.autocast)
     branch_bytes = regime.adapter if casts else in_bytes
@@ -78,7 +78,8 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
 
 def linear_step(view: BlockView, reads: str, stream: Number) -> Step:
     """All matrices that read one tensor: its saved copies, their outputs, their gradients, one dequantised weight."""
-    linears = [linear for linear in view.block.linears if linear.reads == reads and linear.group != "router"]
+    bare = ("router", "parameter")
+    linears = [linear for linear in view.block.linears if linear.reads == reads and (linear.group, linear.kind) != bare]
     if reads == "attn_in":
         linears += [linear for linear in view.block.linears if linear.reads in ("attn_latent_q", "attn_latent_kv")]
     return _linear_step(view, reads, linears, stream)
@@ -91,7 +92,9 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
     branch_forward: Number = 0
     branch_backward: Number = 0
     fixed = 0
+    merged: Number = 0
     for linear in linears:
+        merged = merged + merged_weight_bytes(view, linear)
         amounts = linear_amounts(view, linear)
         copies = linear.active_copies if linear.group == "expert" else 1
         saved = saved + amounts[0]
@@ -105,10 +108,23 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
         saves=saved,
         forward=stream + inputs + outputs + branch_forward,
         backward=stream + inputs * min(2, len(linears)) + outputs + branch_backward,
-        fixed_saves=gptq_kept_bytes(view, linears),
+        fixed_saves=gptq_kept_bytes(view, linears) + merged,
         fixed_forward=fixed if view.stack.dequantizes_forward or not _is_4bit(view) else 0,
-        fixed_backward=fixed,
+        fixed_backward=fixed + merged,
     )
+
+
+def merged_weight_bytes(view: BlockView, linear: LinearSpec) -> Number:
+    """Bytes of an expert tensor with its adapter added in, kept for backward; the gradient of it takes as much again.
+
+    Formula: every element of the tensor in its own dtype, idle experts included, and the adapter cast to that dtype.
+    Source: peft 0.21 tuners/lora/layer.py ParamWrapper, _LoraFactorsProxy (``torch.baddbmm(W, lhs, rhs)``).
+    """
+    adapter, base = view.recipe.adapter, view.regime.base
+    if adapter is None or not view.merged(linear):
+        return 0
+    factors: Number = linear.copies * linear.rank_factor * (linear.in_features + linear.out_features) * adapter.rank
+    return linear.weight_count * base + (factors * base if view.regime.adapter != base else 0)
 
 
 def shared_input_bytes(view: BlockView, linears: list[LinearSpec]) -> Number:
@@ -122,7 +138,10 @@ def shared_input_bytes(view: BlockView, linears: list[LinearSpec]) -> Number:
         in_bytes = input_bytes(view, linear)
         width = linear.in_features * (linear.active_copies if linear.group == "expert" and linear.reads == "mlp_mid" else 1)
         if _keeps_input(view, linear):
-            kept[linear.reads] = max(kept.get(linear.reads, 0), width * in_bytes)
+            # A shared expert's intermediate values are a tensor beside those of the routed ones.
+            own = linear.group == "shared_expert" and linear.reads == "mlp_mid"
+            key = "shared_mid" if own else linear.reads
+            kept[key] = max(kept.get(key, 0), width * in_bytes)
     if _kernel_keeps_output(view):
         kept.pop("attn_out", None)
     if view.block.mlp.activation == "relu" and not view.block.mlp.gated:
@@ -150,13 +169,13 @@ def _keeps_input(view: BlockView, linear: LinearSpec) -> bool:
     in_bytes, compute = input_bytes(view, linear), view.regime.compute
     if view.recipe.numerics.quantization == "int8" and view.quantized(linear):
         return True
-    by_base = in_bytes == compute and (view.trains_base or _keeps_4bit_input(view, linear))
+    by_base = in_bytes == compute and (view.trains_base or view.merged(linear) or _keeps_4bit_input(view, linear))
     return by_base or _adapter_shares_input(view, linear, in_bytes)
 
 
 def _adapter_shares_input(view: BlockView, linear: LinearSpec, in_bytes: int) -> bool:
     adapter, regime = view.recipe.adapter, view.regime
-    if adapter is None or adapter.dropout > 0 or not view.adapted(linear):
+    if adapter is None or adapter.dropout > 0 or not view.adapted(linear) or view.merged(linear):
         return False
     casts = not (view.quantized(linear) and regime.autocast)
     branch_bytes = regime.adapter if casts else in_bytes
@@ -178,6 +197,9 @@ def dequantized_bytes(view: BlockView, linear: LinearSpec) -> int:
 
     Source: bitsandbytes 0.50 autograd/_functions.py (MatMul4Bit.backward, MatMul8bitLt.backward).
     """
+    if view.trains_base and linear.group == "expert" and view.stack.fused_experts:
+        # The gradient of one tensor that holds every expert of the layer, before it is added to the one that is kept.
+        return linear.weight_count * view.regime.base
     if not view.quantized(linear):
         # A trained fp32 weight under autocast has a 16-bit copy and a 16-bit gradient while the layer runs.
         return linear.weight_count * view.regime.compute * 2 if view.trains_base and view.regime.base > view.regime.compute else 0

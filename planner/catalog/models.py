@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.hf_config import model_from_config, read_config_file
-from planner.catalog.hub import config_url, fetch_config, is_hub_id
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.toml_file import read_toml, validate
@@ -128,6 +127,9 @@ def load_model(name: str) -> ResolvedModel:
     sizes = model_sizes()
     if size := sizes.get(name.strip().lower()):
         return _from_size(name, size)
+    # Names of the catalog need no network, and the modules for it are slow to import.
+    from planner.catalog.hub import is_hub_id
+
     if is_hub_id(name):
         return _from_hub(name)
     hint = "or give a Hub id (owner/name) or the path of a config.json"
@@ -186,6 +188,8 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 
 def _from_hub(hub_id: str) -> ResolvedModel:
+    from planner.catalog.hub import config_url, fetch_config
+
     spec = model_from_config(fetch_config(hub_id), config_url(hub_id))
     spec = replace(spec, id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=config_url(hub_id))
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} fetched from huggingface.co", _omission(spec)))

@@ -23,6 +23,9 @@ class LinearSpec:
     ``kind`` is ``linear`` (``nn.Linear``), ``conv1d`` (GPT-2's transposed linear) or ``parameter``: a fused expert tensor,
     which k-bit quantisers leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward
     are counted once when several matrices share them.  ``active_copies`` of the copies see each token.
+
+    ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
+    all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
     """
 
     name: str
@@ -34,6 +37,13 @@ class LinearSpec:
     kind: LinearKind = "linear"
     copies: int = 1
     active_copies: int = 1
+    legacy_names: tuple[str, ...] = ()
+    adaptable: bool = True
+
+    @property
+    def rank_factor(self) -> int:
+        """Ranks that PEFT gives an adapter here, in units of the asked rank: one for each matrix that was fused."""
+        return max(1, len(self.legacy_names))
 
     @property
     def weight_count(self) -> int:

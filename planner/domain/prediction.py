@@ -43,11 +43,16 @@ class MemoryPrediction:
 
 @dataclass(frozen=True, slots=True)
 class HostPrediction:
-    """Host RAM.  ``available_bytes`` is ``None`` when the host's memory is unknown: printed, not judged."""
+    """Host RAM.
+
+    ``required_per_node_bytes`` leaves out what is reclaimed under pressure.  ``available_bytes`` is ``None`` when the memory of
+    the host is unknown: printed, not judged.
+    """
 
     terms: tuple[HostTerm, ...]
     per_process_bytes: Number
     per_node_bytes: Number
+    required_per_node_bytes: Number
     available_bytes: int | None
 
 

@@ -41,6 +41,7 @@ TermName = Literal[
     "gathered_parameters",
     "other_temporaries",
     "allocator_slack",
+    "paged_optimizer_states",
     "context",
     "libraries",
     "nccl",
@@ -68,7 +69,7 @@ ALLOCATED_TERMS: frozenset[str] = frozenset(
     }
 )
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
-DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl"})
+DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,17 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class HostTerm:
-    """Host RAM of one kind; ``n_bytes`` is per process.  ``pinned`` memory cannot be swapped or reclaimed."""
+    """Host RAM of one kind; ``n_bytes`` is per process.
+
+    ``pinned`` memory cannot be swapped; ``reclaimable`` memory (mapped files) is given back under pressure.
+    """
 
     name: str
     n_bytes: Number
     formula: str
     pinned: bool = False
     detail: str = ""
+    reclaimable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

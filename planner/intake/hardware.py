@@ -7,10 +7,12 @@ from typing import Any
 
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hosts import UNKNOWN_HOST, load_host
+from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import GpuSpec, Hardware, HostSpec
 from planner.errors import UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.ledger import Ledger
+from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"
 
@@ -26,6 +28,11 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     gpu = _resolve_gpu(ledger, name)
     gpus = _resolve_count(ledger, counted)
     nodes = ledger.choose("nodes", 1, "assumed")
+    if nodes > 1:
+        rate = f"{Coefficients().network_bytes_per_s / GIGA:g} GB/s per node"
+        ledger.enter(
+            "network", rate, "assumed", "the coefficient network_bytes_per_s: the network between nodes cannot be said yet"
+        )
     reserved = ledger.choose("gpu_reserved", 0, "assumed")
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
@@ -43,7 +50,8 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
 def _split_count(ledger: Ledger) -> tuple[str | None, int | None]:
     """Card and count of ``X:n``."""
     said: str | None = ledger.request.get("gpu")
-    if said is None or ":" not in said:
+    # A MIG slice is written with a colon too; the catalog says how to go on.
+    if said is None or ":" not in said or "mig" in said.lower():
         return said, None
     name, _, count = said.rpartition(":")
     if not name.strip():

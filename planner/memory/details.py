@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from planner.anatomy.block import block_bytes
 from planner.domain.prediction import HostPrediction, MemoryPrediction
+from planner.memory import runtime, sharding
 from planner.memory.job import Job
+from planner.memory.logits import stranded_logits_bytes
 from planner.units import format_bytes, format_count
 
 
@@ -51,7 +53,8 @@ def _saved_modules(job: Job, _: str) -> str:
 
 
 def _gradients(job: Job, _: str) -> str:
-    return f"{format_count(float(job.trained))} trained parameters, {format_bytes(float(job.trained_weight_bytes))}{_over(job.gradient_shards)}"
+    size = format_bytes(float(job.trained_weight_bytes))
+    return f"{format_count(float(job.trained))} trained parameters, {size}{_over(job.gradient_shards)}"
 
 
 def _masters(job: Job, _: str) -> str:
@@ -75,12 +78,15 @@ def _activations(job: Job, _: str) -> str:
 
 def _logits(job: Job, _: str) -> str:
     forward, backward = " + ".join(job.stack.loss_forward), " + ".join(job.stack.loss_backward)
-    return f"{float(job.tokens):.0f} tokens x {job.model.vocab_size} logits; forward {forward}; backward {backward}; loss {job.recipe.loss}"
+    size = f"{float(job.tokens):.0f} tokens x {job.model.vocab_size} logits"
+    return f"{size}; forward {forward}; backward {backward}; loss {job.recipe.loss}"
 
 
 def _coefficient(name: str) -> Callable[[Job, str], str]:
     def write(job: Job, _: str) -> str:
-        return f"coefficient {name} = {getattr(job.coefficients, name):.4g}, {job.coefficients.name}"
+        value, unit = getattr(job.coefficients, name), job.coefficients.prior_of(name)["unit"]
+        amount = format_bytes(value) if unit == "bytes" else f"{value:.4g} {unit}"
+        return f"coefficient {name} = {amount}, {job.coefficients.name}"
 
     return write
 
@@ -89,6 +95,32 @@ def _pinned(job: Job, _: str) -> str:
     return (
         f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, rounding {job.stack.pinned_rounding}"
     )
+
+
+def _slack(job: Job, _: str) -> str:
+    parts = {
+        "orphaned segments": runtime.orphaned_bytes(job),
+        "stranded 16-bit logits": stranded_logits_bytes(job),
+        "side streams": sharding.gather_stream_bytes(job) + sharding.reduction_stream_bytes(job),
+    }
+    named = "".join(f" + {format_bytes(float(size))} of {name}" for name, size in parts.items() if float(size) >= 1)
+    fraction = f"coefficient slack_fraction = {job.coefficients.slack_fraction:.4g} of transient bytes"
+    return f"{fraction}{named}, {job.coefficients.name}"
+
+
+def _bucket(job: Job, _: str) -> str:
+    buffers = 1 if job.recipe.sharding == "zero3" else 2
+    return f"{buffers} x {format_count(sharding.reduce_bucket_elements(job))} elements x {job.regime.gradient} B"
+
+
+def _gathered(job: Job, _: str) -> str:
+    elements = float(sharding.gathered_parameter_bytes(job)) / job.regime.compute
+    return f"{format_count(elements)} parameters x {job.regime.compute} B"
+
+
+def _offloaded_params(job: Job, _: str) -> str:
+    partition = format_count(float(job.counts.total / job.hardware.world_size))
+    return f"{partition} parameters per process x {job.regime.compute} B, rounding {job.stack.pinned_rounding}"
 
 
 def _over(*shards: object) -> str:
@@ -117,9 +149,23 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "logits:logits_forward_bytes": _logits,
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
-    "runtime:allocator_slack_bytes": _coefficient("slack_fraction"),
+    "runtime:allocator_slack_bytes": _slack,
+    "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
+    "terms:_head_gradient_bytes": lambda job, _: f"{job.model.head.out_features} x {job.model.head.in_features} elements",
+    "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
+    "sharding:gradient_bucket_bytes": _bucket,
+    "sharding:gathered_parameter_bytes": _gathered,
+    "sharding:persistent_parameter_bytes": lambda job, _: (
+        f"{format_count(job.counts.norms + job.counts.block_rest)} parameters x {job.regime.compute} B"
+    ),
+    "sharding:fsdp_unsharded_gradient_bytes": lambda job, _: (
+        f"at most 2 x {format_count(job.counts.block_largest)} parameters x {job.regime.compute} B"
+    ),
     "host:process_baseline_bytes": _coefficient("host_process_bytes"),
     "host:offloaded_optimizer_bytes": _pinned,
     "host:offloaded_gradient_bytes": _pinned,
     "host:upload_buffer_bytes": _pinned,
+    "host:offloaded_parameter_bytes": _offloaded_params,
+    "host:offloaded_activation_bytes": lambda job, _: f"{job.model.n_layers} block inputs, rounding {job.stack.pinned_rounding}",
+    "host:paged_host_bytes": _states,
 }

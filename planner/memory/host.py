@@ -16,7 +16,7 @@ _HERE = "planner.memory.host"
 def process_baseline_bytes(job: Job) -> float:
     """Resident bytes of a process that has imported the libraries, opened a CUDA context and tokenised a small data set.
 
-    Coefficient ``host_process_bytes``.
+    Coefficient ``host_process_bytes``.  Source: :class:`planner.domain.coefficients.Coefficients`.
     """
     return job.coefficients.host_process_bytes
 
@@ -62,9 +62,9 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
 def offloaded_gradient_bytes(job: Job) -> Number:
     """Gradients of this process's partition in pinned host RAM.
 
-    Formula: 4 bytes per parameter, in one buffer under stages 1 and 2, in sub-groups of at most 1e9 parameters under stage 3, which
-    also keeps one flat buffer in the gradient's own dtype.  Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer,
-    grad_partitions_flat_buffer), zero/stage_1_and_2.py (single_grad_partition).
+    Formula: 4 bytes per parameter, in one buffer under stages 1 and 2, in sub-groups of at most 1e9 parameters under stage 3,
+    which also keeps one flat buffer in the gradient's own dtype.  Source: DeepSpeed 0.19 zero/stage3.py
+    (subgroup_gradient_buffer, grad_partitions_flat_buffer), zero/stage_1_and_2.py (single_grad_partition).
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
@@ -101,7 +101,10 @@ def offloaded_parameter_bytes(job: Job) -> Number:
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
-    """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is."""
+    """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
+
+    Source: unsloth 2026.10 models/llama.py (use_gradient_checkpointing); torch 2.13 CachingHostAllocator rounds to powers of two.
+    """
     if job.recipe.offload != "activations":
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
@@ -109,7 +112,10 @@ def offloaded_activation_bytes(job: Job) -> Number:
 
 
 def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
-    """Host pages behind a paged optimizer: managed memory can be evicted whole, so RAM must be able to take it."""
+    """Host pages behind a paged optimizer: managed memory can be evicted whole, so RAM must be able to take it.
+
+    Source: CUDA programming guide, unified memory; bitsandbytes 0.50 functional.py get_paged.
+    """
     del job
     return paged_bytes
 
@@ -132,10 +138,21 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
         ),
         HostTerm("paged_optimizer", paged_host_bytes(job, paged_bytes), f"{_HERE}:paged_host_bytes"),
     )
-    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail="shared on a node, reclaimable")
+    mapping = HostTerm(
+        "mapped_checkpoint",
+        mapped,
+        f"{_HERE}:mapped_checkpoint_bytes",
+        detail="shared on a node, reclaimable",
+        reclaimable=True,
+    )
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
-    loading = process_baseline_bytes(job) + offloaded_parameter_bytes(job) + mapped
-    per_process = maximum(own, loading)
-    per_node = maximum(own * job.hardware.gpus_per_node, own * job.hardware.gpus_per_node - own + loading)
-    return HostPrediction((*private, mapping), per_process, per_node, host.memory_bytes)
+    early = process_baseline_bytes(job) + offloaded_parameter_bytes(job)
+    gpus = job.hardware.gpus_per_node
+    return HostPrediction(
+        terms=(*private, mapping),
+        per_process_bytes=maximum(own, early + mapped),
+        per_node_bytes=maximum(own * gpus, early * gpus + mapped),
+        required_per_node_bytes=own * gpus,
+        available_bytes=host.memory_bytes,
+    )

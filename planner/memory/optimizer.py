@@ -97,22 +97,26 @@ def _eight_bit_state_bytes(job: Job) -> Number:
     if adapter is None:
         return 0
     total: Number = job.saved_params * small
-    for width, count in _adapter_widths(job.model, adapter.targets):
-        elements = adapter.rank * width
+    for ranks, width, count in _adapter_shapes(job.model, adapter.targets):
+        elements = adapter.rank * ranks * width
         total = total + count * elements * where(elements >= _MIN_8BIT_ELEMENTS, large, small)
     return total
 
 
 @lru_cache(maxsize=256)
-def _adapter_widths(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """(features, how many) of every LoRA matrix: ``A`` has ``in`` features per unit of rank, ``B`` has ``out``."""
-    counts: dict[int, int] = {}
+def _adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
+    """(units of rank, features, how many) of every LoRA matrix: ``A`` has ``in`` features, ``B`` has ``out``.
+
+    The adapters of all experts of a layer are one matrix with a rank for each expert.
+    """
+    counts: dict[tuple[int, int], int] = {}
     for group in model.groups:
         for linear in group.block.linears:
             if is_adapted(linear, targets):
+                ranks = linear.copies * linear.rank_factor
                 for width in (linear.in_features, linear.out_features):
-                    counts[width] = counts.get(width, 0) + group.count * linear.copies
-    return tuple(counts.items())
+                    counts[ranks, width] = counts.get((ranks, width), 0) + group.count
+    return tuple((ranks, width, count) for (ranks, width), count in counts.items())
 
 
 def adafactor_state_bytes(job: Job) -> Number:
@@ -128,17 +132,20 @@ def adafactor_state_bytes(job: Job) -> Number:
     adapter = job.recipe.adapter
     if adapter is None:
         return 0
-    widths = _adapter_widths(job.model, adapter.targets)
-    return 4 * sum(count * (width + adapter.rank) for width, count in widths) + 4 * (job.model.vocab_size + job.model.hidden_size)
+    shapes = _adapter_shapes(job.model, adapter.targets)
+    sums: Number = (job.model.vocab_size + job.model.hidden_size) * len(adapter.modules_to_save)
+    for ranks, width, count in shapes:
+        sums = sums + count * (width + adapter.rank * ranks)
+    return 4 * sums
 
 
 def optimizer_temporary_bytes(job: Job) -> Number:
     """Bytes that the optimizer step needs beyond states and gradients, on one GPU.
 
     foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
-    place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and
-    their fp32 copy, 6 bytes per parameter of the partition.  Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.
-    Adafactor: three fp32 copies of the largest tensor.  Fused, 8-bit and paged kernels: none.
+    place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition.
+    Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.  Adafactor: three fp32 tensors of the size of the largest
+    one, five where weight and gradient are cast to fp32 first.  Fused, 8-bit and paged kernels: none.
     Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py
     _prepare_sub_group.
     """
@@ -154,8 +161,21 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     if recipe.optimizer == "adamw_torch":
         return job.stack.foreach_step_copies * job.trained_weight_bytes / job.optimizer_shards
     if recipe.optimizer == "adafactor":
-        return 12 * minimum(partition, maximum(job.counts.largest, 1))
+        return _adafactor_temporary_bytes(job, partition)
     return 0
+
+
+def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
+    """Bytes of Adafactor's temporaries for the tensor that needs most: 12 per element of an fp32 tensor, 20 of a 16-bit one."""
+    regime, adapter = job.regime, job.recipe.adapter
+    if adapter is None:
+        return (12 if regime.trained == 4 else 20) * minimum(partition, maximum(job.counts.largest, 1))
+    largest: Number = 0
+    for ranks, width, _ in _adapter_shapes(job.model, adapter.targets):
+        largest = maximum(largest, adapter.rank * ranks * width)
+    # Modules that are saved whole have the dtype of table and head, which may be wider than that of the adapters.
+    of_adapter = (12 if regime.adapter == 4 else 20) * minimum(partition, largest)
+    return maximum(of_adapter, (12 if regime.outside == 4 else 20) * minimum(partition, job.saved_params))
 
 
 # DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.

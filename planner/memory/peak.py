@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.arrays import is_zero, maximum, minimum
+from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
-from planner.domain.term import ALLOCATED_TERMS, PHASES, Phase, Term
+from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term
 from planner.memory import optimizer, runtime, sharding
 from planner.memory.job import Job
 from planner.memory.terms import ALL_PHASES, driver_terms, make_term, tensor_terms
@@ -23,30 +23,33 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     fragmentation = runtime.fragmentation_bytes(job, maximum(allocated_peak - _resident_bytes(terms), 0))
     slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "runtime:allocator_slack_bytes", "transient")
     outer = driver_terms(job)
-    outside: Number = sum(term.n_bytes for term in outer)
+    outside_by_phase = _sum_by_phase(outer, DRIVER_TERMS)
+    outside = maximum(*outside_by_phase.values())
     uncapped = allocated_peak + slack + outside
     limit = _limit_bytes(job)
-    driver_peak = uncapped if limit is None else minimum(uncapped, limit)
+    must_have = allocated_peak + fragmentation + outside - optimizer.paged_state_bytes(job)
+    # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
+    driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
         terms=(*terms, slack_term, *outer),
-        phases=_phase_peaks(allocated, (allocated_peak + slack) / allocated_peak, outside) if by_phase else (),
-        limiting_phase=_limiting_phase(allocated),
+        phases=_phase_peaks(allocated, (allocated_peak + slack) / allocated_peak, outside_by_phase) if by_phase else (),
+        limiting_phase=_limiting_phase(allocated, outside_by_phase),
         allocated_peak_bytes=allocated_peak,
         reserved_peak_bytes=minimum(allocated_peak + slack, maximum(allocated_peak, driver_peak - outside)),
         driver_peak_bytes=driver_peak,
         uncapped_driver_bytes=uncapped,
-        must_have_bytes=allocated_peak + fragmentation + outside - optimizer.paged_state_bytes(job),
+        must_have_bytes=must_have,
         limit_bytes=limit,
     )
 
 
-def _phase_peaks(allocated: dict[Phase, Number], reserved_ratio: Number, outside_bytes: Number) -> tuple[PhasePeak, ...]:
+def _phase_peaks(allocated: dict[Phase, Number], reserved_ratio: Number, outside: dict[Phase, Number]) -> tuple[PhasePeak, ...]:
     """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls from phase to phase."""
     peaks = []
     reserved: Number = 0
     for phase, amount in allocated.items():
         reserved = maximum(reserved, amount * reserved_ratio)
-        peaks.append(PhasePeak(phase, amount, reserved, reserved + outside_bytes))
+        peaks.append(PhasePeak(phase, amount, reserved, reserved + outside[phase]))
     return tuple(peaks)
 
 
@@ -79,14 +82,14 @@ def _limit_bytes(job: Job) -> int | None:
     return None if visible is None else visible - hardware.gpu_reserved_bytes
 
 
-def _limiting_phase(allocated: dict[Phase, Number]) -> Phase:
-    """The phase with the highest peak; for arrays the one that is highest most often."""
+def _limiting_phase(allocated: dict[Phase, Number], outside: dict[Phase, Number]) -> Phase:
+    """The phase with the highest peak on the device; for arrays the one that is highest on average."""
     try:
-        return max(allocated, key=lambda phase: float(allocated[phase]))
+        return max(allocated, key=lambda phase: float(allocated[phase] + outside[phase]))
     except TypeError:
         import numpy as np
 
-        return max(allocated, key=lambda phase: float(np.mean(allocated[phase])))
+        return max(allocated, key=lambda phase: float(np.mean(allocated[phase] + outside[phase])))
 
 
 def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase, Number]:

@@ -54,8 +54,8 @@ def allocator_slack_bytes(job: Job, transient_bytes: Number) -> Number:
 def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
     """The part of the slack that no cache flush returns: room inside segments that are partly in use.
 
-    Coefficient ``slack_fraction`` of the transient bytes.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp release_cached_blocks frees
-    whole segments only.
+    Coefficient ``slack_fraction`` of the transient bytes.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp
+    release_cached_blocks frees whole segments only.
     """
     return job.coefficients.slack_fraction * transient_bytes
 
@@ -64,8 +64,8 @@ def orphaned_bytes(job: Job) -> Number:
     """Segments that stay reserved after a dtype conversion has replaced tensors by others of another size.
 
     Formula: coefficient ``orphan_fraction`` of the old copies: tables, head and norms at 2 bytes (at 4 more where the engine
-    halves them again); the whole model where an unquantised base is prepared too; fp32 adapters that a 16-bit engine halves.  Source: peft 0.21 utils/other.py
-    prepare_model_for_kbit_training; the freed 16-bit blocks are too small for their fp32 successors.
+    halves them again); the whole model where an unquantised base is prepared too; fp32 adapters that a 16-bit engine halves.
+    Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for what follows.
     """
     return job.coefficients.orphan_fraction * (_replaced_weight_bytes(job) + _halved_adapter_bytes(job))
 

@@ -103,6 +103,8 @@ def _persistent_terms(job: Job) -> tuple[Term, ...]:
 def _step_terms(job: Job) -> tuple[Term, ...]:
     amounts = act.activations(job)
     copies = weights.autocast_copy_bytes(job)
+    # Without checkpointing the graph holds the copies until each layer has run backward.
+    copied = _FORWARD | _LOSS if job.recipe.gradient_checkpointing else _FORWARD | _LOSS | _BACKWARD
     mask = act.attention_mask_bytes(job)
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
     loss_backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
@@ -131,9 +133,7 @@ def _step_terms(job: Job) -> tuple[Term, ...]:
             "transient",
         ),
         make_term("other_temporaries", "attention mask", mask, _FORWARD | _LOSS, "activations:attention_mask_bytes", "transient"),
-        make_term(
-            "autocast_copies", "autocast weight copies", copies, _FORWARD | _LOSS, "weights:autocast_copy_bytes", "transient"
-        ),
+        make_term("autocast_copies", "autocast weight copies", copies, copied, "weights:autocast_copy_bytes", "transient"),
         make_term(
             "gradient_buckets", "DDP buckets", optimizer.ddp_bucket_bytes(job), _STEPS, "optimizer:ddp_bucket_bytes", "replicated"
         ),
@@ -201,7 +201,7 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
 
 
 def _head_gradient_bytes(job: Job) -> Number:
-    """Gradient of a trained head, made while the gradient of the logits is still there; 0 when the head is frozen or offloaded.
+    """Gradient of a trained head, made while the gradient of the logits is still there; 0 when the head is frozen.
 
     Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``linear``.
     """
@@ -261,11 +261,11 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
         ),
         make_term("nccl", "NCCL buffers", runtime.nccl_bytes(job), ALL_PHASES, "runtime:nccl_bytes", "replicated"),
         make_term(
-            "libraries",
+            "paged_optimizer_states",
             "paged optimizer states",
             optimizer.paged_state_bytes(job),
             _AFTER_STEP,
             "optimizer:paged_state_bytes",
-            "sharded",
+            _kind(job.optimizer_shards),
         ),
     )

@@ -6,7 +6,6 @@ from planner.domain.hardware import Hardware
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Assumption, Scenario
-from planner.report.explain import formula_section
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.numbers import gib, plain_number, whole_percent
 from planner.report.sections_memory import host_section, levels_section, phases_section, terms_section
@@ -38,7 +37,7 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         run_section(prediction, scenario),
         _assumptions(scenario.assumptions),
         _changes(subject),
-        formula_section(prediction) if subject.explain else Section("", ()),
+        _formulas(subject),
     )
     return tuple(section for section in sections if section.blocks)
 
@@ -120,6 +119,14 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
     rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
     notes = tuple(Note(f"{each.name}: {each.note}", "dim") for each in assumptions if each.note)
     return Section("Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes))
+
+
+def _formulas(subject: Subject) -> Section:
+    if not subject.explain:
+        return Section("", ())
+    from planner.report.explain import formula_section
+
+    return formula_section(subject.prediction)
 
 
 def _split_line(origin: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ _ERROR_COLUMNS = (
     Column("compared"),
 )
 _OOM_TITLES = ("ran", "ran out", "false fit", "false OOM", "uncertain ran", "uncertain out", "no verdict")
+_WIDE_TITLES = frozenset({"uncertain ran", "uncertain out", "no verdict"})
 _VERDICT_WORDS: dict[OomResult, str] = {
     "right": "right",
     "false_fit": "FALSE FIT: said fits, ran out",
@@ -102,7 +103,7 @@ def _bounds(scores: Sequence[SourceScore]) -> Section:
 
 
 def _verdicts(scores: Sequence[SourceScore]) -> Section:
-    columns = (Column("source"), *(Column(title, "right") for title in _OOM_TITLES))
+    columns = (Column("source"), *(Column(title, "right", wide_only=title in _WIDE_TITLES) for title in _OOM_TITLES))
     rows = []
     for score in scores:
         oom = score.oom

@@ -86,9 +86,9 @@ class _Judge:
 
 
 def changes_that_fit(scenario: Scenario, coefficients: Coefficients = PRIORS) -> tuple[Change, ...]:
-    """Changes that save GPU memory: those after which the job fits come first, the fastest first; then larger cards that hold it,
-    the smallest first; then what is not enough alone.
+    """Changes that save GPU memory, those after which the job fits first.
 
+    Order: what makes it fit, the fastest first; larger cards that hold it, the smallest first; what is not enough alone.
     Where no single change of the recipe is enough, pairs are tried, the largest savers first; at most ``MAX_ESTIMATES``
     estimates in all.  Meant for a job that does not fit or only just does.
     """

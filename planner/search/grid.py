@@ -99,8 +99,8 @@ class GridResult:
 def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridResult:
     """Peak GPU memory and step time of every point of the grid.
 
-    What the base does not say follows each sharding and offload as in the intake.  Samples that fill the base's length fill every length;
-    shorter ones keep their length and are cut where the axis is shorter still.
+    What the base does not say follows each sharding and offload as in the intake.  Samples that fill the base's length fill every
+    length; shorter ones keep their length and are cut where the axis is shorter still.
 
     Raises:
         UsageError: an axis that is not one-dimensional, finite and at least 1, or a rank for a full fine-tune.
@@ -181,7 +181,8 @@ class _Values:
         filled = old.tokens_per_sample >= old.seq_len
         tokens = length if filled else minimum(length, old.tokens_per_sample)
         scenario = with_rank(with_sizes(scenario, batch, length, tokens), rank)
-        return replace(scenario, hardware=replace(scenario.hardware, gpus_per_node=gpus))
+        hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]  # the formulas take arrays here too
+        return replace(scenario, hardware=hardware)
 
 
 def _axis(name: str, said: Sequence[float], fixed: Number) -> Floats:

@@ -17,14 +17,16 @@ from planner.intake.rules import RULES, Case
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
 Flags = Mapping[str, str | bool | None]
+_OF_RECIPE = ("method", "optimizer", "sharding", "offload", "gradient_checkpointing", "checkpoint_reentrant", "attention", "loss")
+_OF_NUMERICS = ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
 _UNSAID = ("assumed", "catalog", "default:")
 
 
 def with_flags(scenario: Scenario, flags: Flags, gpu: GpuSpec | None = None) -> Scenario:
     """The scenario with other flags of the recipe, and on another card if one is given.
 
-    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of fields,
-    with hyphens.
+    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of
+    fields, with hyphens.
 
     Raises:
         UsageError: a value that cannot be used, or settings that exclude each other.
@@ -45,13 +47,10 @@ def with_flags(scenario: Scenario, flags: Flags, gpu: GpuSpec | None = None) -> 
 def request_of(scenario: Scenario) -> ScenarioRequest:
     """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
     recipe, batch, numerics = scenario.recipe, scenario.recipe.batch, scenario.recipe.numerics
-    values: dict[str, object] = {
-        **{name: getattr(recipe, name) for name in ("method", "optimizer", "sharding", "offload", "attention", "loss")},
-        **{name: getattr(recipe, name) for name in ("gradient_checkpointing", "checkpoint_reentrant")},
-        **{name: getattr(numerics, name) for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")},
-        **{"batch": batch.micro_batch, "grad_accum": batch.grad_accum, "seq": batch.seq_len},
-        **{"padding": batch.padding, "tokens_per_sample": batch.tokens_per_sample},
-    }
+    values: dict[str, object] = {name: getattr(recipe, name) for name in _OF_RECIPE}
+    values |= {name: getattr(numerics, name) for name in _OF_NUMERICS}
+    values |= {"batch": batch.micro_batch, "grad_accum": batch.grad_accum, "seq": batch.seq_len}
+    values |= {"padding": batch.padding, "tokens_per_sample": batch.tokens_per_sample}
     if (adapter := recipe.adapter) is not None:
         values |= {"lora_rank": adapter.rank, "lora_targets": adapter.targets, "lora_dropout": adapter.dropout}
         values |= {"modules_to_save": adapter.modules_to_save, "adapter_dtype": adapter.dtype}
@@ -89,11 +88,11 @@ def with_rank(scenario: Scenario, rank: Number) -> Scenario:
 
 def refusals(scenario: Scenario) -> dict[str, str]:
     """Message of every rule that refuses the scenario, by the rule's id."""
-    case = Case(scenario, frozenset())
+    case = Case(scenario, request_of(scenario).values)
     return {rule.id: rule.message(case) for rule in RULES if rule.level == "refuse" and rule.applies(case)}
 
 
 def warnings_about(scenario: Scenario) -> frozenset[str]:
     """Ids of the rules that warn about the scenario."""
-    case = Case(scenario, frozenset())
+    case = Case(scenario, request_of(scenario).values)
     return frozenset(rule.id for rule in RULES if rule.level == "warn" and rule.applies(case))

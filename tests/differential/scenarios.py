@@ -14,7 +14,7 @@ from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Op
 from planner.domain.scenario import Scenario
 from planner.memory.job import Job, job_of
 
-BATCH, LENGTH = 2, 256
+BATCH, LENGTH = 2, 128
 TOKENS = BATCH * LENGTH
 
 SIZES: dict[str, Any] = {
@@ -27,6 +27,14 @@ SIZES: dict[str, Any] = {
 GPT2_SIZES = {"n_embd": 256, "n_layer": 3, "n_head": 8, "vocab_size": 512, "n_positions": 512}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GROUPED = {"num_key_value_heads": 4}
+
+
+_LAYER_FIELDS = ("n_layer", "n_layers", "num_hidden_layers")
+
+
+def with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """``config`` with ``count`` layers."""
+    return {**config, **{name: count for name in _LAYER_FIELDS if name in config}}
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         checkpoint_reentrant=setup.reentrant,
         attention=setup.attention,
         loss="hf",
-        batch=Batch(BATCH, 1, LENGTH, "max_length" if setup.padded else "packed", LENGTH),
+        batch=Batch(BATCH, 1, LENGTH, "max_length" if setup.padded else "packed", LENGTH - int(setup.padded)),
     )
     hardware = Hardware(load_gpu("rtx4090"), setup.world, 1, HostSpec("unknown"))
     return Scenario(model_from_config(config, "tiny"), hardware, recipe, load_stack(setup.stack))

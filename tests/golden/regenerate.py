@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
 
-from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
+from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text  # noqa: E402, needs the path above
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ def _prediction(name: str) -> Prediction:
 def test_the_prediction_is_the_stored_one(name: str) -> None:
     """Terms, phases, host RAM, time and assumptions are exactly those of the file; else the difference is printed."""
     stored = golden_path(name).read_text(encoding="utf-8") if golden_path(name).is_file() else ""
-    lines = difflib.unified_diff(stored.splitlines(), golden_text(name).splitlines(), f"stored {name}", "predicted now", lineterm="")
+    now = golden_text(name)
+    lines = difflib.unified_diff(stored.splitlines(), now.splitlines(), f"stored {name}", "predicted now", lineterm="")
     difference = "\n".join(lines)
     if difference:
         pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}, and a line in CHANGELOG.md", pytrace=False)

@@ -69,7 +69,7 @@ def plausible(name: str) -> st.SearchStrategy[object]:
 @pytest.fixture(scope="module", autouse=True)
 def no_network() -> Iterator[None]:
     """A model name such as ``a/b`` would be looked up on the Hub."""
-    with patch("planner.catalog.models.fetch_config", side_effect=UsageError("no network here")):
+    with patch("planner.catalog.hub.fetch_config", side_effect=UsageError("no network here")):
         yield
 
 

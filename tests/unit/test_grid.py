@@ -43,9 +43,8 @@ def axes(base: Scenario, **more: Any) -> GridAxes:
 
 def point(base: Scenario, result: GridResult, part: GridPart, index: tuple[int, ...]) -> Scenario:
     """The scenario of one point of a grid, with plain numbers."""
-    batch, length, rank, gpus = (
-        int(values[at]) for values, at in zip((result.batch, result.length, result.rank, result.gpus_per_node), index, strict=True)
-    )
+    axes_of = (result.batch, result.length, result.rank, result.gpus_per_node)
+    batch, length, rank, gpus = (int(values[at]) for values, at in zip(axes_of, index, strict=True))
     old = base.recipe.batch
     flags = {"sharding": part.sharding, "offload": part.offload, "gradient-checkpointing": part.checkpointing}
     real = length if old.tokens_per_sample >= old.seq_len else min(length, old.tokens_per_sample)

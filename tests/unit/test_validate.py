@@ -61,7 +61,7 @@ TIME = TimePrediction(
     run_time_s=250.0,
     cost_usd=None,
 )
-HOST = HostPrediction((), 10 * GIB, 40 * GIB, None)
+HOST = HostPrediction((), 10 * GIB, 40 * GIB, 40 * GIB, None)
 PREDICTION = Prediction(MEMORY, HOST, TIME, "fits", "", None, "uncalibrated")
 
 

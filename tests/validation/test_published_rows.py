@@ -636,7 +636,7 @@ def test_adapters_are_saved_whole_only_with_their_embeddings() -> None:
 
 
 def test_004_runs_use_two_gpus_and_loads_one() -> None:
-    """Training ran on both cards with checkpointing; the load peaks are of sessions on one card that train nothing."""
+    """Training ran on both cards with checkpointing; the load peaks are of runs on one card that train nothing."""
     for row in read_source("004_7b2525496fac44af"):
         training = "stage" in row["id"]
         assert row["gpus_per_node"] == ("2" if training else "1"), row["id"]

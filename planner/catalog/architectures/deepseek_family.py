@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import decoder
 from planner.catalog.architectures.moe_family import experts_of, shared_experts
-from planner.catalog.architectures.parts import fused_experts, gated_mlp, rms, router
+from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
 from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -92,7 +92,7 @@ def _read(fields: ConfigFields, defaults: _ClassDefaults, *, mlp_bias: bool) -> 
 
 def _dense(fields: ConfigFields, base: BlockSpec, bias: bool) -> BlockSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    return replace(base, mlp=replace(base.mlp, width=width), linears=base.linears + gated_mlp(hidden, width, bias=bias))
+    return replace(base, mlp=replace(base.mlp, width=width), linears=base.linears + _reached(gated_mlp(hidden, width, bias=bias)))
 
 
 def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bias: bool) -> BlockSpec:
@@ -104,7 +104,11 @@ def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bia
     shared_width = width * fields.integer("n_shared_experts", default=defaults.n_shared_experts)
     mlp = replace(mlp, shared_width=shared_width)
     experts = (router(hidden, n_experts), *fused_experts(hidden, mlp), *shared_experts(hidden, shared_width, bias=bias))
-    return replace(base, mlp=mlp, linears=base.linears + experts)
+    return replace(base, mlp=mlp, linears=base.linears + _reached(experts))
+
+
+def _reached(linears: tuple[LinearSpec, ...]) -> tuple[LinearSpec, ...]:
+    return reached_by_peft(linears, ("gate_proj", "up_proj"), "down_proj")
 
 
 def read_deepseek_v2(fields: ConfigFields) -> ModelSpec:

@@ -17,9 +17,12 @@ from planner.catalog.architectures.llama_family import (
     wide_head_norms,
     with_windows,
 )
-from planner.catalog.architectures.parts import fused_experts, gated_mlp, rms, router, separate_qkv
+from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router, separate_qkv
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+
+# Names of the separate matrices that these architectures had before Transformers 5: gate and up, down.
+_SPLIT_NAMES = (("gate_proj", "up_proj"), "down_proj")
 
 
 def experts_of(fields: ConfigFields, width: int, n_experts: int, top_k: int) -> MlpSpec:
@@ -53,6 +56,7 @@ def read_mixtral(fields: ConfigFields) -> ModelSpec:
     n_experts = fields.integer("num_local_experts", "num_experts", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=2))
     block = _moe_block(fields, attention, mlp, qkv_bias=False, out_bias=False)
+    block = replace(block, linears=reached_by_peft(block.linears, ("w1", "w3"), "w2"))
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
@@ -62,7 +66,8 @@ def read_olmoe(fields: ConfigFields) -> ModelSpec:
     n_experts, top_k = fields.integer("num_experts", default=64), fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
-    block = replace(block, norms=block.norms + wide_head_norms(attention))
+    linears = reached_by_peft(block.linears, *_SPLIT_NAMES)
+    block = replace(block, linears=linears, norms=block.norms + wide_head_norms(attention))
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
@@ -83,16 +88,19 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
     n_experts, top_k = fields.integer("num_experts", default=128), fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=768), n_experts, top_k)
     sparse = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
-    sparse = replace(sparse, norms=sparse.norms + head_norms(attention))
+    sparse = replace(sparse, linears=reached_by_peft(sparse.linears, *_SPLIT_NAMES), norms=sparse.norms + head_norms(attention))
     if all(_sparse_layers(fields, n_layers)):
         return decoder(fields, [sparse] * n_layers)
     dense = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
-    dense = replace(dense, norms=sparse.norms)
+    dense = replace(dense, linears=reached_by_peft(dense.linears, *_SPLIT_NAMES), norms=sparse.norms)
     return decoder(fields, [sparse if is_sparse else dense for is_sparse in _sparse_layers(fields, n_layers)])
 
 
 def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
-    """``qwen2_moe`` (Qwen1.5-MoE, Qwen2-57B-A14B): experts beside an always-active one behind its own sigmoid gate."""
+    """``qwen2_moe`` (Qwen1.5-MoE, Qwen2-57B-A14B): experts beside an always-active one behind its own sigmoid gate.
+
+    PEFT 0.21 has a table for the models converted like this one, but not under this name: its experts get no adapters.
+    """
     n_layers, hidden, bias = fields.layers("num_hidden_layers"), fields.integer("hidden_size"), fields.flag("qkv_bias", True)
     attention = attention_of(fields, kv_default=16)
     n_experts, top_k = fields.integer("num_experts", default=60), fields.integer("num_experts_per_tok", default=4)

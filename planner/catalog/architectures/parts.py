@@ -94,6 +94,22 @@ def fused_experts(hidden: int, mlp: MlpSpec, *, bias: bool = False) -> tuple[Lin
     )
 
 
+def reached_by_peft(linears: tuple[LinearSpec, ...], gate_up: tuple[str, str], down: str) -> tuple[LinearSpec, ...]:
+    """``linears`` of a layer as PEFT finds them where its table says which matrices the fused experts replaced.
+
+    ``gate_up`` and ``down`` are the names of those matrices.  They then mean the experts alone: dense matrices of these names
+    (shared experts, dense layers between) get no adapter.  Source: peft 0.21 ``utils/transformers_weight_conversion.py``.
+    """
+    legacy = {"gate_up_proj": gate_up, "down_proj": (down,), "gate": ("gate",)}
+    taken = {*gate_up, down}
+    return tuple(
+        replace(linear, legacy_names=legacy.get(linear.name, ()))
+        if linear.kind == "parameter"
+        else replace(linear, adaptable=linear.name not in taken)
+        for linear in linears
+    )
+
+
 def router(hidden: int, n_experts: int, *, bias: bool = False, name: str = "gate") -> LinearSpec:
     """The routing matrix; a bare parameter in Transformers 5, so k-bit quantisers leave it alone."""
     return LinearSpec(name, "router", hidden, n_experts, "mlp_in", bias, "parameter")

@@ -1,0 +1,70 @@
+"""Every formula says where it comes from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Public functions of the formula packages that state no physics of their own, with what they do instead.
+NO_FORMULA = {
+    "memory/details.py:with_memory_details": "writes text",
+    "memory/details.py:with_host_details": "writes text",
+    "memory/host.py:predict_host": "adds up the terms of this file",
+    "memory/job.py:job_of": "gathers what the formulas read",
+    "memory/peak.py:predict_memory": "adds up the terms of the other files",
+    "memory/terms.py:tensor_terms": "lists the terms of the other files",
+    "memory/terms.py:driver_terms": "lists the terms of the other files",
+    "memory/terms.py:make_term": "builds a term",
+    "throughput/details.py:detail_of": "writes text",
+    "throughput/job.py:job_of": "gathers what the formulas read",
+    "throughput/job.py:profile_of": "gathers what the formulas read",
+    "throughput/operators.py:operators_of": "counts; the source stands at the top of its file",
+    "throughput/operators.py:block_operators": "counts; the source stands at the top of its file",
+    "throughput/rates.py:rates_of": "multiplies catalog rates by coefficients, which carry their sources",
+    "throughput/rates.py:peak_flop_per_s": "reads the catalog, which carries its sources",
+    "throughput/rates.py:pcie_bytes_per_s": "reads the catalog and the table of PCIe rates with its source",
+    "throughput/step.py:predict_time": "adds up the terms of the other files",
+    "throughput/tokens.py:micro_step": "counts tokens as the padding mode defines them",
+    "throughput/traffic.py:model_traffic": "adds up the parts of this file",
+    "throughput/traffic.py:residual_traffic": "counts; the source stands at the top of its file",
+    "throughput/traffic.py:casts_traffic": "counts; the source stands at the top of its file",
+}
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    for package in ("memory", "throughput"):
+        for path in sorted((ROOT / "planner" / package).glob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    yield f"{package}/{path.name}:{node.name}", ast.get_docstring(node) or ""
+
+
+def _states_a_source(doc: str) -> bool:
+    return re.search(r"\bSources?:\s+\S", doc) is not None
+
+
+def test_every_formula_states_its_source() -> None:
+    """Public functions of memory and throughput have a line ``Source: ...``, but for those that hold no formula."""
+    docs = dict(_docstrings())
+    assert len(docs) > 60, "the formulas were not found"
+    assert sorted(name for name, doc in docs.items() if not _states_a_source(doc) and name not in NO_FORMULA) == []
+
+
+def test_the_list_of_exceptions_is_current() -> None:
+    """A function that states its source, or is gone, leaves the list."""
+    docs = dict(_docstrings())
+    assert sorted(name for name in NO_FORMULA if name not in docs or _states_a_source(docs[name])) == []
+
+
+@pytest.mark.parametrize("file", ["operators.py", "traffic.py"])
+def test_files_that_stand_in_as_source_name_it(file: str) -> None:
+    """The head of a file that its functions rely on says which code was counted."""
+    doc = ast.get_docstring(ast.parse((ROOT / "planner" / "throughput" / file).read_text(encoding="utf-8"))) or ""
+    assert "Transformers 5.23" in doc
+    assert "TorchDispatchMode" in doc

@@ -1,0 +1,206 @@
+"""How fast answers are, as ratios where possible.
+
+Timing is asserted only when benchmarks are enabled (``make bench``); an ordinary test run calls each path once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from planner.catalog.models import model_entry
+from planner.domain.scenario import Scenario
+from planner.estimate import estimate
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.search.explain import changes_that_fit
+from planner.search.grid import GridAxes, GridResult, estimate_grid
+from planner.units import GIB, KIB, MICRO_S
+
+ROOT = Path(__file__).resolve().parents[2]
+PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
+PLAN = [sys.executable, "-m", "planner.cli.main", *PREDICTION]
+# What a command line with the same libraries costs before it does anything.
+IMPORTS = "import numpy, typer; from pydantic import BaseModel; from rich.console import Console; from rich.table import Table"
+# accelerate's estimator as its command runs it; only the look-up on the Hub is left out, because there is no network.
+ACCELERATE = """
+import sys
+from types import SimpleNamespace
+from accelerate.commands import estimate
+estimate.verify_on_hub = lambda repo, token=None: SimpleNamespace(config={})
+estimate.estimate_command(SimpleNamespace(
+    model_name=sys.argv[1], library_name="transformers", trust_remote_code=False, dtypes=["float32", "bfloat16", "int4"]))
+"""
+# Prints which catalog files a prediction opens.
+OPENED = """
+import json, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from planner.cli.main import main
+main(json.loads(sys.argv[1]))
+print(json.dumps([name for name in opened if name.endswith(".toml")]), file=sys.stderr)
+"""
+
+LISTS = ("index", "sizes")
+START_RATIO = 2.0
+ACCELERATE_RATIO = 10.0
+ESTIMATE_S = 300 * MICRO_S
+SCENARIOS_PER_S = 1e6
+GRID_BYTES = 2 * GIB
+ADVICE_S = 0.5
+
+JOBS: dict[str, dict[str, object]] = {
+    "qlora": {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"},
+    "zero3 offload": {
+        "model": "Qwen/Qwen2.5-14B-Instruct",
+        "method": "lora",
+        "lora_rank": "8",
+        "gpu": "4090:2",
+        "sharding": "zero3",
+        "offload": "optimizer+params",
+        "batch": "16",
+        "seq": "51",
+    },
+    "fsdp, four nodes": {
+        "model": "llama-3.1-70b",
+        "method": "full",
+        "gpu": "h100-sxm:8",
+        "nodes": "4",
+        "sharding": "fsdp",
+        "seq": "8192",
+    },
+}
+
+
+def scenario(name: str) -> Scenario:
+    """A resolved scenario."""
+    return resolve(from_flags(JOBS[name]))
+
+
+def run(command: list[str]) -> None:
+    """Run a command from the root of the project, where a checkout finds the package without an installation.
+
+    Byte code is kept, as an installation keeps it: otherwise the time of compiling the package would be measured.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def median_ratio(first: list[str], second: list[str], rounds: int) -> float:
+    """Median time of ``first`` over that of ``second``, taken in turns so that a busy moment hits both."""
+    pairs = [(seconds(lambda: run(first)), seconds(lambda: run(second))) for _ in range(rounds)]
+    return statistics.median(one for one, _ in pairs) / statistics.median(other for _, other in pairs)
+
+
+def test_cold_start(benchmark: BenchmarkFixture) -> None:
+    """A prediction from a cold process takes at most twice the time of importing the libraries of a command line."""
+    benchmark.pedantic(run, args=(PLAN,), rounds=3, warmup_rounds=1)
+    if benchmark.enabled:
+        ratio = median_ratio(PLAN, [sys.executable, "-c", IMPORTS], rounds=9)
+        benchmark.extra_info["ratio_to_imports"] = round(ratio, 2)
+        assert ratio <= START_RATIO
+
+
+def test_faster_than_the_estimator_of_accelerate(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """A prediction takes at most a tenth of the time of accelerate's own estimate of the same model."""
+    for package in ("accelerate", "transformers", "torch"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    if not benchmark.enabled:
+        pytest.skip("loads torch in another process: only when benchmarks are enabled")
+    (tmp_path / "config.json").write_text(json.dumps(model_entry("llama-2-7b").config))
+    other = [sys.executable, "-c", ACCELERATE, str(tmp_path)]
+    benchmark.pedantic(run, args=(PLAN,), rounds=3, warmup_rounds=1)
+    run(other)
+    ratio = median_ratio(other, PLAN, rounds=3)
+    benchmark.extra_info["times_faster_than_accelerate"] = round(ratio, 1)
+    assert ratio >= ACCELERATE_RATIO
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_one_estimate(benchmark: BenchmarkFixture, name: str) -> None:
+    """From a resolved scenario to its prediction, with time, in at most 300 microseconds."""
+    made = benchmark(estimate, scenario(name))
+    assert made.time is not None
+    if benchmark.enabled:
+        assert benchmark.stats.stats.median <= ESTIMATE_S
+
+
+def million(batches: int, lengths: int) -> GridAxes:
+    """Eight combinations of sharding, offload and checkpointing over batch, length, rank and GPUs."""
+    base = resolve(from_flags({"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024"}))
+    return GridAxes(
+        base,
+        batch=range(1, batches + 1),
+        length=range(128, 128 * lengths + 1, 128),
+        rank=range(8, 88, 8),
+        gpus_per_node=(1, 2, 4, 8, 16),
+        sharding=("zero3", "fsdp"),
+        offload=("none", "optimizer+params"),
+        checkpointing=(True, False),
+    )
+
+
+def test_a_million_scenarios(benchmark: BenchmarkFixture) -> None:
+    """A grid of a million scenarios to peak memory and step time: a million per second on one core, within 2 GiB."""
+    axes = million(50, 50) if benchmark.enabled else million(2, 3)
+    made: GridResult = benchmark.pedantic(estimate_grid, args=(axes,), rounds=5 if benchmark.enabled else 1)
+    assert len(made.parts) == 8
+    assert all(part.step_s is not None for part in made.parts)
+    if benchmark.enabled:
+        rate = made.n_scenarios / benchmark.stats.stats.median
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+        benchmark.extra_info.update(scenarios=made.n_scenarios, scenarios_per_s=round(rate), peak_process_bytes=peak_bytes)
+        assert made.n_scenarios == 1_000_000
+        assert rate >= SCENARIOS_PER_S
+        assert peak_bytes < GRID_BYTES
+
+
+def test_advice(benchmark: BenchmarkFixture) -> None:
+    """What would make a job fit is found while nobody waits."""
+    job = resolve(from_flags({"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}))
+    assert benchmark.pedantic(changes_that_fit, args=(job,), rounds=5 if benchmark.enabled else 1)
+    if benchmark.enabled:
+        assert benchmark.stats.stats.median <= ADVICE_S
+
+
+def test_catalogs_load_one_entry() -> None:
+    """A prediction opens the file of its model, its card, its stack and its host, and the list of sizes; no other entry."""
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, json.dumps(PREDICTION)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    opened = [Path(name) for name in json.loads(done.stderr.splitlines()[-1])]
+    folders = ("models", "gpus", "stacks", "hosts")
+    # An index holds the names of all entries of a folder, sizes.toml what a bare size stands for: lists, not entries.
+    entries = sorted(
+        f"{path.parent.name}/{path.stem}" for path in opened if path.parent.name in folders and path.stem not in LISTS
+    )
+    assert entries[0] == "gpus/rtx4090"
+    assert entries[-2:] == ["models/llama-2-7b", "stacks/hf-trainer-5"]
+    assert len(entries) <= 4
+    assert len(opened) <= 12

@@ -1,0 +1,113 @@
+"""Small models traced on fake tensors and run for real on the CPU, with the same code for the step."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, scenario
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from measure.trace.build import Built, build_on_meta, make_config, materialize
+from measure.trace.shims import Situation, shims
+from measure.trace.step import run_step
+from measure.trace.tracer import Recorder, Trace
+from planner.domain.recipe import Batch
+from planner.domain.scenario import Scenario
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **SIZES, **GROUPED},
+    "llama-mha": {"model_type": "llama", **SIZES},
+    "mistral": {"model_type": "mistral", **SIZES, **GROUPED, "sliding_window": None},
+    "qwen2": {"model_type": "qwen2", **SIZES, **GROUPED},
+    "qwen3": {"model_type": "qwen3", **SIZES, **GROUPED, "head_dim": 32},
+    "gpt2": {"model_type": "gpt2", **GPT2_SIZES, **NO_DROPOUT},
+    "gpt2-dropout": {"model_type": "gpt2", **GPT2_SIZES},
+    "gpt_neox": {"model_type": "gpt_neox", **SIZES},
+    "phi3": {"model_type": "phi3", **SIZES, **GROUPED, "pad_token_id": 0},
+    "gemma": {"model_type": "gemma", **SIZES, **GROUPED, "head_dim": 32},
+}
+
+
+@dataclass(frozen=True)
+class Small:
+    """Batch and length of these runs."""
+
+    batch: int = 2
+    length: int = 32
+
+
+def small_scenario(name: str, setup: Setup, *, layers: int | None = None, small: Small = Small()) -> Scenario:
+    """The scenario of a small model; its layer count can be changed."""
+    config = dict(CONFIGS[name])
+    if layers is not None:
+        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
+    base = scenario(config, setup)
+    batch = Batch(small.batch, 1, small.length, "packed", small.length)
+    return replace(base, recipe=replace(base.recipe, batch=batch))
+
+
+def built(name: str, case: Scenario, layers: int | None = None) -> Built:
+    """The model of a scenario on meta; its config is ours, not the catalog's."""
+    import transformers
+
+    fields = dict(CONFIGS[name])
+    if layers is not None:
+        fields["n_layer" if "n_layer" in fields else "num_hidden_layers"] = layers
+    config = transformers.AutoConfig.for_model(**fields)
+    config._attn_implementation = case.recipe.attention
+    config.use_cache = False
+    return build_on_meta(case, config)
+
+
+def fake_trace(name: str, case: Scenario, *, cuda: bool = False, padded: bool = False) -> Trace:
+    """The step on fake tensors."""
+    recorder = Recorder(keep_operators=True)
+    made = built(name, case)
+    with (
+        FakeTensorMode(),
+        shims(Situation(padded, recorder), cuda=cuda),
+        recorder.modules.watching(made.model, made.layer_list),
+    ):
+        materialize(made.model, recorder)
+        recorder.trace.operators.clear()
+        run_step(made.model, case, recorder)
+    return recorder.trace
+
+
+def real_trace(name: str, case: Scenario) -> Trace:
+    """The step on real CPU tensors, with nothing put in the place of anything."""
+    recorder = Recorder(keep_operators=True)
+    made = built(name, case)
+    torch.manual_seed(0)
+    with recorder.modules.watching(made.model, made.layer_list):
+        materialize(made.model, recorder)
+        _fill(made.model)
+        recorder.trace.operators.clear()
+        run_step(made.model, case, recorder)
+    gc.collect()
+    return recorder.trace
+
+
+def _fill(model: nn.Module) -> None:
+    """Small values, so that nothing overflows; ``materialize`` leaves memory as it was."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.normal_(0, 0.02)
+            else:
+                tensor.zero_()
+
+
+def peaks(trace: Trace) -> dict[tuple[str, int], int]:
+    """Most bytes alive in each pass."""
+    live = 0
+    most: dict[tuple[str, int], int] = {}
+    for record in trace.records:
+        live += record.block.n_bytes if record.alloc else -record.block.n_bytes
+        key = (record.place.stage, record.place.micro_step)
+        most[key] = max(most.get(key, 0), live)
+    return most

@@ -1,0 +1,235 @@
+"""The generated parts of the README files: what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
+
+``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
+B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``, ``misses``, ``rules``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from planner.calibration.misses import LISTED_ABOVE, UNEXPLAINED, stored_misses
+from planner.calibration.published import errors_of, published_validation
+from planner.cli.main import main
+from planner.intake.rules import rules_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTH = 100
+GENERATED = re.compile(r"(<!-- generated: (?P<key>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+CODE_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_SECTIONS = " | sections "
+_CUT_MARK = "[...]"
+
+# What the examples call ./config.json: the shape of an 8B Llama 3.
+EXAMPLE_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# What the examples call job.toml.
+EXAMPLE_JOB = """\
+# job.toml
+model = "7b"
+method = "qlora"
+gpu = "4090"
+seq = 1024
+"""
+DOCUMENTS = {
+    "001_df5137ba138920bd": "Baichuan2, ChatGLM3, BLOOM on 3090 to H800",
+    "002_2c959ab425c28846": "Qwen 1.8B to 72B on A100",
+    "003_f83f083c0d8bebd6": "Llama 2 7B LoRA on one 3090",
+    "004_7b2525496fac44af": "Qwen2.5 14B LoRA, four DeepSpeed stages",
+}
+_QUANTITIES = {"memory": "GPU memory", "throughput": "throughput", "host_memory": "host RAM"}
+
+
+def readme_files() -> tuple[Path, ...]:
+    """Every markdown file of the project that people read."""
+    folders = ("", "planner", "data", "tests", "notebooks", "measure")
+    found = [path for folder in folders for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")]
+    return tuple(sorted({path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)}))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed and the code it ended with."""
+
+    code: int
+    out: str
+    err: str
+
+
+@contextlib.contextmanager
+def example_folder() -> Iterator[Path]:
+    """A folder like the one in which the examples are typed: the data files, a ``config.json`` and a ``job.toml``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "job"
+        folder.mkdir()
+        (folder / "data").symlink_to(ROOT / "data", target_is_directory=True)
+        (folder / "config.json").write_text(json.dumps(EXAMPLE_CONFIG), encoding="utf-8")
+        (folder / "job.toml").write_text(EXAMPLE_JOB, encoding="utf-8")
+        yield folder
+
+
+@cache
+def run_plan(command: str) -> Answer:
+    """Run ``plan ...`` in this process, in :func:`example_folder`, as on a terminal of 100 columns without colours."""
+    program, *arguments = shlex.split(command)
+    if program != "plan":
+        raise ValueError(f"not a plan command: {command}")
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        _environment({"COLUMNS": str(WIDTH), "NO_COLOR": "1"}),
+        example_folder() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main(arguments)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def updated(text: str) -> str:
+    """A README's text with every generated part as it should be now."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"{match[1]}{generated(match['key'], text[: match.start()])}{match[4]}"
+
+    return GENERATED.sub(replace, text)
+
+
+def generated(key: str, before: str = "") -> str:
+    """What belongs into the generated part ``key``; ``before`` is the text above it."""
+    tables: dict[str, Callable[[], str]] = {"accuracy": accuracy_table, "misses": misses_table, "rules": rules_markdown}
+    if key in tables:
+        return f"\n{tables[key]()}\n"
+    if key == "code above":
+        return _fenced(run_python(last_python_block(before)))
+    command, _, titles = key.partition(_SECTIONS)
+    answer = run_plan(command)
+    if not answer.out:
+        raise ValueError(f"'{command}' printed nothing: {answer.err}")
+    return _fenced(_only(answer.out, titles.split("; ")) if titles else answer.out)
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```\n"
+
+
+def _only(text: str, titles: list[str]) -> str:
+    """The head of a report and its sections that begin with one of ``titles``; a mark stands where something is left out."""
+    head, *sections = _split_sections(text)
+    kept = [any(section.startswith(title) for title in titles) for section in sections]
+    if sum(kept) != len(titles):
+        raise ValueError(f"not every one of {titles} is a section of the report")
+    parts = [head]
+    for section, keep in zip(sections, kept, strict=True):
+        if keep or parts[-1] != _CUT_MARK:
+            parts.append(section if keep else _CUT_MARK)
+    return "\n\n".join(part.strip("\n") for part in parts)
+
+
+def _split_sections(text: str) -> list[str]:
+    """What stands before the first heading, then each section; a heading is a line with a line of hyphens below it."""
+    lines = text.split("\n")
+    starts = [number for number in range(len(lines) - 1) if lines[number + 1] and set(lines[number + 1]) == {"-"}]
+    edges = [0, *starts, len(lines)]
+    return ["\n".join(lines[start:end]) for start, end in pairwise(edges)]
+
+
+def last_python_block(text: str) -> str:
+    """The last Python block of ``text``."""
+    blocks = [match["text"] for match in CODE_BLOCK.finditer(text) if match["language"] == "python"]
+    return blocks[-1]
+
+
+def run_python(code: str) -> str:
+    """What a Python block prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README", "exec"), {"__name__": "readme"})
+    return out.getvalue()
+
+
+@cache
+def _scores() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run_plan("plan validate data/published/*.csv --json").out)
+    return document
+
+
+def accuracy_table() -> str:
+    """How wrong the predictions are on each published document, from ``plan validate``."""
+    lines = [
+        "| document | rows | GPU memory | throughput | host RAM | ran out of memory, said to fit | ran, said not to fit |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    scores = _scores()
+    for score in (*scores["sources"], scores["overall"]):
+        title = DOCUMENTS.get(score["source"], "**mean of the documents**")
+        name = "" if score["source"] == "overall" else f"`{score['source'][:3]}` "
+        oom = score["oom"]
+        errors = " | ".join(_error(score[quantity]) for quantity in _QUANTITIES)
+        lines.append(
+            f"| {name}{title} | {score['n_rows']} | {errors} | {oom['false_fit']} of {oom['n_oom']} | "
+            f"{oom['false_oom']} of {oom['n_ok']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _error(summary: dict[str, Any] | None) -> str:
+    if summary is None:
+        return ""
+    return f"{summary['mape']:.1%} ({summary['median_signed']:+.1%})".replace("%", " %")
+
+
+def misses_table() -> str:
+    """How many rows are predicted badly, and how many of these are explained by a mechanism."""
+    rows, stored = published_validation().rows, stored_misses()
+    limit = f"{LISTED_ABOVE:.0%}".replace("%", " %")
+    lines = [
+        f"| quantity | rows compared | more than {limit} off | listed with a mechanism | listed as unexplained |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for quantity, title in _QUANTITIES.items():
+        errors = errors_of(rows, quantity)
+        counts: Counter[bool] = Counter()
+        for group in stored.get(quantity, ()):
+            counts[group.mechanism.startswith(UNEXPLAINED)] += len(group.rows)
+        off = sum(abs(error) > LISTED_ABOVE for error in errors.values())
+        lines.append(f"| {title} | {len(errors)} | {off} | {counts[False]} | {counts[True]} |")
+    return "\n".join(lines) + "\n"
