@@ -133,7 +133,9 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
         return 4, 4, 4
     if numerics.quantization in ("none", "gptq-int4") or stack.kbit_upcast == "none":
         return load, load, load
-    return load, 4 if stack.kbit_upcast == "all" else load, 4
+    # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers, fused experts.
+    rest = 4 if stack.kbit_upcast == "all" else load
+    return rest, rest, 4
 
 
 def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:

@@ -146,6 +146,16 @@ class Recipe:
         return self.offload.startswith("optimizer")
 
     @property
+    def divides_base(self) -> bool:
+        """Whether ZeRO-3 and FSDP can divide the base matrices.
+
+        k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten (``quant_storage``).
+        """
+        if self.numerics.quantization in ("nf4", "fp4"):
+            return self.numerics.quant_storage is not None
+        return self.numerics.quantization == "none"
+
+    @property
     def offloads_params(self) -> bool:
         """Whether weight shards leave the GPU between uses."""
         return "params" in self.offload

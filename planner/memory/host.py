@@ -7,6 +7,7 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.job import Job
+from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes
 
 # DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.
 _SUB_GROUP_PARAMS = 1_000_000_000
@@ -89,15 +90,19 @@ def upload_buffer_bytes(job: Job) -> Number:
 
 
 def offloaded_parameter_bytes(job: Job) -> Number:
-    """16-bit weight shards in host RAM, frozen ones included, when parameters are offloaded.
+    """16-bit weight shards in host RAM, frozen ones included, when parameters are offloaded; k-bit ones as they are stored.
 
-    Source: DeepSpeed 0.19 zero/stage3.py (lp_param_buffer per sub-group).
+    k-bit matrices that the engine cannot divide stay on the GPU.  Source: DeepSpeed 0.19 zero/stage3.py (lp_param_buffer per
+    sub-group).
     """
     if not job.recipe.offloads_params or job.recipe.offloads_to_nvme:
         return 0
-    partition = job.counts.total / job.hardware.world_size
-    groups = maximum(1, ceil_div(partition, _SUB_GROUP_PARAMS))
-    return groups * pinned_bytes(job, job.regime.compute * partition / groups)
+    plain = job.counts.total - (job.counts.quantizable if job.regime.quantized else 0)
+    stored: Number = job.regime.compute * plain / job.hardware.world_size
+    if job.regime.quantized and job.recipe.divides_base:
+        stored = stored + quantized_weight_bytes(job) + quantization_constant_bytes(job)
+    groups = maximum(1, ceil_div(plain / job.hardware.world_size, _SUB_GROUP_PARAMS))
+    return groups * pinned_bytes(job, stored / groups)
 
 
 def offloaded_activation_bytes(job: Job) -> Number:

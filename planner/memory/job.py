@@ -117,12 +117,9 @@ def _hybrid(recipe: Recipe, scenario: Scenario) -> Number:
 
 
 def _weight_shards(recipe: Recipe, hardware: Hardware, world: Number) -> Number:
+    """Over how many processes the base matrices are divided; k-bit ones that cannot be divided are replicated."""
+    if not recipe.divides_base:
+        return 1
     if recipe.sharding == "hsdp":
         return hardware.gpus_per_node
-    if recipe.sharding not in ("zero3", "fsdp", "fsdp1"):
-        return 1
-    # 4-bit bytes can be divided only when they are stored as elements of a float dtype that the engine can flatten.
-    quantized = recipe.numerics.quantization
-    if quantized in ("nf4", "fp4") and recipe.numerics.quant_storage is None:
-        return 1
-    return 1 if quantized in ("int8", "gptq-int4") else world
+    return world if recipe.sharding in ("zero3", "fsdp", "fsdp1") else 1

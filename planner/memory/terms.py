@@ -35,13 +35,15 @@ def _kind(shards: Number) -> TermKind:
 
 def _persistent_terms(job: Job) -> tuple[Term, ...]:
     gpu_weights = 0 if job.recipe.offloads_params else 1
+    # k-bit matrices that the engine cannot divide are not its to offload either.
+    gpu_base = 0 if job.recipe.offloads_params and job.recipe.divides_base else 1
     kind = _kind(job.weight_shards)
     states = _kind(job.optimizer_shards)
     return (
         make_term(
             "weights",
             "quantized weights",
-            gpu_weights * weights.quantized_weight_bytes(job),
+            gpu_base * weights.quantized_weight_bytes(job),
             ALL_PHASES,
             "weights:quantized_weight_bytes",
             kind,
@@ -57,7 +59,7 @@ def _persistent_terms(job: Job) -> tuple[Term, ...]:
         make_term(
             "quantization_constants",
             "quantization constants",
-            gpu_weights * weights.quantization_constant_bytes(job),
+            gpu_base * weights.quantization_constant_bytes(job),
             ALL_PHASES,
             "weights:quantization_constant_bytes",
             kind,

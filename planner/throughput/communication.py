@@ -13,12 +13,15 @@ _HOOKS_PER_PASS = 2
 def stored_param_bytes(job: Job) -> Number:
     """Bytes of all weights of one replica as sharding moves them: quantised ones as stored, others in the compute dtype.
 
+    k-bit matrices that the engine cannot divide are whole on every GPU and never move.
+
     Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced; torch ``fully_shard`` (``param_dtype``).
     """
     params, regime = job.profile.params, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
     plain = params.total - (params.quantizable if regime.quantized else 0)
-    return plain * width + (job.profile.quantized_weight_bytes if regime.quantized else 0)
+    moved = job.profile.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
+    return plain * width + moved
 
 
 def ring_fraction(world: Number) -> Number:

@@ -213,11 +213,16 @@ def test_wider_weights_never_need_less(flags: Flags) -> None:
 
 @PROPERTY
 @given(jobs(method="lora"))
-def test_wider_adapters_never_need_less(flags: Flags) -> None:
-    """Adapters in fp32 never need less than adapters in bf16."""
+def test_wider_adapters_never_hold_less(flags: Flags) -> None:
+    """Adapters in fp32, their gradients and optimizer states are never smaller than in bf16.
+
+    The total may fall by megabytes: an input that has the adapter's dtype needs no copy of its own.
+    """
     scenario = resolve(from_flags(flags))
-    narrow, wide = with_flags(scenario, {"adapter-dtype": "bf16"}), with_flags(scenario, {"adapter-dtype": "fp32"})
-    assert_no_level_falls(narrow, wide, tensors_only=True)
+    narrow, wide = (memory(with_flags(scenario, {"adapter-dtype": dtype})) for dtype in ("bf16", "fp32"))
+    for name in ("adapters", "gradients", "optimizer_states", "gradient_buckets"):
+        held = [sum(float(term.n_bytes) for term in made.terms if term.name == name) for made in (narrow, wide)]
+        assert held[1] >= held[0] * (1 - ROUNDING), name
 
 
 @PROPERTY
