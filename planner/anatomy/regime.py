@@ -25,8 +25,8 @@ class Regime:
     ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token table and head.
     ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the stream between blocks.
     ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
-    ``trained``: the trained tensors on the GPU; ``gradient``: their gradients; ``master``: separate fp32 masters (0: none);
-    ``state``: each element of an unquantised optimizer state.
+    ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit under DeepSpeed's 16-bit engine, whatever
+    the tensors are); ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
     """
 
     engine: Engine
@@ -110,7 +110,7 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
         norm_out=norm_out,
         linear_out=linear_out,
         trained=trained,
-        gradient=trained,
+        gradient=compute if engine == "deepspeed" and numerics.mixed else trained,
         master=4 if engine == "deepspeed" and trained < 4 else 0,
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if key.method == "lora" else 0,

@@ -136,7 +136,8 @@ def _integer(field: RequestField, value: object) -> int:
 def _number(field: RequestField, value: object) -> float:
     number = math.nan
     if isinstance(value, str):
-        number = float(value) if _NUMBER.fullmatch(value.strip()) else number
+        text = value.strip()
+        number = float(text) if _NUMBER.fullmatch(text) else number
     elif isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1000):
         number = float(value)
     if not math.isfinite(number) or not _in_range(field, number):

@@ -9,7 +9,6 @@ from planner.anatomy.block import block_bytes
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.memory import runtime, sharding
 from planner.memory.job import Job
-from planner.memory.logits import stranded_logits_bytes
 from planner.units import format_bytes, format_count
 
 
@@ -100,7 +99,8 @@ def _pinned(job: Job, _: str) -> str:
 def _slack(job: Job, _: str) -> str:
     parts = {
         "orphaned segments": runtime.orphaned_bytes(job),
-        "stranded 16-bit logits": stranded_logits_bytes(job),
+        "stranded 16-bit logits in the loss": runtime.stranded_logits_bytes(job),
+        "stranded 16-bit scores in backward": runtime.stranded_scores_bytes(job),
         "side streams": sharding.gather_stream_bytes(job) + sharding.reduction_stream_bytes(job),
     }
     named = "".join(f" + {format_bytes(float(size))} of {name}" for name, size in parts.items() if float(size) >= 1)

@@ -109,15 +109,3 @@ def head_dequant_bytes(job: Job) -> int:
     if job.model.normhead or not regime.autocast or regime.outside == regime.compute:
         return 0
     return job.model.head.weight_count * regime.compute
-
-
-def stranded_logits_bytes(job: Job) -> Number:
-    """The 16-bit logits block, cached after the loss but too small for the fp32 gradients that follow: reserved, not allocated.
-
-    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13
-    c10/cuda/CUDACachingAllocator.cpp: a free block serves requests of at most its size.
-    """
-    if job.recipe.loss != "hf" or job.regime.compute == 4:
-        return 0
-    wide = job.model.fp32_logits or job.regime.autocast
-    return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0

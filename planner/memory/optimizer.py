@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from planner.anatomy.adapters import is_adapted
+from planner.anatomy.adapters import adapter_shapes
 from planner.arrays import maximum, minimum, where
-from planner.domain.model import ModelSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -28,6 +25,8 @@ def gradient_bytes(job: Job) -> Number:
     """
     if job.recipe.offloads_optimizer:
         return 0
+    if job.regime.engine == "deepspeed":
+        return job.trained * job.regime.gradient / job.gradient_shards
     return job.trained_weight_bytes / job.gradient_shards
 
 
@@ -97,26 +96,10 @@ def _eight_bit_state_bytes(job: Job) -> Number:
     if adapter is None:
         return 0
     total: Number = job.saved_params * small
-    for ranks, width, count in _adapter_shapes(job.model, adapter.targets):
+    for ranks, width, count in adapter_shapes(job.model, adapter.targets):
         elements = adapter.rank * ranks * width
         total = total + count * elements * where(elements >= _MIN_8BIT_ELEMENTS, large, small)
     return total
-
-
-@lru_cache(maxsize=256)
-def _adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
-    """(units of rank, features, how many) of every LoRA matrix: ``A`` has ``in`` features, ``B`` has ``out``.
-
-    The adapters of all experts of a layer are one matrix with a rank for each expert.
-    """
-    counts: dict[tuple[int, int], int] = {}
-    for group in model.groups:
-        for linear in group.block.linears:
-            if is_adapted(linear, targets):
-                ranks = linear.copies * linear.rank_factor
-                for width in (linear.in_features, linear.out_features):
-                    counts[ranks, width] = counts.get((ranks, width), 0) + group.count
-    return tuple((ranks, width, count) for (ranks, width), count in counts.items())
 
 
 def adafactor_state_bytes(job: Job) -> Number:
@@ -132,7 +115,7 @@ def adafactor_state_bytes(job: Job) -> Number:
     adapter = job.recipe.adapter
     if adapter is None:
         return 0
-    shapes = _adapter_shapes(job.model, adapter.targets)
+    shapes = adapter_shapes(job.model, adapter.targets)
     sums: Number = (job.model.vocab_size + job.model.hidden_size) * len(adapter.modules_to_save)
     for ranks, width, count in shapes:
         sums = sums + count * (width + adapter.rank * ranks)
@@ -171,7 +154,7 @@ def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
     if adapter is None:
         return (12 if regime.trained == 4 else 20) * minimum(partition, maximum(job.counts.largest, 1))
     largest: Number = 0
-    for ranks, width, _ in _adapter_shapes(job.model, adapter.targets):
+    for ranks, width, _ in adapter_shapes(job.model, adapter.targets):
         largest = maximum(largest, adapter.rank * ranks * width)
     # Modules that are saved whole have the dtype of table and head, which may be wider than that of the adapters.
     of_adapter = (12 if regime.adapter == 4 else 20) * minimum(partition, largest)

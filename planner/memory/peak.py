@@ -57,7 +57,8 @@ def _reserved_peak(job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Num
     """Most bytes that the allocator reserves on an unlimited card.
 
     Pools are per stream: what ZeRO-3 gathers and reduces on its own streams cannot serve the main one, so those pools add up
-    with the main pool's peak although they are not full at the same time.
+    with the main pool's peak although they are not full at the same time.  In the loss and in eager attention, blocks of two
+    sizes follow each other, and the small ones are stranded.
     """
     side: Number = 0
     main = allocated
@@ -65,7 +66,9 @@ def _reserved_peak(job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Num
         side = sharding.gathered_parameter_bytes(job)
         gathered = _sum_by_phase(terms, frozenset({"gathered_parameters"}))
         main = {phase: amount - gathered[phase] for phase, amount in allocated.items()}
-    pools = maximum(*main.values()) + side
+    loss, scores = runtime.stranded_logits_bytes(job), runtime.stranded_scores_bytes(job)
+    stranded: dict[Phase, Number] = {"loss": loss, "loss_2": loss, "backward": scores, "backward_2": scores}
+    pools = maximum(*(amount + stranded.get(phase, 0) for phase, amount in main.items())) + side
     transient = pools - _resident_bytes(terms)
     passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values())
     in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, passes)

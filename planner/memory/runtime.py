@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.arrays import where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
-from planner.memory.logits import stranded_logits_bytes
 from planner.memory.optimizer import step_block_bytes
 from planner.memory.sharding import gather_stream_bytes, reduction_stream_bytes
 from planner.units import KIB, MIB
@@ -42,13 +41,13 @@ def nccl_bytes(job: Job) -> Number:
 def allocator_slack_bytes(job: Job, transient_bytes: Number) -> Number:
     """Bytes reserved above allocated: rounding and fragmentation of tensors that come and go.
 
-    Coefficient ``slack_fraction`` of the transient bytes at the peak, plus orphaned segments (:func:`orphaned_bytes`), the
-    16-bit logits block that is too small for the fp32 copies after it, and the pools of ZeRO-3's gather and reduction streams.
+    Coefficient ``slack_fraction`` of the transient bytes at the peak, plus orphaned segments (:func:`orphaned_bytes`) and the
+    pools of ZeRO-3's gather and reduction streams.  Blocks stranded inside one phase are added where they are, in ``peak``.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (512 B and 2 MiB rounding, 20 MiB segments).
     """
     fraction = fragmentation_bytes(job, transient_bytes)
     streams = gather_stream_bytes(job) + reduction_stream_bytes(job)
-    return fraction + orphaned_bytes(job) + stranded_logits_bytes(job) + streams
+    return fraction + orphaned_bytes(job) + streams
 
 
 def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
@@ -58,6 +57,31 @@ def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
     release_cached_blocks frees whole segments only.
     """
     return job.coefficients.slack_fraction * transient_bytes
+
+
+def stranded_logits_bytes(job: Job) -> Number:
+    """The 16-bit logits block, cached but too small for the fp32 gradients that follow: reserved, not allocated.
+
+    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13
+    c10/cuda/CUDACachingAllocator.cpp: a free block serves requests of at most its size.
+    """
+    if job.recipe.loss != "hf" or job.regime.compute == 4:
+        return 0
+    wide = job.model.fp32_logits or job.regime.autocast
+    return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0
+
+
+def stranded_scores_bytes(job: Job) -> Number:
+    """16-bit attention scores, cached but too small for the fp32 gradient of the softmax: reserved, not allocated.
+
+    Formula: 2 bytes per head, token and key of one layer, eager attention in 16-bit.  Of two 16-bit and two fp32 blocks that the
+    layer's backward needs in turn, one 16-bit block is free when both fp32 ones are live.
+    Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward; c10/cuda/CUDACachingAllocator.cpp.
+    """
+    if job.recipe.attention != "eager" or job.regime.compute == 4:
+        return 0
+    heads = max(group.block.attention.n_heads for group in job.model.groups)
+    return job.regime.compute * heads * job.tokens * job.recipe.batch.seq_len
 
 
 def orphaned_bytes(job: Job) -> Number:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.anatomy.adapters import adapter_shapes
 from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
@@ -55,12 +56,25 @@ def gathered_parameter_bytes(job: Job) -> Number:
 def persistent_parameter_bytes(job: Job) -> Number:
     """Bytes of parameters below ZeRO-3's persistence threshold, which stay whole on every GPU.
 
-    Formula: norms and biases (each tensor is below 10 x hidden elements under ``auto``, 1e5 by default).
-    Source: DeepSpeed 0.19 runtime/zero/config.py stage3_param_persistence_threshold.
+    Formula: norms and biases, and LoRA matrices of at most 10 x hidden elements under ``auto``, 1e5 by default (rank 8 over the
+    model's width is below both).  Ignored: routers above that.
+    Source: DeepSpeed 0.19 runtime/zero/parameter_offload.py mark_persistent_parameters.
     """
     if job.recipe.sharding != "zero3":
         return 0
-    return (job.counts.norms + job.counts.block_rest) * job.regime.compute
+    total: Number = (job.counts.norms + job.counts.block_rest) * job.regime.compute
+    adapter = job.recipe.adapter
+    if adapter is None:
+        return total
+    threshold = 10 * job.model.hidden_size if job.stack.zero_auto_buckets else _PERSISTENCE
+    for ranks, width, count in adapter_shapes(job.model, adapter.targets):
+        elements = adapter.rank * ranks * width
+        total = total + where(elements <= threshold, count * elements * job.regime.adapter, 0)
+    return total
+
+
+# Elements.  Source: DeepSpeed 0.19 runtime/zero/config.py stage3_param_persistence_threshold.
+_PERSISTENCE = 100_000
 
 
 def fsdp_unsharded_gradient_bytes(job: Job) -> Number:

@@ -24,7 +24,7 @@ def _project() -> dict[str, dict]:
 def test_the_build_maps_the_data_into_the_package() -> None:
     """The wheel's configuration puts the folder ``data`` where the package looks for it, and names the license file."""
     wheel = _project()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["packages"] == ["planner"]
+    assert wheel["packages"] == ["planner", "measure"]
     assert wheel["force-include"] == {"data": "planner/data"}
     for name in (*_project()["project"]["license-files"], _project()["project"]["readme"]):
         assert (ROOT / name).is_file(), name
@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_data_file(tmp_path: Path) -> None:
     """A wheel that is really built holds every file of ``data``, every module, and the command."""
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("planner", "data"):
+    for name in ("planner", "measure", "data"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -66,7 +66,9 @@ def test_the_wheel_holds_every_data_file(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "out").glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
     data = {f"planner/{path.relative_to(source).as_posix()}" for path in (source / "data").rglob("*") if path.is_file()}
-    modules = {path.relative_to(source).as_posix() for path in (source / "planner").rglob("*.py")}
+    modules = {
+        path.relative_to(source).as_posix() for folder in ("planner", "measure") for path in (source / folder).rglob("*.py")
+    }
     assert len(data) > 200, "the data files were not found"
     assert sorted((data | modules) - held) == []
     entry_points = next(name for name in held if name.endswith("entry_points.txt"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,7 +94,7 @@ def test_a_card_of_the_reserved_peak_is_enough(events: list[AllocEvent], chosen:
 def test_a_smaller_card_retries_or_fails_but_is_never_exceeded(
     events: list[AllocEvent], chosen: AllocatorSettings, limit: int
 ) -> None:
-    """Whatever happens, the limit holds; below the peak there is a retry, an oversize release or a failure; the report is true."""
+    """The limit always holds; below the peak there is a retry, an oversize release or a failure; the report is true."""
     result, free = replay(events, chosen, limit), replay(events, chosen)
     assert max(result.reserved_timeline, default=0) <= result.peak_reserved_bytes <= limit
     if limit < free.peak_reserved_bytes:
@@ -167,12 +168,15 @@ class Naive:
     retries: int = 0
 
     def reserved(self) -> int:
+        """All pieces."""
         return sum(size for _, _, pieces in self.segments for size, _ in pieces)
 
     def allocated(self) -> int:
+        """All pieces with an owner."""
         return sum(size for _, _, pieces in self.segments for size, owner in pieces if owner >= 0)
 
     def malloc(self, owner: int, n_bytes: int, stream: int) -> bool:
+        """Whether there was room."""
         size = rounded_bytes(n_bytes)
         small = size <= MIB
         found = [
@@ -201,6 +205,7 @@ class Naive:
         return True
 
     def free(self, owner: int) -> None:
+        """Give a piece back and join free neighbours."""
         for _, _, pieces in self.segments:
             for piece in pieces:
                 if piece[1] == owner:
@@ -286,7 +291,7 @@ class AllocatorCalls(RuleBasedStateMachine):
     def live_blocks_do_not_overlap_or_move(self) -> None:
         """Live blocks keep place and size, and no byte belongs to two of them."""
         spans = sorted((address, size) for _, address, size in self.live)
-        assert all(first[0] + first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[0] + first[1] <= second[0] for first, second in pairwise(spans))
         assert all((block.address, block.size) == (address, size) for block, address, size in self.live)
 
     @invariant()

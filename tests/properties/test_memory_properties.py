@@ -24,6 +24,7 @@ from planner.intake.resolve import resolve
 from planner.memory import runtime
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
+from planner.memory.sharding import persistent_parameter_bytes
 from planner.search.variants import with_flags, with_rank, with_sizes
 from planner.units import GIB
 
@@ -163,9 +164,10 @@ def test_a_longer_sequence_never_needs_less(flags: Flags, more: int) -> None:
 @PROPERTY
 @given(jobs(method="lora"), st.integers(1, 256))
 def test_a_higher_rank_never_needs_less(flags: Flags, more: int) -> None:
-    """A higher rank never needs less, except where tensors pass 4,096 elements and bitsandbytes starts to keep them in 8 bits."""
+    """A higher rank never needs less, except across two documented thresholds: 8-bit states and ZeRO-3's persistence."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.optimizer not in ("adamw_8bit", "paged_adamw_8bit"))
+    assume(scenario.recipe.sharding != "zero3")
     assert scenario.recipe.adapter is not None
     rank = int(scenario.recipe.adapter.rank)
     assert_no_level_falls(scenario, with_rank(scenario, rank + more))
@@ -182,6 +184,14 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
     )
     rank = max(int(scenario.recipe.adapter.rank), math.ceil(4096 / narrowest))
     assert_no_level_falls(with_rank(scenario, rank), with_rank(scenario, rank + more))
+
+
+def test_the_persistence_threshold_is_real() -> None:
+    """Under ZeRO-3 one rank more can need less: above 10 x hidden elements a LoRA matrix is divided instead of kept whole."""
+    flags = {"model": "7b", "method": "lora", "gpu": "4090:8", "seq": 16, "sharding": "zero3", "lora_rank": 10}
+    base = resolve(from_flags(flags))
+    kept, divided = (persistent_parameter_bytes(job_of(with_rank(base, rank), Coefficients())) for rank in (10, 11))
+    assert divided < kept
 
 
 def test_the_eight_bit_threshold_is_real() -> None:

@@ -1,0 +1,53 @@
+"""The card as the allocator sees it: memory that can be reserved up to a limit, and addresses."""
+
+from __future__ import annotations
+
+from measure.trace.blocks import UNLIMITED_BYTES
+from planner.errors import UsageError
+from planner.units import MIB
+
+
+class Device:
+    """Stands for ``cudaMalloc``, ``cudaFree``, ``cuMemCreate`` and ``cuMemRelease``.
+
+    ``limit_bytes`` is what the allocator may reserve in all: the card without the CUDA context and other processes.  Addresses
+    are handed out upwards and never twice; the real driver may reuse them, which only decides between blocks of equal size.
+    """
+
+    __slots__ = ("_next_address", "limit_bytes", "n_allocs", "n_frees", "peak_reserved_bytes", "reserved_bytes")
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        if limit_bytes is not None and limit_bytes < 0:
+            raise UsageError("the memory limit must not be negative")
+        self.limit_bytes = limit_bytes
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.n_allocs = 0
+        self.n_frees = 0
+        self._next_address = 2 * MIB
+
+    def reserve(self, n_bytes: int) -> bool:
+        """Whether ``n_bytes`` more could be reserved; nothing changes if not."""
+        reserved = self.reserved_bytes + n_bytes
+        if self.limit_bytes is not None and reserved > self.limit_bytes:
+            return False
+        self.reserved_bytes = reserved
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
+        self.n_allocs += 1
+        return True
+
+    def release(self, n_bytes: int) -> None:
+        """Give ``n_bytes`` back."""
+        self.reserved_bytes -= n_bytes
+        self.n_frees += 1
+
+    def addresses(self, n_bytes: int) -> int:
+        """Start of ``n_bytes`` of addresses that nothing else uses."""
+        start = self._next_address
+        self._next_address += n_bytes
+        return start
+
+    def address_space_bytes(self, page_bytes: int) -> int:
+        """Addresses that one expandable segment sets aside: 9/8 of the card in whole pages (``ExpandableSegment``)."""
+        n_bytes = UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes + self.limit_bytes // 8
+        return max(-(-n_bytes // page_bytes), 1) * page_bytes

@@ -1,0 +1,162 @@
+"""The stream of allocation events: what a trace or a recorded history says, before any allocator sees it.
+
+A stream is a list of :class:`AllocEvent` in program order.  Sizes are the bytes that the program asked for; rounding is the
+allocator's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from planner.errors import InputFileError, UsageError
+from planner.units import GIB, KIB, format_bytes
+
+Action = Literal["alloc", "free_requested", "free"]
+ACTIONS: tuple[str, ...] = get_args(Action)
+
+EVENTS_SCHEMA_ID = "finetune-planner/alloc-events/1"
+MAX_EVENT_FILE_BYTES = 2 * GIB
+_MAX_LINE_BYTES = 64 * KIB
+_MAX_SIGNED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AllocEvent:
+    """One allocation or free of ``n_bytes`` requested bytes.
+
+    ``block`` names the allocation; an id may be used again once it is free.  ``free_requested`` is the moment the program let go
+    of memory that another stream still uses (``record_stream``): it no longer counts as allocated but cannot be reused before
+    the ``free`` that follows.  A plain ``free`` alone is both at once.  ``phase`` is one of ``planner.domain.term.PHASES``,
+    ``term`` one of its term names, ``op`` the operator and ``module`` the module path; they may be empty where unknown.
+    """
+
+    action: Action
+    block: int
+    n_bytes: int
+    stream: int = 0
+    phase: str = ""
+    term: str = ""
+    op: str = ""
+    module: str = ""
+
+
+FIELDS: tuple[str, ...] = tuple(AllocEvent.__dataclass_fields__)
+_TYPES: tuple[type, ...] = (str, int, int, int, str, str, str, str)
+
+
+def allocated_timeline(events: Iterable[AllocEvent]) -> list[int]:
+    """Requested bytes alive after each event, without rounding (torch calls this ``requested_bytes``).
+
+    Raises:
+        UsageError: a free of what is not alive, or an allocation of an id that is; names the event.
+    """
+    live: dict[int, int] = {}
+    waiting: set[int] = set()
+    total_bytes = 0
+    timeline: list[int] = []
+    for index, event in enumerate(events):
+        block = event.block
+        if event.action == "alloc":
+            if block in live or block in waiting:
+                raise UsageError(f"event {index}: block {block} is allocated twice; free it first")
+            live[block] = event.n_bytes
+            total_bytes += event.n_bytes
+        elif event.action == "free" and block in waiting:
+            waiting.remove(block)
+        elif block in live:
+            total_bytes -= live.pop(block)
+            if event.action == "free_requested":
+                waiting.add(block)
+        else:
+            raise UsageError(f"event {index}: block {block} is freed but not allocated; record the stream from its start")
+        timeline.append(total_bytes)
+    return timeline
+
+
+def write_jsonl(path: str | Path, events: Iterable[AllocEvent]) -> None:
+    """Write a header line (schema, field names), then one JSON array per event.  The file appears whole or not at all.
+
+    Raises:
+        InputFileError: the file cannot be written.
+    """
+    target = Path(path)
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as stream:
+            temporary = Path(stream.name)
+            stream.write(json.dumps({"schema": EVENTS_SCHEMA_ID, "fields": FIELDS}) + "\n")
+            for event in events:
+                stream.write(json.dumps(astuple(event), separators=(",", ":")) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except OSError as error:
+        raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def read_jsonl(path: str | Path) -> list[AllocEvent]:
+    """Events of a file that :func:`write_jsonl` wrote, checked value by value.
+
+    Raises:
+        InputFileError: a file that is missing, too large, of another schema or with a malformed line; names the line.
+    """
+    source = Path(path)
+    try:
+        size_bytes = source.stat().st_size
+        if size_bytes > MAX_EVENT_FILE_BYTES:
+            raise InputFileError(source, f"{format_bytes(size_bytes)}, and at most {format_bytes(MAX_EVENT_FILE_BYTES)} are read")
+        with source.open("rb") as stream:
+            events: list[AllocEvent] = []
+            line = 0
+            while raw := stream.readline(_MAX_LINE_BYTES + 1):
+                line += 1
+                if line == 1:
+                    _check_header(source, _parse_line(source, raw, line))
+                else:
+                    events.append(_event(source, _parse_line(source, raw, line), line))
+    except OSError as error:
+        raise InputFileError(source, f"cannot be read: {error.strerror or error}") from None
+    if line == 0:
+        raise InputFileError(source, "an empty file; a stream of events starts with a header line")
+    return events
+
+
+def _parse_line(path: Path, raw: bytes, line: int) -> Any:
+    if len(raw) > _MAX_LINE_BYTES:
+        raise InputFileError(path, f"a line of more than {format_bytes(_MAX_LINE_BYTES)}", line)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputFileError(path, f"not valid JSON: {error}", line) from None
+
+
+def _check_header(path: Path, header: Any) -> None:
+    if not isinstance(header, dict) or header.get("schema") != EVENTS_SCHEMA_ID or header.get("fields") != list(FIELDS):
+        raise InputFileError(path, f"not a stream of allocation events: the first line must name {EVENTS_SCHEMA_ID}", 1)
+
+
+def _event(path: Path, values: Any, line: int) -> AllocEvent:
+    if not isinstance(values, list) or tuple(map(type, values)) != _TYPES:
+        raise InputFileError(path, f"not an event: expected the {len(FIELDS)} values {', '.join(FIELDS)}", line)
+    if values[0] not in ACTIONS:
+        raise InputFileError(path, f"the action must be {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}", line)
+    if not 0 <= values[2] <= _MAX_SIGNED or not all(-_MAX_SIGNED <= number <= _MAX_SIGNED for number in values[1:4]):
+        raise InputFileError(path, "bytes must be zero or more, and all numbers fit in 64 bits", line)
+    return AllocEvent(*values)
+
+
+def phases_of(events: Sequence[AllocEvent]) -> tuple[str, ...]:
+    """Phases that occur in ``events``, in the order of their first event."""
+    return tuple(dict.fromkeys(event.phase for event in events))

@@ -1,0 +1,139 @@
+"""``measure trace`` as a user meets it: exit codes, messages, JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+needs_torch = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate")),
+    reason="tracing needs the measure extra",
+)
+# Runs the command with a finder that hides the named package, as if it were not installed.
+_WITHOUT = """
+import importlib.util, json, sys
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else real(name, *rest)
+from measure.cli import main
+code = main(json.loads(sys.argv[1]))
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model's config.json."""
+    path = tmp_path_factory.mktemp("tiny") / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return str(path)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One call of the command."""
+    command = [sys.executable, "-m", "measure.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_help_works_without_torch() -> None:
+    """Both helps are printed without importing torch, and list the flags of a scenario."""
+    for arguments in (["--help"], ["trace", "--help"]):
+        command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "trace" in done.stdout
+    assert "--lora-rank" in done.stdout
+    assert "--fits" in done.stdout
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    """One sentence says what to install, exit code 2."""
+    arguments = ["trace", "--model", "7b", "--method", "lora", "--seq", "128"]
+    command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "measure: torch is not installed; install the measure extra: pip install 'finetune-planner[measure]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trace"], "say at least --model, --method and --seq"),
+        (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"], "--fits must be a size with a unit"),
+        (["trace", "--model", "7b", "--method", "lora", "--seq", "no"], "seq must be a whole number"),
+        (["trace", "--model", "7c", "--method", "lora", "--seq", "128"], "unknown model '7c'"),
+        (["trace", "--sequence", "128"], "measure --help lists the commands"),
+        (["run-away"], "measure --help lists the commands"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments: list[str], says: str) -> None:
+    """Exit code 2, one line on standard error, nothing on standard output."""
+    done = run(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@needs_torch
+def test_a_trace_in_json_adds_up(config: str) -> None:
+    """Phases in order, terms that sum up to the allocated peak, reserved at least as much, and where the peak is."""
+    done = run("trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    phases = {each["phase"]: each for each in answer["phases"]}
+    wanted = ["load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"]
+    assert list(phases) == wanted
+    assert sum(term["bytes"] for term in answer["terms_at_peak"]) == answer["allocated_peak_bytes"]
+    assert answer["allocated_peak_bytes"] == max(each["allocated_bytes"] for each in answer["phases"])
+    assert answer["reserved_peak_bytes"] >= answer["allocated_peak_bytes"]
+    assert answer["peak"]["operator"].startswith("aten.")
+    assert answer["verdict"] is None
+
+
+@needs_torch
+def test_a_card_that_is_too_small_is_exit_code_3(config: str) -> None:
+    """The sentence says in which phase, at which operator and for how much; a large card fits."""
+    job = ["trace", "--model", config, "--method", "full", "--seq", "64"]
+    small = run(*job, "--fits", "8MiB")
+    assert small.returncode == 3, small.stderr
+    assert "DOES NOT FIT in 0.01 GiB: out of memory in" in small.stdout
+    large = run(*job, "--fits", "1GiB")
+    assert large.returncode == 0, large.stderr
+    assert "FITS in 1.00 GiB" in large.stdout
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model", "chatglm3-6b", "--method", "lora"], "its code ships with the checkpoint"),
+        (["--model", "7b", "--method", "full", "--gpus", "4"], "--gpus 1"),
+        (["--model", "7b", "--method", "full", "--optimizer", "adafactor"], "optimizer 'adafactor' is not traced"),
+        (["--model", "7b", "--method", "full", "--loss", "liger"], "--loss hf"),
+    ],
+)
+def test_what_is_not_traced_is_exit_code_6(flags: list[str], says: str) -> None:
+    """No number where one could be wrong: a sentence that says what to do, and exit code 6."""
+    done = run("trace", *flags, "--seq", "64")
+    assert done.returncode == 6, done.stderr
+    assert says in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,141 @@
+"""Which matrices PEFT really adapts, how many parameters that trains, and what k-bit preparation turns to fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job, with_layers
+
+from planner.domain.recipe import Numerics
+from planner.memory.job import Job
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENT = {
+    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20,
+    "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **SIZES, **GROUPED},
+    "gpt2": {"model_type": "gpt2", **GPT2_SIZES, **NO_DROPOUT},
+    "phi3": {"model_type": "phi3", **SIZES, **GROUPED, "pad_token_id": 0},
+    "phi": {"model_type": "phi", **SIZES},
+    "mixtral": {"model_type": "mixtral", **SIZES, **GROUPED, "num_local_experts": 4},
+    "qwen2_moe": {"model_type": "qwen2_moe", **SIZES, **GROUPED, **EXPERTS, "shared_expert_intermediate_size": 64},
+    "qwen3_moe": {"model_type": "qwen3_moe", **SIZES, **GROUPED, **EXPERTS, "mlp_only_layers": [0]},
+    "olmoe": {"model_type": "olmoe", **SIZES, **GROUPED, **EXPERTS},
+    "granitemoe": {"model_type": "granitemoe", **SIZES, **GROUPED, "num_local_experts": 4},
+    "gpt_oss": {"model_type": "gpt_oss", **SIZES, **GROUPED, "head_dim": 32, "num_local_experts": 4},
+    "deepseek_v2": {"model_type": "deepseek_v2", **SIZES, **LATENT},
+    "deepseek_v3": {"model_type": "deepseek_v3", **SIZES, **LATENT, "n_group": 2, "topk_group": 1},
+}
+# PEFT has no word for "attention": the modules that the planner means by it.
+ATTENTION_NAMES = {
+    "llama": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "gpt2": ("c_attn", "attn.c_proj"),
+    "phi3": ("qkv_proj", "o_proj"),
+}
+NAMED = [
+    ("llama", ("q_proj", "v_proj")),
+    ("llama", ("down_proj", "gate_proj")),
+    ("gpt2", ("c_attn",)),
+    ("gpt2", ("c_proj",)),
+    ("gpt2", ("mlp.c_proj",)),
+    ("phi3", ("qkv_proj", "gate_up_proj")),
+    ("phi", ("fc1", "dense")),
+    ("mixtral", ("q_proj", "w1", "w2", "w3")),
+    ("mixtral", ("q_proj", "k_proj")),
+    ("qwen3_moe", ("q_proj", "gate_proj", "up_proj", "down_proj")),
+    ("qwen3_moe", ("down_proj",)),
+]
+
+
+def real_count(name: str, setup: Setup) -> int:
+    """Trained parameters of the real PEFT model."""
+    from real_models import build
+
+    model = build(CONFIGS[name], setup)
+    return sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_linear(name: str, rank: int) -> None:
+    """``all-linear`` trains PEFT's number of parameters exactly: twice the rank on fused gate and up experts, or no experts."""
+    setup = Setup(rank=rank, attention="eager")
+    assert job(CONFIGS[name], setup).trained == real_count(name, setup)
+
+
+@pytest.mark.parametrize("name", ATTENTION_NAMES)
+def test_attention(name: str) -> None:
+    """``attention`` is the projections of the attention module and nothing else."""
+    real = real_count(name, Setup(rank=8, targets=ATTENTION_NAMES[name]))
+    assert job(CONFIGS[name], Setup(rank=8, targets=("attention",))).trained == real
+
+
+@pytest.mark.parametrize(("name", "targets"), NAMED)
+def test_named_modules(name: str, targets: tuple[str, ...]) -> None:
+    """Names match as PEFT matches them: by the end of the module's path, experts by the names that they had before fusion."""
+    setup = Setup(rank=8, targets=targets)
+    assert job(CONFIGS[name], setup).trained == real_count(name, setup)
+
+
+@pytest.mark.parametrize("modules", [("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")], ids="-".join)
+def test_modules_to_save(modules: tuple[str, ...]) -> None:
+    """``modules_to_save`` trains a whole copy of each named module."""
+    setup = Setup(rank=8, modules_to_save=modules)
+    assert job(CONFIGS["llama"], setup).trained == real_count("llama", setup)
+
+
+def test_adapter_dtype_is_fp32_over_a_16_bit_base() -> None:
+    """PEFT makes adapters fp32 over a bf16 base, which is the default of the stack."""
+    from real_models import build
+
+    model = build(CONFIGS["llama"], Setup(rank=8))
+    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.requires_grad}
+    case = job(CONFIGS["llama"], Setup(rank=8, adapter_dtype="fp32"))
+    assert {dtype.itemsize for dtype in dtypes} == {case.regime.adapter}
+    assert case.stack.defaults.adapter_dtype == "fp32"
+
+
+def kbit_case(name: str) -> tuple[Any, Job]:
+    """A model with real 4-bit linears after PEFT's k-bit preparation, and its description."""
+    import transformers
+    from real_models import DTYPES
+
+    bnb = pytest.importorskip("bitsandbytes")
+    config = with_layers(CONFIGS[name], 1)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), dtype=DTYPES["bf16"])
+    for path, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and not path.endswith("lm_head"):
+            parent, _, leaf = path.rpartition(".")
+            packed = bnb.nn.Linear4bit(module.in_features, module.out_features, bias=module.bias is not None, quant_type="nf4")
+            packed.weight = bnb.nn.Params4bit(module.weight.data, requires_grad=False, quant_type="nf4")
+            packed.bias = module.bias
+            setattr(model.get_submodule(parent), leaf, packed.to("cpu"))
+    model.is_loaded_in_4bit = True
+    prepared = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return prepared, job(config, Setup(rank=8, mixed=True, numerics=Numerics("bf16", "bf16-mixed", "nf4", True)))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "mixtral"])
+def test_kbit_preparation(name: str) -> None:
+    """Preparation turns norms, tables, head, biases and fused experts to fp32, and leaves 4-bit matrices alone."""
+    bnb = pytest.importorskip("bitsandbytes")
+    model, case = kbit_case(name)
+    sizes: dict[str, set[int]] = {"norm": set(), "outside": set(), "experts": set(), "bias": set()}
+    for path, tensor in model.named_parameters():
+        if isinstance(tensor, bnb.nn.Params4bit):
+            assert tensor.dtype == torch.uint8
+            continue
+        kind = "norm" if "norm" in path else "experts" if "expert" in path or ".gate." in path else "outside"
+        in_block = ".layers." in path and path.endswith("bias")
+        sizes["bias" if in_block and kind == "outside" else kind].add(tensor.element_size())
+    regime = case.regime
+    assert sizes["norm"] == {regime.norm_weight}
+    assert sizes["outside"] == {regime.outside}
+    assert sizes["bias"] | sizes["experts"] <= {regime.base}
