@@ -108,7 +108,7 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
         saves=saved,
         forward=stream + inputs + outputs + branch_forward,
         backward=stream + inputs * min(2, len(linears)) + outputs + branch_backward,
-        fixed_saves=gptq_kept_bytes(view, linears) + merged,
+        fixed_saves=gptq_kept_bytes(view, linears) + cast_weight_bytes(view, linears) + merged,
         fixed_forward=fixed if view.stack.dequantizes_forward or not _is_4bit(view) else 0,
         fixed_backward=fixed + merged,
     )
@@ -221,6 +221,21 @@ def gptq_kept_bytes(view: BlockView, linears: list[LinearSpec]) -> int:
     if view.recipe.numerics.quantization != "gptq-int4":
         return 0
     return sum(linear.weight_count * view.regime.compute for linear in linears if view.quantized(linear))
+
+
+def cast_weight_bytes(view: BlockView, linears: list[LinearSpec]) -> int:
+    """Copies of weights that autocast made because they were loaded in another dtype, kept for the gradient of the input.
+
+    Formula: compute bytes per element of each plain matrix whose dtype is not that of autocast (fp16 weights under bf16 as well).
+    Trained fp32 weights are not counted here: autocast caches their copies (``planner.memory.weights:autocast_copy_bytes``).
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast (only fp32 leaves that need a gradient are cached); ``linear``
+    saves the weight it used.
+    """
+    regime = view.regime
+    if not (regime.autocast and regime.recasts) or (view.trains_base and regime.base == 4):
+        return 0
+    plain = (linear for linear in linears if linear.kind != "parameter" and not view.quantized(linear))
+    return sum(linear.weight_count * regime.compute for linear in plain)
 
 
 def int8_context_bytes(view: BlockView) -> Number:

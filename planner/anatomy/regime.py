@@ -22,6 +22,7 @@ Engine = Literal["native", "deepspeed", "fsdp"]
 class Regime:
     """Bytes per element of each kind of tensor on the GPU.
 
+    ``recasts``: weights have another dtype than the products, so that autocast copies them.
     ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token table and head.
     ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the stream between blocks.
     ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
@@ -31,6 +32,7 @@ class Regime:
 
     engine: Engine
     autocast: bool
+    recasts: bool
     quantized: bool
     base: int
     outside: int
@@ -101,6 +103,7 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     return Regime(
         engine=engine,
         autocast=autocast,
+        recasts=base != compute or (base == 2 and numerics.load_dtype != numerics.compute_dtype),
         quantized=quantized,
         base=base,
         outside=outside,

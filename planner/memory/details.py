@@ -147,6 +147,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
         f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}"
     ),
     "logits:logits_forward_bytes": _logits,
+    "terms:_tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "runtime:allocator_slack_bytes": _slack,

@@ -106,6 +106,35 @@ def head_dequant_bytes(job: Job) -> int:
     Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast, which caches only leaves that require a gradient.
     """
     regime = job.regime
-    if job.model.normhead or not regime.autocast or regime.outside == regime.compute:
+    if (
+        job.model.normhead
+        or not regime.autocast
+        or (regime.outside == regime.compute and (regime.quantized or not regime.recasts))
+    ):
         return 0
     return job.model.head.weight_count * regime.compute
+
+
+def head_backward_bytes(job: Job) -> Number:
+    """Gradient of the 16-bit logits and of a trained head, alive together after the fp32 chain of the loss has gone.
+
+    Formula: tokens * vocabulary in the compute dtype + vocabulary * hidden in the gradient's.  0 when the head is frozen.
+    Source: torch 2.13 derivatives.yaml, ``linear``.  A normalised head counts its gradients itself.
+    """
+    gradient = head_gradient_bytes(job)
+    tokens = job.tokens if job.recipe.loss == "hf" else ceil_div(job.tokens, _CHUNKS)
+    return gradient and tokens * job.model.vocab_size * job.regime.compute + gradient
+
+
+def head_gradient_bytes(job: Job) -> int:
+    """Gradient of a trained head; 0 when it is frozen, or normalised and counted elsewhere.
+
+    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``linear``.
+    """
+    model, adapter = job.model, job.recipe.adapter
+    if model.normhead:
+        return 0
+    if job.recipe.method == "full":
+        return model.head.weight_count * job.regime.gradient
+    saved = adapter is not None and any(name.rpartition(".")[2] == model.head.name for name in adapter.modules_to_save)
+    return model.head.weight_count * job.regime.outside if saved else 0

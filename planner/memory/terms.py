@@ -110,7 +110,7 @@ def _step_terms(job: Job) -> tuple[Term, ...]:
     mask = act.attention_mask_bytes(job)
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
     loss_backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
-    loss = maximum(logits.logits_forward_bytes(job), loss_backward) + head
+    loss = maximum(logits.logits_forward_bytes(job), loss_backward, logits.head_backward_bytes(job)) + head
     formula = "activations:activations"
     return (
         *_backward_terms(job, amounts),
@@ -169,7 +169,9 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     at_start = amounts.kept >= amounts.one_block + gradients
     kept_first = where(at_start, amounts.kept, amounts.one_block)
     gradients_first = where(at_start, 0, gradients)
-    head = where(accumulates, 0, _head_gradient_bytes(job))
+    # At the end of backward the last block is done, so only what exceeds it adds to the peak.
+    tied = maximum(_tied_table_bytes(job) - amounts.one_block - amounts.backward_extra, 0)
+    tied = where(at_start, 0, tied)
     passes_2: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
     first: frozenset[Phase] = frozenset({"backward"})
     second: frozenset[Phase] = frozenset({"backward_2"})
@@ -190,31 +192,17 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
             "gradients", "gradients, later backward", where(accumulates, gradients, gradients_first), second, formula, kind
         ),
         make_term("gradients", "accumulated gradients", where(accumulates, gradients, 0), passes_2, formula, kind),
-        make_term(
-            "gradients",
-            "gradient of the head",
-            _head_gradient_bytes(job),
-            frozenset({"loss"}),
-            "terms:_head_gradient_bytes",
-            "transient",
-        ),
-        make_term("gradients", "gradient of the head", head, frozenset({"loss_2"}), "terms:_head_gradient_bytes", "transient"),
+        make_term("gradients", "gradient of the tied table", tied, _BACKWARD, "terms:_tied_table_bytes", "transient"),
     )
 
 
-def _head_gradient_bytes(job: Job) -> Number:
-    """Gradient of a trained head, made while the gradient of the logits is still there; 0 when the head is frozen.
+def _tied_table_bytes(job: Job) -> int:
+    """Dense gradient of a trained table that is tied to the head, made at the end of backward beside the head's.
 
-    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``linear``.
+    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``embedding`` (dense backward).
     """
-    head = job.model.head
-    if job.model.normhead:  # counted with the backward of the normalised head
-        return 0
-    if job.recipe.method == "full":
-        return head.weight_count * job.regime.gradient
-    adapter = job.recipe.adapter
-    saved = adapter is not None and any(name.rpartition(".")[2] == head.name for name in adapter.modules_to_save)
-    return head.weight_count * job.regime.outside if saved else 0
+    tied = job.model.tied and job.recipe.method == "full"
+    return job.model.token_embedding.param_count * job.regime.gradient if tied else 0
 
 
 def _sharding_terms(job: Job) -> tuple[Term, ...]:

@@ -107,6 +107,7 @@ def test_a_trace_in_json_adds_up(config: str) -> None:
     assert answer["reserved_peak_bytes"] >= answer["allocated_peak_bytes"]
     assert answer["peak"]["operator"].startswith("aten.")
     assert answer["verdict"] is None
+    assert done.stderr == ""
 
 
 @needs_torch
@@ -129,6 +130,8 @@ def test_a_card_that_is_too_small_is_exit_code_3(config: str) -> None:
         (["--model", "7b", "--method", "full", "--gpus", "4"], "--gpus 1"),
         (["--model", "7b", "--method", "full", "--optimizer", "adafactor"], "optimizer 'adafactor' is not traced"),
         (["--model", "7b", "--method", "full", "--loss", "liger"], "--loss hf"),
+        (["--model", "7b", "--method", "int8"], "quantization 'int8' cannot be traced yet"),
+        (["--model", "7b", "--method", "lora", "--attention", "flash2"], "use --attention sdpa"),
     ],
 )
 def test_what_is_not_traced_is_exit_code_6(flags: list[str], says: str) -> None:

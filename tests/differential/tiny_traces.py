@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,24 +10,26 @@ from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, scenario
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from measure.trace.build import Built, build_on_meta, make_config, materialize
+from measure.trace.build import Built, build_on_meta, materialize
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder, Trace
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 
+# Two layers have a first and a last one, which is all that these comparisons need.
+SHALLOW = {**SIZES, "num_hidden_layers": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", **SIZES, **GROUPED},
-    "llama-mha": {"model_type": "llama", **SIZES},
-    "mistral": {"model_type": "mistral", **SIZES, **GROUPED, "sliding_window": None},
-    "qwen2": {"model_type": "qwen2", **SIZES, **GROUPED},
-    "qwen3": {"model_type": "qwen3", **SIZES, **GROUPED, "head_dim": 32},
-    "gpt2": {"model_type": "gpt2", **GPT2_SIZES, **NO_DROPOUT},
-    "gpt2-dropout": {"model_type": "gpt2", **GPT2_SIZES},
-    "gpt_neox": {"model_type": "gpt_neox", **SIZES},
-    "phi3": {"model_type": "phi3", **SIZES, **GROUPED, "pad_token_id": 0},
-    "gemma": {"model_type": "gemma", **SIZES, **GROUPED, "head_dim": 32},
+    "llama": {"model_type": "llama", **SHALLOW, **GROUPED},
+    "llama-mha": {"model_type": "llama", **SHALLOW},
+    "mistral": {"model_type": "mistral", **SHALLOW, **GROUPED, "sliding_window": None},
+    "qwen2": {"model_type": "qwen2", **SHALLOW, **GROUPED},
+    "qwen3": {"model_type": "qwen3", **SHALLOW, **GROUPED, "head_dim": 32},
+    "gpt2": {"model_type": "gpt2", **GPT2_SIZES, "n_layer": 2, **NO_DROPOUT},
+    "gpt2-dropout": {"model_type": "gpt2", **GPT2_SIZES, "n_layer": 2},
+    "gpt_neox": {"model_type": "gpt_neox", **SHALLOW},
+    "phi3": {"model_type": "phi3", **SHALLOW, **GROUPED, "pad_token_id": 0},
+    "gemma": {"model_type": "gemma", **SHALLOW, **GROUPED, "head_dim": 32},
 }
 
 
@@ -50,8 +51,8 @@ def small_scenario(name: str, setup: Setup, *, layers: int | None = None, small:
     return replace(base, recipe=replace(base.recipe, batch=batch))
 
 
-def built(name: str, case: Scenario, layers: int | None = None) -> Built:
-    """The model of a scenario on meta; its config is ours, not the catalog's."""
+def small_config(name: str, case: Scenario, layers: int | None = None) -> Any:
+    """The configuration object of a small model, which no catalog has."""
     import transformers
 
     fields = dict(CONFIGS[name])
@@ -60,7 +61,12 @@ def built(name: str, case: Scenario, layers: int | None = None) -> Built:
     config = transformers.AutoConfig.for_model(**fields)
     config._attn_implementation = case.recipe.attention
     config.use_cache = False
-    return build_on_meta(case, config)
+    return config
+
+
+def built(name: str, case: Scenario, layers: int | None = None) -> Built:
+    """The model of a scenario on meta."""
+    return build_on_meta(case, small_config(name, case, layers))
 
 
 def fake_trace(name: str, case: Scenario, *, cuda: bool = False, padded: bool = False) -> Trace:
@@ -88,7 +94,6 @@ def real_trace(name: str, case: Scenario) -> Trace:
         _fill(made.model)
         recorder.trace.operators.clear()
         run_step(made.model, case, recorder)
-    gc.collect()
     return recorder.trace
 
 

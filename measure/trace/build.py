@@ -1,0 +1,277 @@
+"""The model of a scenario as the libraries build it, without memory: on meta, adapted by PEFT, then turned into fake tensors."""
+
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from measure.trace.period import Pattern, find_pattern
+from measure.trace.quantized import CONSTANTS, quantize_on_meta
+from measure.trace.tracer import Block, Recorder, Role
+from planner.catalog.hf_config import parse_config
+from planner.catalog.hub import fetch_config
+from planner.catalog.models import model_entry
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Adapter, Recipe
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError, UnknownNameError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Names under which layers keep their own number, which is no difference between them.
+_LAYER_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx"})
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa"}
+_REMOTE_CODE = "its code ships with the checkpoint and not with Transformers; the closed form still answers: plan --model ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model ready to run, the name of its list of decoder layers, and the dtype in which each parameter was loaded first."""
+
+    model: Any
+    layer_list: str
+    n_layers: int
+
+
+def config_fields(model: ModelSpec) -> dict[str, Any]:
+    """The fields of the ``config.json`` that ``model`` was read from."""
+    if Path(model.source).is_file():
+        return dict(parse_config(Path(model.source).read_bytes(), model.source))
+    try:
+        entry = model_entry(model.id)
+    except UnknownNameError:
+        return dict(fetch_config(model.hub_id))
+    return entry.config_fields()
+
+
+def make_config(scenario: Scenario) -> Any:
+    """The configuration object of Transformers for the scenario's model.
+
+    Raises:
+        NotModelledError: an architecture that Transformers does not ship, or an attention kernel that is not traced.
+    """
+    model, recipe = scenario.model, scenario.recipe
+    if model.remote_code:
+        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}")
+    if recipe.attention not in _ATTENTION:
+        raise NotModelledError(f"attention '{recipe.attention}' is not traced; use --attention sdpa, which runs the same kernel")
+    fields = config_fields(model)
+    if fields.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise NotModelledError(f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}")
+    config = transformers.AutoConfig.for_model(**fields)
+    config._attn_implementation = _ATTENTION[recipe.attention]
+    # The Trainer turns caches off (training_args.use_cache); a composite configuration holds that of its language model.
+    config.use_cache = False
+    config.get_text_config().use_cache = False
+    return config
+
+
+def build_on_meta(scenario: Scenario, config: Any) -> Built:
+    """The model with its adapters, on meta."""
+    recipe = scenario.recipe
+    with torch.device("meta"):
+        model = _base_model(scenario, config)
+        if recipe.method == "full" and scenario.stack.trainable_fp32:
+            model = model.to(torch.float32)
+        if recipe.numerics.quantization != "none":
+            quantize_on_meta(model, recipe)
+            _prepare_for_kbit(model, scenario)
+        if recipe.adapter is not None:
+            model = _adapted(model, recipe.adapter)
+    model.train()
+    _checkpointing(model, recipe)
+    layer_list = find_layer_list(model, config)
+    return Built(model, layer_list, len(model.get_submodule(layer_list)))
+
+
+def _base_model(scenario: Scenario, config: Any) -> Any:
+    try:
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        return make(config, dtype=DTYPES[scenario.recipe.numerics.load_dtype])
+    except ValueError as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise NotModelledError(f"model '{scenario.model.id}' cannot be traced: {reason}") from None
+
+
+def find_layer_list(model: nn.Module, config: Any) -> str:
+    """Name of the list of decoder layers.
+
+    Raises:
+        NotModelledError: no such list, or several.
+    """
+    text = config.get_text_config()
+    lists: list[str] = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if len(outermost) != 1:
+        found = f"{len(outermost)} lists of decoder layers found"
+        raise NotModelledError(f"architecture '{config.model_type}' cannot be traced: {found}")
+    return outermost[0]
+
+
+def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
+    """PEFT's preparation of quantised bases, where the stack calls it.  A tensor that it widens was loaded narrower first.
+
+    Raises:
+        NotModelledError: a preparation that is another library's own.
+    """
+    import peft
+
+    upcast = scenario.stack.kbit_upcast
+    if upcast == "norms":
+        raise NotModelledError(
+            f"the k-bit preparation of stack '{scenario.stack.id}' cannot be traced yet; use --stack hf-trainer@5"
+        )
+    if upcast == "all":
+        dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
+        reentrant = {"use_reentrant": scenario.recipe.checkpoint_reentrant}
+        prepare: Any = peft.prepare_model_for_kbit_training
+        prepare(model, use_gradient_checkpointing=scenario.recipe.gradient_checkpointing, gradient_checkpointing_kwargs=reentrant)
+        for name, tensor in model.named_parameters():
+            if tensor.dtype != dtypes[name]:
+                tensor.first_dtype = dtypes[name]
+
+
+def layer_pattern(scenario: Scenario, config: Any) -> Pattern:
+    """How the decoder layers repeat: by their modules, the shapes of their parameters and their settings."""
+    with torch.device("meta"):
+        model = _base_model(scenario, config)
+        layer_list = find_layer_list(model, config)
+    # PEFT wraps the model, which adds to the names.
+    full_name = f"base_model.model.{layer_list}" if scenario.recipe.adapter is not None else layer_list
+    return find_pattern([_fingerprint(layer) for layer in model.get_submodule(layer_list)], full_name)
+
+
+def _fingerprint(layer: nn.Module) -> Hashable:
+    parts: list[Hashable] = []
+    for name, module in layer.named_modules():
+        settings = {key: value for key, value in vars(module).items() if isinstance(value, str | int | float | bool | None)}
+        tensors = (*module._parameters.items(), *module._buffers.items())
+        shapes = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors if value is not None]
+        kept = sorted((key, str(value)) for key, value in settings.items() if key not in _LAYER_NUMBERS)
+        parts.append((name, type(module).__qualname__, tuple(kept), tuple(shapes)))
+    return tuple(parts)
+
+
+def shortened(config: Any, n_layers: int) -> Any:
+    """``config`` with its first ``n_layers`` layers only."""
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    depth = text.num_hidden_layers
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == depth:
+            setattr(text, name, value[:n_layers])
+    text.num_hidden_layers = n_layers
+    return short
+
+
+def _adapted(model: Any, adapter: Adapter) -> Any:
+    import peft
+
+    targets: Any = list(adapter.targets)
+    if adapter.targets == ("all-linear",):
+        targets = "all-linear"
+    elif adapter.targets == ("attention",):
+        raise NotModelledError("lora targets 'attention' are not traced; name the modules with --lora-targets")
+    config = peft.LoraConfig(
+        r=int(adapter.rank),
+        lora_alpha=2 * int(adapter.rank),
+        target_modules=targets,
+        lora_dropout=adapter.dropout,
+        modules_to_save=list(adapter.modules_to_save) or None,
+        task_type="CAUSAL_LM",
+    )
+    adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
+    for name, tensor in adapted.named_parameters():
+        if "lora_" in name and tensor.dtype != DTYPES[adapter.dtype]:
+            tensor.data = tensor.data.to(DTYPES[adapter.dtype])
+    return adapted
+
+
+def _checkpointing(model: Any, recipe: Recipe) -> None:
+    """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
+    if not recipe.gradient_checkpointing:
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+    if recipe.method == "lora":
+        model.enable_input_require_grads()
+
+
+def materialize(model: nn.Module, recorder: Recorder) -> None:
+    """Replace every meta tensor of ``model`` by a fake CPU one, in the order in which the libraries move them to the device.
+
+    Base weights are recorded as the stage ``load``, adapters as ``adapters``.
+    """
+    owners = _owners(model)
+    recorder.enter_stage("load")
+    with recorder:
+        base = {tensor: places for tensor, places in owners.items() if not _is_adapter(places[0][2])}
+        narrow = {
+            tensor: _load_narrow(tensor, places, recorder) for tensor, places in base.items() if hasattr(tensor, "first_dtype")
+        }
+        for tensor, places in base.items():
+            if tensor not in narrow:
+                _replace(tensor, places, recorder)
+        for tensor, block in narrow.items():
+            _replace(tensor, base[tensor], recorder)
+            recorder.give_back(block)
+    recorder.enter_stage("adapters")
+    with recorder:
+        for tensor, places in owners.items():
+            if _is_adapter(places[0][2]):
+                _replace(tensor, places, recorder)
+
+
+_Place = tuple[nn.Module, str, str]
+
+
+def _owners(model: nn.Module) -> Mapping[torch.Tensor, list[_Place]]:
+    """Every parameter and buffer once, with all modules that hold it (tied weights have several) and its full name."""
+    owners: dict[torch.Tensor, list[_Place]] = {}
+    for prefix, module in model.named_modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    owners.setdefault(tensor, []).append((module, name, f"{prefix}.{name}"))
+    return owners
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name or ".modules_to_save." in name
+
+
+def _role(name: str) -> Role:
+    if name.rpartition(".")[2] in CONSTANTS:
+        return "quantization_constants"
+    return "adapters" if _is_adapter(name) else "weights"
+
+
+def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> Block:
+    """The block that a tensor was loaded into before it was widened."""
+    with recorder.modules.at(places[0][2].rpartition(".")[0]):
+        return recorder.take(tensor.numel() * tensor.first_dtype.itemsize, "load", "weights")
+
+
+def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> None:
+    with recorder.modules.at(places[0][2].rpartition(".")[0]):
+        # A quantised matrix is on the card in full before it is packed.
+        loading = getattr(tensor, "loading_bytes", 0)
+        whole = recorder.take(loading, "load", "dequantization") if loading else None
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if whole is not None:
+            recorder.give_back(whole)
+    recorder.mark(fake, _role(places[0][2]))
+    if isinstance(tensor, nn.Parameter):
+        kept = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        for module, name, _ in places:
+            module._parameters[name] = kept
+    else:
+        for module, name, _ in places:
+            module._buffers[name] = fake

@@ -1,0 +1,111 @@
+"""Records -> events: the phase of every moment and the term of every block, under the names that the closed form uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from measure.trace.events import AllocEvent
+from planner.domain.term import Phase, TermName
+
+if TYPE_CHECKING:
+    from measure.trace.tracer import Block, Record
+
+_OUTSIDE = -1  # as in modules.py, which imports torch
+_ROLE_TERMS: dict[str, TermName] = {
+    "weights": "weights",
+    "quantization_constants": "quantization_constants",
+    "adapters": "adapters",
+    "gradients": "gradients",
+    "optimizer_states": "optimizer_states",
+    "autocast_copies": "autocast_copies",
+    "dequantization": "dequantization",
+    "workspace": "other_temporaries",
+}
+
+
+def to_events(records: Sequence[Record]) -> list[AllocEvent]:
+    """Events of ``records`` in the same order."""
+    phases = phases_of_records(records)
+    terms = terms_of_blocks(records, phases)
+    return [
+        AllocEvent(
+            "alloc" if record.alloc else "free",
+            record.block.id,
+            record.block.n_bytes,
+            phase=phase,
+            term=terms[record.block.id],
+            op=record.block.op,
+            module=record.block.module,
+        )
+        for record, phase in zip(records, phases, strict=True)
+    ]
+
+
+def phases_of_records(records: Sequence[Record]) -> list[Phase]:
+    """Phase of each record.
+
+    ``loss`` begins when the last decoder layer has run and ends when its backward begins: final norm, head, loss, and the
+    gradient of the logits.
+    """
+    last_in_forward: dict[int, int] = {}
+    first_in_backward: dict[int, int] = {}
+    for index, record in enumerate(records):
+        place = record.place
+        if place.layer == _OUTSIDE:
+            continue
+        if place.stage == "forward":
+            last_in_forward[place.micro_step] = index
+        elif place.stage == "backward":
+            first_in_backward.setdefault(place.micro_step, index)
+    phases: list[Phase] = []
+    for index, record in enumerate(records):
+        place = record.place
+        later = place.micro_step > 0
+        phase: Phase
+        if place.stage == "forward":
+            ended = index > last_in_forward.get(place.micro_step, len(records))
+            phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
+        elif place.stage == "backward":
+            begun = index >= first_in_backward.get(place.micro_step, 0)
+            phase = ("backward_2" if later else "backward") if begun else ("loss_2" if later else "loss")
+        else:
+            phase = place.stage
+        phases.append(phase)
+    return phases
+
+
+def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[int, TermName]:
+    """Term of each block, by its id.
+
+    What a pass allocates and backward frees is a saved activation; what is freed within its own pass is a temporary: of its
+    block, of logits and loss, or of the optimizer.
+    """
+    born: dict[int, Phase] = {}
+    freed_in: dict[int, Phase] = {}
+    for record, phase in zip(records, phases, strict=True):
+        (born if record.alloc else freed_in)[record.block.id] = phase
+    terms: dict[int, TermName] = {}
+    for record in records:
+        block = record.block
+        if block.id not in terms:
+            terms[block.id] = _term(block, born[block.id], freed_in.get(block.id))
+    return terms
+
+
+def _term(block: Block, born: Phase, freed: Phase | None) -> TermName:
+    if block.role:
+        return _ROLE_TERMS[block.role]
+    if born in ("load", "adapters"):
+        return "weights"
+    if born == "optimizer_step":
+        return "optimizer_temporaries"
+    if born in ("loss", "loss_2"):
+        return "logits_and_loss"
+    if born in ("forward", "forward_2") and block.place.stage == "forward":
+        if freed is not None and freed.startswith("backward"):
+            return "saved_activations"
+        if block.place.layer == _OUTSIDE:
+            return "saved_activations" if freed is not None and freed.startswith("loss") else "other_temporaries"
+        return "block_recompute"
+    return "block_recompute"

@@ -1,0 +1,92 @@
+"""Scenario -> allocation events: the whole trace of one training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, UnsupportedOperatorException
+
+from measure.trace.build import Built, build_on_meta, layer_pattern, make_config, materialize, shortened
+from measure.trace.events import AllocEvent
+from measure.trace.expansion import repeat
+from measure.trace.labels import to_events
+from measure.trace.period import TRACED_PERIODS, Irregular
+from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
+from measure.trace.shims import Situation, shims
+from measure.trace.step import run_step
+from measure.trace.tracer import Record, Recorder, Trace
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How to trace.  ``all_layers`` runs every layer instead of one period of them."""
+
+    all_layers: bool = False
+
+
+def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
+    """Every allocation and free of one training step.
+
+    Raises:
+        NotModelledError: something that is not traced; says what, and what to do.
+    """
+    refuse_what_is_not_traced(scenario)
+    return to_events(trace_records(scenario, make_config(scenario), options))
+
+
+def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
+    """Records of the whole model, from a few periods of its layers where they repeat."""
+    if not options.all_layers:
+        pattern = layer_pattern(scenario, config)
+        if pattern.periods > TRACED_PERIODS:
+            built = build_on_meta(scenario, shortened(config, pattern.traced_layers))
+            try:
+                return repeat(trace_built(scenario, built).records, pattern)
+            except Irregular:
+                pass  # every layer is traced instead, which is slower and needs no pattern
+    return trace_built(scenario, build_on_meta(scenario, config)).records
+
+
+def trace_built(scenario: Scenario, built: Built) -> Trace:
+    """The step of a model on meta, recorded on fake tensors.
+
+    Raises:
+        NotModelledError: an operator that fake tensors cannot run, with the module it is in.
+    """
+    products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
+    recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
+    situation = Situation(scenario.recipe.batch.is_padded, recorder)
+    with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
+        try:
+            materialize(built.model, recorder)
+            run_step(built.model, scenario, recorder)
+        except (DataDependentOutputException, UnsupportedOperatorException) as error:
+            raise NotModelledError(
+                f"model '{scenario.model.id}' cannot be traced: operator {getattr(error, 'func', error)} in module "
+                f"{recorder.last_path or '(none)'} needs values, which fake tensors do not have"
+            ) from None
+    return recorder.trace
+
+
+def refuse_what_is_not_traced(scenario: Scenario) -> None:
+    """Refuse a scenario whose events would be wrong.
+
+    Raises:
+        NotModelledError: names the setting and the way out.
+    """
+    recipe, stack = scenario.recipe, scenario.stack
+    refused = (
+        (scenario.hardware.world_size > 1 or recipe.sharding != "none", "several GPUs", "--gpus 1"),
+        (recipe.offload != "none", f"offload '{recipe.offload}'", "--offload none"),
+        (recipe.loss != "hf", f"loss '{recipe.loss}'", "--loss hf"),
+        (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
+        (stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (recipe.numerics.compute_dtype == "fp16", "fp16 compute with loss scaling", "--precision bf16-mixed"),
+    )
+    for applies, what, way_out in refused:
+        if applies:
+            raise NotModelledError(f"{what} cannot be traced yet; use {way_out}, or ask the closed form: plan --model ...")

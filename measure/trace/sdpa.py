@@ -1,0 +1,145 @@
+"""``scaled_dot_product_attention`` as CUDA runs it: which kernel, on which shapes, and what that kernel takes while it runs.
+
+The fused operators themselves are torch's: their autograd formulas save what they save on CUDA (q, k, v, output, log-sum-exp).
+"""
+
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from planner.errors import NotModelledError
+from planner.units import KIB, MIB
+
+_FUSED_HEAD_MULTIPLE = 8
+_FLASH_MAX_HEAD = 256
+_HALF = (torch.bfloat16, torch.float16)
+_aten = torch.ops.aten
+
+
+def attention_on_cuda(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """The composite operator of torch 2.13 (ATen/native/transformers/attention.cpp) with CUDA's choice of kernel.
+
+    The order is flash, memory-efficient, math (ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    ``options`` are ``scale`` and ``enable_gqa``.
+
+    Raises:
+        NotModelledError: a case in which CUDA would fall back to the unfused form.
+    """
+    scale, grouped = options.get("scale"), options.get("enable_gqa", False)
+    kernel = choose_kernel((query, key, value), attn_mask, grouped=grouped)
+    if kernel == "flash":
+        width = query.size(-1)
+        if width % _FUSED_HEAD_MULTIPLE:
+            scale = scale or 1 / math.sqrt(width)
+            query, key, value = (_padded(each) for each in (query, key, value))
+        flash = _aten._scaled_dot_product_flash_attention
+        out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :width] if out.size(-1) != width else out
+    if kernel == "efficient":
+        bias = _bias(attn_mask, query, key)
+        keeps_lse = query.requires_grad or key.requires_grad or value.requires_grad
+        efficient = _aten._scaled_dot_product_efficient_attention
+        result: torch.Tensor = efficient(query, key, value, bias, keeps_lse, dropout_p, is_causal, scale=scale)[0]
+        return result
+    raise NotModelledError(
+        f"attention of {query.dtype} with head width {query.size(-1)}: CUDA falls back to the unfused form, which is not traced; "
+        "use --attention eager"
+    )
+
+
+def choose_kernel(inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool) -> str:
+    """``flash``, ``efficient`` or ``math``, as ``sdp::select_sdp_backend`` decides on compute capability 8.0 and later.
+
+    ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``), else they must match.
+    """
+    query, key, value = inputs
+    width = query.size(-1)
+    same_width = width == key.size(-1) == value.size(-1)
+    same_heads = query.size(-3) == key.size(-3) == value.size(-3)
+    flash_heads = same_heads or grouped
+    if mask is None and flash_heads and query.dtype in _HALF and same_width and width <= _FLASH_MAX_HEAD:
+        return "flash"
+    if not same_heads or width % _alignment(query.dtype) or value.size(-1) % _alignment(query.dtype):
+        return "math"
+    return "efficient"
+
+
+def _alignment(dtype: torch.dtype) -> int:
+    return 8 if dtype in _HALF else 4
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    missing = -tensor.size(-1) % _FUSED_HEAD_MULTIPLE
+    return torch.nn.functional.pad(tensor, (0, missing))
+
+
+def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """A boolean mask becomes an additive one in the dtype of the query, its rows padded to 16 elements (``preprocess_mask``)."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        additive = torch.zeros_like(mask, dtype=query.dtype)
+        additive.masked_fill_(mask.logical_not(), -math.inf)
+        mask = additive
+    width = mask.size(-1)
+    if width % 16:
+        mask = torch.nn.functional.pad(mask, (0, 16 - width % 16))[..., :width]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def _flash_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> list[int]:
+    """``mha_bwd``: softmax_d, the fp32 accumulator of the query gradient, and per-head key and value gradients when grouped.
+
+    Source: ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    """
+    batch, heads, length, width = query.shape
+    rounded_length = -(-length // 128) * 128
+    rounded_width = -(-width // 32) * 32 if width <= 192 else 256
+    per_row = batch * heads * rounded_length
+    sizes = [per_row * 4, per_row * rounded_width * 4]
+    if key.size(1) != heads:
+        expanded = batch * heads * key.size(2) * width * key.element_size()
+        sizes += [expanded, expanded]
+    del grad_out
+    return sizes
+
+
+def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> list[int]:
+    """``_efficient_attention_backward``: delta, one fp32 per row, and an fp32 accumulator where outputs are 16-bit.
+
+    Source: ATen/native/transformers/cuda/attention_backward.cu.
+    """
+    batch, heads, length, width = query.shape
+    del grad_out
+    return [batch * heads * length * 4, batch * heads * length * width * 4 if query.dtype in _HALF and width > 128 else 0]
+
+
+def cublas_workspace_bytes(compute_capability: str) -> int:
+    """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on, 8.125 MiB before.
+
+    Source: ATen/cuda/CUDABlas.cpp and CublasHandlePool.cpp, ``getChosenWorkspaceSize``: 4096 KiB twice and 16 KiB eight times.
+    """
+    major = int(compute_capability.partition(".")[0] or 0)
+    return 32 * MIB if major >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
+
+
+KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
+}
+"""Bytes that CUDA kernels take and return inside one operator, by the operator."""

@@ -1,0 +1,124 @@
+"""One training step as the Hugging Face Trainer runs it, and the micro-step after it."""
+
+from __future__ import annotations
+
+import gc
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from measure.trace.build import DTYPES
+from measure.trace.tracer import Recorder
+from planner.domain.recipe import Recipe
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError
+
+MAX_GRAD_NORM = 1.0
+# The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
+_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+_ADAMW = {"adamw_torch": {"foreach": True}, "adamw_torch_fused": {"fused": True}}
+
+
+def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
+    """Two micro-steps with an optimizer step between them; with gradient accumulation the second one finds gradients.
+
+    Micro-step 0 starts with neither gradients nor states, as training does.
+    """
+    recipe = scenario.recipe
+    mixed = recipe.numerics.mixed
+    if mixed:
+        _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
+    optimizer = make_optimizer(model, recipe)
+    vocabulary = model.config.get_text_config().vocab_size
+    _mark_gradients(model, recorder)
+    accumulates = int(recipe.batch.grad_accum) > 1
+    with recorder:
+        micro_step(model, recorder, 0, _Inputs(recipe, vocabulary))
+        recorder.enter_stage("optimizer_step")
+        _optimizer_step(model, optimizer)
+        _mark_states(optimizer, recorder)
+        micro_step(model, recorder, 1, _Inputs(recipe, vocabulary))
+        if accumulates:
+            micro_step(model, recorder, 2, _Inputs(recipe, vocabulary))
+        recorder.close()
+
+
+class _Inputs:
+    """What the data collator hands over."""
+
+    def __init__(self, recipe: Recipe, vocabulary: int) -> None:
+        self.shape = (int(recipe.batch.micro_batch), int(recipe.batch.seq_len))
+        self.vocabulary = vocabulary
+
+    def make(self) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, self.vocabulary, self.shape)
+        labels = torch.randint(0, self.vocabulary, self.shape)
+        return {"input_ids": ids, "attention_mask": torch.ones(self.shape, dtype=torch.int64), "labels": labels}
+
+
+def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> None:
+    """Forward, loss and backward of one micro-batch."""
+    recorder.enter_stage("forward", number)
+    inputs = batch.make()
+    count = torch.ones((), dtype=torch.int64)
+    loss = model(**inputs, num_items_in_batch=count).loss
+    recorder.enter_stage("backward", number)
+    loss.backward()
+    del loss, inputs, count
+    gc.collect()
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer with the two groups that the Trainer makes.
+
+    Raises:
+        NotModelledError: an optimizer that is not traced.
+    """
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    if recipe.optimizer not in _ADAMW:
+        raise NotModelledError(f"optimizer '{recipe.optimizer}' is not traced; {' and '.join(_ADAMW)} are")
+    names: Any = get_parameter_names
+    decayed = set(names(model, [nn.LayerNorm], _NO_DECAY))
+    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+    groups = [
+        {"params": [tensor for name, tensor in trained if name in decayed], "weight_decay": 0.01},
+        {"params": [tensor for name, tensor in trained if name not in decayed], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-4, **_ADAMW[recipe.optimizer])  # type: ignore[arg-type]
+
+
+def _optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    nn.utils.clip_grad_norm_(trained, MAX_GRAD_NORM, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _mark_gradients(model: nn.Module, recorder: Recorder) -> None:
+    def mark(tensor: torch.Tensor) -> None:
+        if tensor.grad is not None:
+            recorder.mark(tensor.grad, "gradients")
+
+    for tensor in model.parameters():
+        if tensor.requires_grad:
+            hook: Any = tensor.register_post_accumulate_grad_hook
+            hook(mark)
+
+
+def _mark_states(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                recorder.mark(value, "optimizer_states")
+
+
+def _wrap_forward(model: Any, dtype: torch.dtype) -> None:
+    """Autocast around the forward pass and outputs in fp32, as accelerate's ``prepare_model`` does (accelerator.py)."""
+    from accelerate.utils.operations import convert_outputs_to_fp32  # type: ignore[import-untyped]
+
+    autocast = torch.autocast("cpu", dtype=dtype, cache_enabled=True)
+    inner = model.forward.__func__
+    model.forward = MethodType(convert_outputs_to_fp32(autocast(inner)), model)

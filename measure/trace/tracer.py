@@ -1,0 +1,236 @@
+"""Records every storage that operators allocate and free while real modules run, and where in the model that happens."""
+
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from measure.trace.modules import OUTSIDE, ModuleStack
+
+Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step"]
+Role = Literal[
+    "",
+    "weights",
+    "quantization_constants",
+    "adapters",
+    "gradients",
+    "optimizer_states",
+    "autocast_copies",
+    "dequantization",
+    "workspace",
+]
+
+# An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
+_ACCUMULATE_GRAD = 2**64 - 1
+_Operator = Any
+_PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the program is: which pass, of which micro-step, in which decoder layer (-1: outside of the layers)."""
+
+    stage: Stage
+    micro_step: int
+    layer: int = OUTSIDE
+
+
+@dataclass(slots=True)
+class Block:
+    """One allocation of ``n_bytes`` requested bytes.
+
+    ``recomputed``: made by a module that runs again inside the backward pass.  ``part_layers``: the layers of the tensors that it
+    holds one element of each for, where its size grows with the depth of the model.
+    """
+
+    id: int
+    n_bytes: int
+    place: Place
+    op: str
+    module: str
+    recomputed: bool = False
+    role: Role = ""
+    part_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment."""
+
+    alloc: bool
+    block: Block
+    place: Place
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a run recorded, in program order.  ``operators`` are the operators in dispatch order, if they were kept."""
+
+    records: list[Record] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that sees every operator below autograd, forward and backward.
+
+    ``kernel_workspaces`` gives the bytes that the CUDA kernel of an operator takes and returns while it runs, by the operator.
+    ``product_workspace_bytes`` is taken at the first matrix product and kept, as cuBLAS does.
+    ``keep_operators`` keeps the operator stream as well, with shapes, for comparisons.
+    """
+
+    def __init__(
+        self,
+        kernel_workspaces: dict[_Operator, Callable[..., list[int]]] | None = None,
+        *,
+        product_workspace_bytes: int = 0,
+        keep_operators: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self.modules = ModuleStack()
+        self._workspaces = kernel_workspaces or {}
+        self._product_workspace_bytes = product_workspace_bytes
+        self._keep_operators = keep_operators
+        self._stage: Stage = "load"
+        self._micro_step = 0
+        self._place = Place("load", 0)
+        self._last_path = ""
+        self._storages: dict[int, Block] = {}
+        self._host = 0
+        self._closed = False
+        self._next_id = 0
+
+    def enter_stage(self, stage: Stage, micro_step: int = 0) -> None:
+        """Say which pass begins."""
+        self._stage, self._micro_step, self._last_path = stage, micro_step, ""
+        self._place = Place(stage, micro_step)
+
+    def close(self) -> None:
+        """End the trace: what is freed when the model itself goes away is no part of it."""
+        self._closed = True
+
+    @property
+    def last_path(self) -> str:
+        """Module of the operator that ran last, empty outside of modules."""
+        return self._last_path
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The block behind ``tensor``, if it was allocated while recording."""
+        return self._storages.get(tensor.untyped_storage()._cdata)
+
+    def mark(self, tensor: torch.Tensor, role: Role) -> None:
+        """Say what the block behind ``tensor`` is for."""
+        block = self.block_of(tensor)
+        if block is not None:
+            block.role = role
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Tensors made inside live in host memory on a CUDA machine too, so they are not recorded."""
+        self._host += 1
+        try:
+            yield
+        finally:
+            self._host -= 1
+
+    def take(self, n_bytes: int, op: str, role: Role = "") -> Block:
+        """Record a block that no tensor stands for; the caller releases it with :meth:`give_back`, or keeps it."""
+        self._locate()
+        block = self._new_block(n_bytes, op)
+        block.role = role
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Record the free of a block from :meth:`take`."""
+        self.trace.records.append(Record(False, block, self._place))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args, **(kwargs or {}))
+        self._locate()
+        if self._product_workspace_bytes and func in _PRODUCTS:
+            self.take(self._product_workspace_bytes, "cuBLAS workspace", "workspace")
+            self._product_workspace_bytes = 0
+        workspace = self._workspaces.get(func)
+        taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
+        out = func(*args, **(kwargs or {}))
+        if self._keep_operators:
+            self.trace.operators.append(_describe(func, out))
+        for index, leaf in enumerate(tree_leaves(out) if isinstance(out, list | tuple) else (out,)):
+            if isinstance(leaf, torch.Tensor):
+                self._track(leaf, func, args, index)
+        for block in reversed(taken):
+            self.give_back(block)
+        return out
+
+    def _locate(self) -> None:
+        """Work out the module of the operator that runs: from the call stack, or from the autograd node in the backward pass."""
+        path = self.modules.path
+        if not path and self._stage == "backward":
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                number = node._sequence_nr()
+                path = self._last_path if number == _ACCUMULATE_GRAD else self.modules.path_at(number)
+        if path != self._last_path:
+            self._last_path = path
+            self._place = Place(self._stage, self._micro_step, self.modules.layer_of(path))
+
+    def _track(self, tensor: torch.Tensor, func: Any, args: Any, index: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages or self._host:
+            return
+        block = self._new_block(storage.nbytes(), str(func))
+        if self._stage == "optimizer_step":
+            self._place_by_source(block, args, index)
+        if func is torch.ops.aten._to_copy.default and self._stage != "load":
+            source = self.block_of(args[0])
+            if source is not None and source.role in ("weights", "adapters"):
+                block.role = "autocast_copies"
+        elif func is torch.ops.aten.empty.memory_format and block.place.layer != OUTSIDE and self._stage != "load":
+            block.role = "dequantization"
+        self._storages[key] = block
+        weakref.finalize(storage, self._freed, key, block).atexit = False
+
+    def _place_by_source(self, block: Block, args: Any, index: int) -> None:
+        """Optimizers work on lists of tensors outside of any module: a result belongs to the layer of what it was made from."""
+        source = args[0] if args else None
+        if isinstance(source, list | tuple):
+            layers = tuple(self._layer_behind(each) for each in source)
+            if index < len(layers) > 1 and block.op != "aten.stack.default":
+                block.place = Place(self._stage, self._micro_step, layers[index])
+            else:
+                block.part_layers = layers
+        else:
+            block.place = Place(self._stage, self._micro_step, self._layer_behind(source))
+
+    def _layer_behind(self, value: Any) -> int:
+        block = self.block_of(value) if isinstance(value, torch.Tensor) else None
+        return OUTSIDE if block is None else block.place.layer
+
+    def _new_block(self, n_bytes: int, op: str) -> Block:
+        recomputed = self._stage == "backward" and bool(self.modules.path)
+        block = Block(self._next_id, n_bytes, self._place, op, self._last_path, recomputed)
+        self._next_id += 1
+        self.trace.records.append(Record(True, block, self._place))
+        return block
+
+    def _freed(self, key: int, block: Block) -> None:
+        if self._storages.pop(key, None) is not None and not self._closed:
+            self.trace.records.append(Record(False, block, self._place))
+
+
+def _describe(func: Any, out: Any) -> str:
+    """Operator with the shapes and dtypes of what it returned."""
+    tensors = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+    shapes = " ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
+    return f"{func} -> {shapes}"

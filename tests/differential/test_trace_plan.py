@@ -1,0 +1,39 @@
+"""The closed form against the trace on real widths: the allocated peak, phase by phase."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("peft", reason="tracing needs the measure extra")
+
+from measure.trace.program import trace_events
+from measure.trace.report import summarize
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+
+# Largest difference in percent of the trace's peak that each cell may show today.  Larger ones have a reason.
+LIMITS = {
+    ("llama-3.2-1b", "full", False): 5.0,
+    ("llama-3.2-1b", "full", True): 5.0,
+    ("llama-3.2-1b", "lora", False): 5.0,
+    ("llama-3.2-1b", "lora", True): 5.0,
+    ("llama-3.2-1b", "qlora", True): 5.0,
+}
+
+
+def _scenario(model: str, method: str, *, checkpointing: bool) -> Scenario:
+    flags = {"model": model, "method": method, "gpu": "a100-80gb", "seq": "1024", "batch": "2"}
+    return resolve(from_flags({**flags, "gradient_checkpointing": str(checkpointing).lower()}))
+
+
+@pytest.mark.parametrize(("model", "method", "checkpointing"), LIMITS)
+def test_the_closed_form_agrees_with_the_trace(model: str, method: str, checkpointing: bool) -> None:
+    """The peaks of allocated memory differ by no more than the limit of the cell."""
+    case = _scenario(model, method, checkpointing=checkpointing)
+    traced = summarize(trace_events(case)).allocated_peak_bytes
+    predicted = predict_memory(job_of(case, Coefficients())).allocated_peak_bytes
+    assert 100 * abs(predicted - traced) / traced <= LIMITS[model, method, checkpointing]

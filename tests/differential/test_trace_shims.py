@@ -1,0 +1,198 @@
+"""Each place where a CPU trace would run another program than CUDA, with and without the shim that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("peft", reason="tracing needs the measure extra")
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn import functional
+
+from measure.trace.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
+from measure.trace.sdpa import KERNEL_WORKSPACES
+from measure.trace.shims import SHIMS, Situation
+from measure.trace.tracer import Recorder
+
+BY_NAME = {shim.name: shim for shim in SHIMS}
+TESTED = {
+    "not_tracing",
+    "mask_question",
+    "attention_kernel",
+    "fused_dropout",
+    "autocast_lists",
+    "autocast_state",
+    "step_values",
+    "host_steps",
+}
+
+
+@contextmanager
+def shimmed(name: str, *, padded: bool = False, recorder: Recorder | None = None) -> Iterator[None]:
+    """One shim, on fake tensors."""
+    with FakeTensorMode(), BY_NAME[name].apply(Situation(padded, recorder or Recorder())):
+        yield
+
+
+def test_every_shim_has_a_test_a_reason_and_a_place() -> None:
+    """A shim that is added needs a test here, and says why it exists and where the difference is made."""
+    assert set(BY_NAME) == TESTED
+    assert all(len(shim.reason) > 20 and len(shim.place) > 10 for shim in SHIMS)
+
+
+def test_transformers_does_not_take_the_run_for_an_export() -> None:
+    """Transformers' ``is_tracing`` is true of a fake tensor without the shim, false with it."""
+    from transformers.utils import import_utils
+
+    with FakeTensorMode():
+        assert import_utils.is_tracing(torch.ones(1))
+    with shimmed("not_tracing"):
+        assert not import_utils.is_tracing(torch.ones(1))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_whether_a_mask_is_needed_is_known_from_the_batch(padded: bool) -> None:
+    """Without the shim the question cannot be answered on fake tensors; with it, only a padded batch needs a mask."""
+    from transformers import masking_utils
+
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        bool(masking_utils.fast_all(torch.ones(2, 3, dtype=torch.bool)))
+    with shimmed("mask_question", padded=padded):
+        assert masking_utils.fast_all(torch.ones(2, 3, dtype=torch.bool)) is not padded
+
+
+def _saved_by(make: object, *inputs: Tensor) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of what autograd keeps for backward."""
+    kept: list[tuple[torch.dtype, tuple[int, ...]]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append((tensor.dtype, tuple(tensor.shape)))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        make(*inputs)  # type: ignore[operator]
+    return kept
+
+
+def test_flash_attention_keeps_five_tensors_and_no_expanded_heads() -> None:
+    """CUDA's flash kernel keeps query, key, value, output and one fp32 number per row; grouped heads stay grouped."""
+    query_shape, key_shape = (2, 8, 128, 64), (2, 2, 128, 64)
+    with shimmed("attention_kernel"):
+        query = torch.empty(query_shape, dtype=torch.bfloat16, requires_grad=True)
+        key, value = (torch.empty(key_shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        attend = functional.scaled_dot_product_attention
+        kept = _saved_by(lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), query, key, value)
+    large = [each for each in kept if len(each[1]) > 1]
+    half = torch.bfloat16
+    assert sorted(large, key=str) == sorted(
+        [(half, query_shape), (half, key_shape), (half, key_shape), (half, query_shape), (torch.float32, query_shape[:3])],
+        key=str,
+    )
+
+
+def test_a_mask_takes_the_memory_efficient_kernel() -> None:
+    """Flash takes no mask: with one, CUDA runs the memory-efficient kernel."""
+    with shimmed("attention_kernel"):
+        query = torch.empty((1, 4, 32, 64), dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.ones((1, 1, 32, 32), dtype=torch.bool)
+        out = functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    assert type(out.grad_fn).__name__ == "ScaledDotProductEfficientAttentionBackward0"
+
+
+def test_flash_backward_takes_workspace_while_it_runs() -> None:
+    """An fp32 accumulator of the query gradient and one number per row, given back when the kernel ends."""
+    recorder = Recorder(KERNEL_WORKSPACES)
+    with shimmed("attention_kernel"):
+        query = torch.empty((2, 4, 128, 64), dtype=torch.bfloat16, requires_grad=True)
+        with recorder:
+            recorder.enter_stage("backward")
+            functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    taken = [record for record in recorder.trace.records if "workspace" in record.block.op]
+    rows = 2 * 4 * 128
+    assert [record.block.n_bytes for record in taken if record.alloc] == [rows * 4, rows * 64 * 4]
+    assert [record.block.n_bytes for record in taken if not record.alloc] == [rows * 64 * 4, rows * 4]
+
+
+def test_dropout_keeps_one_byte_per_element() -> None:
+    """CUDA keeps a boolean mask; the CPU keeps one in the dtype of the input."""
+
+    def drop(tensor: Tensor) -> Tensor:
+        return functional.dropout(tensor, 0.1)
+
+    with FakeTensorMode():
+        plain = _saved_by(drop, torch.empty(64, 64, dtype=torch.bfloat16, requires_grad=True))
+    with shimmed("fused_dropout"):
+        fused = _saved_by(drop, torch.empty(64, 64, dtype=torch.bfloat16, requires_grad=True))
+    assert [dtype for dtype, _ in plain] == [torch.bfloat16]
+    assert [dtype for dtype, _ in fused] == [torch.bool]
+
+
+def test_autocast_casts_what_cuda_casts() -> None:
+    """Powers, exponentials, norms and softmax run in fp32, products in 16-bit; afterwards the CPU's own lists are back."""
+
+    def dtypes() -> list[torch.dtype]:
+        half = torch.ones(4, 8, dtype=torch.bfloat16)
+        weight = torch.ones(8, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = half.pow(2), torch.rsqrt(half), half.softmax(-1), half.sum(), functional.layer_norm(half, (8,))
+            return [each.dtype for each in (*results, functional.linear(half, weight), half @ weight, half.mean(-1))]
+
+    before = dtypes()
+    with shimmed("autocast_lists"):
+        inside = dtypes()
+    assert inside == [torch.float32] * 5 + [torch.bfloat16] * 3
+    assert before == dtypes() == [torch.bfloat16] * 8
+
+
+def test_the_lists_are_those_of_the_header() -> None:
+    """Every operator that the installed torch lists for CUDA is covered, or is one that no model here calls."""
+    import re
+
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    text = header.read_text(encoding="utf-8").replace("\\\n", " ")
+    listed: set[str] = set()
+    for name in ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE"):
+        body = re.search(rf"#define AT_FORALL_{name}\(_\)(.*)", text)
+        assert body is not None, name
+        listed |= {".".join(match.split(", ")) for match in re.findall(r"_\(([^)]*)\)", body[1])}
+    covered = set(FP32_OPS) | set(FP32_RESULT_OPS) | set(WIDEST_OPS) | LOW_PRECISION_OPS
+    uncalled = {name for name in listed - covered if re.search(r"rnn|lstm|gru|upsample|convolution|Dimname|dimname", name)}
+    assert sorted(listed - covered - uncalled) == [
+        "_scaled_dot_product_flash_attention",
+        "addmv",
+        "addr",
+        "chain_matmul",
+        "einsum",
+        "linalg_multi_dot",
+        "mv",
+    ]
+
+
+def test_code_that_asks_for_the_state_of_autocast_is_told() -> None:
+    """``torch.is_autocast_enabled()`` asks about CUDA; PEFT's quantised layers decide by it whether to cast."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.is_autocast_enabled()
+        with shimmed("autocast_state"):
+            assert torch.is_autocast_enabled()
+            assert torch.get_autocast_dtype("cuda") == torch.bfloat16
+
+
+def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
+    """foreach AdamW reads its step count, which is host memory on CUDA: it is given a value, and not recorded."""
+    recorder = Recorder()
+    with shimmed("step_values"), BY_NAME["host_steps"].apply(Situation(False, recorder)):
+        weight = torch.nn.Parameter(torch.empty(16, 16))
+        optimizer = torch.optim.AdamW([weight], foreach=True)
+        with recorder:
+            recorder.enter_stage("optimizer_step")
+            weight.grad = torch.empty_like(weight)
+            optimizer.step()
+    states = [record.block.n_bytes for record in recorder.trace.records if record.alloc and "zeros_like" in record.block.op]
+    assert states == [16 * 16 * 4] * 2
+    assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
