@@ -152,7 +152,6 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "runtime:allocator_slack_bytes": _slack,
     "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
-    "terms:_head_gradient_bytes": lambda job, _: f"{job.model.head.out_features} x {job.model.head.in_features} elements",
     "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
     "sharding:gradient_bucket_bytes": _bucket,
     "sharding:gathered_parameter_bytes": _gathered,
