@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from planner.domain.recipe import Number
 
@@ -49,27 +49,9 @@ TermName = Literal[
 TermKind = Literal["replicated", "sharded", "transient"]
 
 # Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
-ALLOCATED_TERMS: frozenset[str] = frozenset(
-    {
-        "weights",
-        "quantization_constants",
-        "adapters",
-        "master_weights",
-        "autocast_copies",
-        "gradients",
-        "gradient_buckets",
-        "optimizer_states",
-        "optimizer_temporaries",
-        "saved_activations",
-        "block_recompute",
-        "logits_and_loss",
-        "dequantization",
-        "gathered_parameters",
-        "other_temporaries",
-    }
-)
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
+ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
 
 
 @dataclass(frozen=True, slots=True)
