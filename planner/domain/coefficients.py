@@ -44,11 +44,11 @@ class Coefficients:
         "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB",
     )
     slack_fraction: float = _prior(
-        0.03,
+        0.08,
         0.0,
         0.2,
         "of transient bytes",
-        "caching allocator rounding and fragmentation, 2-15 % at variable length, c10/cuda/CUDACachingAllocator.cpp",
+        "steps of the real modules replayed through the allocator model keep 5-15 % beyond stranded blocks (measure trace)",
     )
     orphan_fraction: float = _prior(
         0.4,
