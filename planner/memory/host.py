@@ -7,10 +7,9 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.job import Job
+from planner.memory.optimizer import SUB_GROUP_PARAMS
 from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes
 
-# DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.
-_SUB_GROUP_PARAMS = 1_000_000_000
 _HERE = "planner.memory.host"
 
 
@@ -55,7 +54,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
         return 0
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
-        return 12 * minimum(partition, 2 * _SUB_GROUP_PARAMS)
+        return 12 * minimum(partition, 2 * SUB_GROUP_PARAMS)
     masters = 4 * partition if recipe.sharding == "zero3" else pinned_bytes(job, 4 * partition)
     return masters + 8 * partition
 
@@ -73,7 +72,7 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if recipe.sharding != "zero3":
         return pinned_bytes(job, 4 * partition)
-    groups = maximum(1, ceil_div(partition, _SUB_GROUP_PARAMS))
+    groups = maximum(1, ceil_div(partition, SUB_GROUP_PARAMS))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
     return in_ram * pinned_bytes(job, 4 * partition / groups) + pinned_bytes(job, job.regime.gradient * partition)
 
@@ -101,7 +100,7 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     stored: Number = job.regime.compute * plain / job.hardware.world_size
     if job.regime.quantized and job.recipe.divides_base:
         stored = stored + quantized_weight_bytes(job) + quantization_constant_bytes(job)
-    groups = maximum(1, ceil_div(plain / job.hardware.world_size, _SUB_GROUP_PARAMS))
+    groups = maximum(1, ceil_div(plain / job.hardware.world_size, SUB_GROUP_PARAMS))
     return groups * pinned_bytes(job, stored / groups)
 
 

@@ -139,7 +139,7 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     if regime.engine == "deepspeed":
         masters = job.master_params / job.optimizer_shards
         if recipe.sharding == "zero3":
-            return 4 * minimum(masters, _SUB_GROUP_PARAMS)
+            return 4 * minimum(masters, SUB_GROUP_PARAMS)
         return (regime.gradient + 4) * masters
     if recipe.optimizer == "adamw_torch":
         return job.stack.foreach_step_copies * job.trained_weight_bytes / job.optimizer_shards
@@ -162,7 +162,7 @@ def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
 
 
 # DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.
-_SUB_GROUP_PARAMS = 1_000_000_000
+SUB_GROUP_PARAMS = 1_000_000_000
 
 
 def step_block_bytes(job: Job) -> Number:
@@ -174,4 +174,4 @@ def step_block_bytes(job: Job) -> Number:
     if recipe.offloads_optimizer or job.regime.engine != "deepspeed":
         return 0
     masters = job.master_params / job.optimizer_shards
-    return 4 * minimum(masters, _SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters
+    return 4 * minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters

@@ -21,7 +21,10 @@ _BACKWARD: frozenset[Phase] = frozenset({"backward", "backward_2"})
 
 def tensor_terms(job: Job) -> tuple[Term, ...]:
     """Every term that lives in the allocator."""
-    return (*_persistent_terms(job), *_step_terms(job), *_sharding_terms(job))
+    amounts = act.activations(job)
+    resident = (*_weight_terms(job), *_state_terms(job))
+    passes = (*_backward_terms(job, amounts), *_pass_terms(job, amounts), *_loss_terms(job))
+    return (*resident, *passes, *_temporary_terms(job), *_sharding_terms(job))
 
 
 def make_term(name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind) -> Term:
@@ -33,12 +36,13 @@ def _kind(shards: Number) -> TermKind:
     return "replicated" if isinstance(shards, int) and shards == 1 else "sharded"
 
 
-def _persistent_terms(job: Job) -> tuple[Term, ...]:
+def _weight_terms(job: Job) -> tuple[Term, ...]:
+    """Weights and adapters: what is there from loading on."""
     gpu_weights = 0 if job.recipe.offloads_params else 1
     # k-bit matrices that the engine cannot divide are not its to offload either.
     gpu_base = 0 if job.recipe.offloads_params and job.recipe.divides_base else 1
     kind = _kind(job.weight_shards)
-    states = _kind(job.optimizer_shards)
+    adapters = gpu_weights * weights.adapter_bytes(job)
     return (
         make_term(
             "weights",
@@ -64,9 +68,7 @@ def _persistent_terms(job: Job) -> tuple[Term, ...]:
             "weights:quantization_constant_bytes",
             kind,
         ),
-        make_term(
-            "adapters", "LoRA adapters", gpu_weights * weights.adapter_bytes(job), _TRAINING, "weights:adapter_bytes", kind
-        ),
+        make_term("adapters", "LoRA adapters", adapters, _TRAINING, "weights:adapter_bytes", kind),
         make_term(
             "adapters",
             "modules to save",
@@ -75,6 +77,13 @@ def _persistent_terms(job: Job) -> tuple[Term, ...]:
             "weights:saved_module_bytes",
             kind,
         ),
+    )
+
+
+def _state_terms(job: Job) -> tuple[Term, ...]:
+    """What training keeps beside the weights: masters, optimizer states, a workspace."""
+    states = _kind(job.optimizer_shards)
+    return (
         make_term(
             "master_weights",
             "fp32 master weights",
@@ -102,59 +111,53 @@ def _persistent_terms(job: Job) -> tuple[Term, ...]:
     )
 
 
-def _step_terms(job: Job) -> tuple[Term, ...]:
-    amounts = act.activations(job)
+def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
+    """What the forward and backward passes of the blocks hold."""
     copies = weights.autocast_copy_bytes(job)
     # Without checkpointing the graph holds the copies until each layer has run backward.
     copied = _FORWARD | _LOSS if job.recipe.gradient_checkpointing else _FORWARD | _LOSS | _BACKWARD
     mask = act.attention_mask_bytes(job)
-    head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
-    loss_backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
-    loss = maximum(logits.logits_forward_bytes(job), loss_backward, logits.head_backward_bytes(job)) + head
     formula = "activations:activations"
     return (
-        *_backward_terms(job, amounts),
         make_term("saved_activations", "saved activations", amounts.kept, _FORWARD | _LOSS, formula, "transient"),
         make_term("block_recompute", "one block, forward", amounts.forward_extra, _FORWARD, formula, "transient"),
         make_term("block_recompute", "one block, backward", amounts.backward_extra, _BACKWARD, formula, "transient"),
-        make_term(
-            "logits_and_loss",
-            "final norm and head input",
-            act.final_norm_bytes(job),
-            _LOSS,
-            "activations:final_norm_bytes",
-            "transient",
-        ),
-        make_term("logits_and_loss", "logits and loss", loss, _LOSS, "logits:logits_forward_bytes", "transient"),
-        make_term(
-            "logits_and_loss",
-            "evaluation logits",
-            logits.logits_forward_bytes(job) + head,
-            frozenset({"eval"}),
-            "logits:logits_forward_bytes",
-            "transient",
-        ),
         make_term("other_temporaries", "attention mask", mask, _FORWARD | _LOSS, "activations:attention_mask_bytes", "transient"),
         make_term("autocast_copies", "autocast weight copies", copies, copied, "weights:autocast_copy_bytes", "transient"),
-        make_term(
-            "gradient_buckets", "DDP buckets", optimizer.ddp_bucket_bytes(job), _STEPS, "optimizer:ddp_bucket_bytes", "replicated"
-        ),
+    )
+
+
+def _loss_terms(job: Job) -> tuple[Term, ...]:
+    """Logits and what is made of them, in training and in evaluation."""
+    head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
+    forward = logits.logits_forward_bytes(job)
+    backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
+    loss = maximum(forward, backward, logits.head_backward_bytes(job)) + head
+    final_norm, formula = act.final_norm_bytes(job), "logits:logits_forward_bytes"
+    evaluation: frozenset[Phase] = frozenset({"eval"})
+    return (
+        make_term("logits_and_loss", "final norm and head input", final_norm, _LOSS, "activations:final_norm_bytes", "transient"),
+        make_term("logits_and_loss", "logits and loss", loss, _LOSS, formula, "transient"),
+        make_term("logits_and_loss", "evaluation logits", forward + head, evaluation, formula, "transient"),
+    )
+
+
+def _temporary_terms(job: Job) -> tuple[Term, ...]:
+    """Copies made by loading, by DDP and by the optimizer's step."""
+    buckets = optimizer.ddp_bucket_bytes(job)
+    in_step = optimizer.optimizer_temporary_bytes(job)
+    loading, load = weights.quantized_load_extra_bytes(job), "weights:quantized_load_extra_bytes"
+    return (
+        make_term("gradient_buckets", "DDP buckets", buckets, _STEPS, "optimizer:ddp_bucket_bytes", "replicated"),
         make_term(
             "optimizer_temporaries",
             "optimizer temporaries",
-            optimizer.optimizer_temporary_bytes(job),
+            in_step,
             _AFTER_BACKWARD,
             "optimizer:optimizer_temporary_bytes",
             "transient",
         ),
-        make_term(
-            "dequantization",
-            "16-bit copy while loading",
-            weights.quantized_load_extra_bytes(job),
-            frozenset({"load"}),
-            "weights:quantized_load_extra_bytes",
-            "transient",
-        ),
+        make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
     )
 
 
