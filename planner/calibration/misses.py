@@ -1,4 +1,4 @@
-"""Published rows that are predicted badly, each with the mechanism that explains it, or "unexplained".
+"""Published rows that are predicted badly, each with the mechanism suspected (untested), or "unexplained".
 
 ``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
 ``--write`` puts it there: groups and mechanisms stay, rows that are no longer wrong leave, new ones come in as "unexplained".
@@ -26,7 +26,7 @@ UNEXPLAINED = "unexplained"
 _FILE_NAME = "misses.toml"
 _KEYS = {"pattern", "rows", "mechanism"}
 _HEADER = f"""\
-# Every published row whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism that explains it, or
+# Every published row whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism suspected, or
 # "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is still more than {STALE_BELOW:.0%} off.
 # Rows of one pattern stand together; [[memory]] is GPU memory.
 # `python -m planner.calibration.misses --write` brings this file up to date; mechanisms are kept.
