@@ -32,7 +32,7 @@ _WITHOUT = """
 import importlib.util, json, sys
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "torch" else real(name, *rest)
-from measure.cli import main
+from measure.cli.main import main
 code = main(json.loads(sys.argv[1]))
 assert "torch" not in sys.modules
 sys.exit(code)
@@ -49,7 +49,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """One call of the command."""
-    command = [sys.executable, "-m", "measure.cli", *arguments]
+    command = [sys.executable, "-m", "measure", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -1,0 +1,1 @@
+"""The command ``measure``: one thin file per command, registered in ``app.py``."""

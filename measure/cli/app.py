@@ -1,0 +1,37 @@
+"""The commands of ``measure``.  Each command is a file of its own, which imports its work when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from measure.cli.trace import OPTIONS as TRACE_OPTIONS
+from measure.cli.trace import trace
+from planner.intake.flags import with_scenario_options
+
+_HELP = """Trace or measure a fine-tuning step.
+
+Example: measure trace --model 7b --method lora --seq 1024 --batch 2
+
+Exit codes: 0 done, 1 internal error, 2 usage or unreadable input, 3 does not fit (--fits), 6 cannot be traced.
+"""
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": _hyphens},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Nothing to do before the command."""
+
+
+app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))

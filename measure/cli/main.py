@@ -1,0 +1,46 @@
+"""Entry point: runs one command and turns every failure into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from planner.errors import ExitCode, PlannerError
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``measure`` with ``argv`` (the process's own arguments when ``None``) and return the exit code.
+
+    Results go to standard output, all else to standard error.
+    """
+    import typer
+
+    from measure.cli.app import app
+
+    try:
+        result = typer.main.get_command(app).main(
+            list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
+        )
+    except PlannerError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - whatever happens becomes one sentence
+        message = getattr(error, "format_message", None)
+        if not callable(message):
+            kind = type(error).__name__
+            return _fail(f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR)
+        return _fail(f"{' '.join(str(message()).split()).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
+    return int(result or ExitCode.FITS)
+
+
+def _fail(message: str, code: ExitCode) -> int:
+    line = "".join(char if char.isprintable() else "?" for char in message)
+    sys.stderr.write(f"measure: {line}\n")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What was said on the command line, for every command that is about one job."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.fields import show
+from planner.intake.request import Given, ScenarioRequest, from_flags, from_toml, merge
+from planner.intake.resolve import resolve
+from planner.units import parse_size_bytes
+
+
+def scenario_of(said: dict[str, Any], *, config: str | None, force: bool, example: str) -> Scenario:
+    """The scenario of flags and a TOML file; flags win.
+
+    Raises:
+        UsageError: model, method or length are missing, or what was said cannot be used.
+    """
+    request = from_flags(said)
+    if config is not None:
+        request = merge(from_toml(config), request)
+    if any(request.get(name) is None for name in ("model", "method", "seq")):
+        raise UsageError(f"say at least --model, --method and --seq; for example: {example}")
+    if request.get("gpu") is None and request.get("gpu_memory") is None:
+        # A trace asks no card for its size; what depends on the card is the generation of its kernels.
+        request = merge(ScenarioRequest({"gpu": Given("a100-80gb", "assumed")}), request)
+    return resolve(request, force=force)
+
+
+def size_bytes(flag: str, text: str) -> int:
+    """Bytes of a size such as ``24GiB``.
+
+    Raises:
+        UsageError: not a size with a unit.
+    """
+    try:
+        return parse_size_bytes(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be a size with a unit such as 24GiB or 80GB, but it is '{show(text)}'") from None
+
+
+def need(extra: str, *packages: str) -> None:
+    """Check that packages are installed, without importing them.
+
+    Raises:
+        UsageError: one is missing; names the extra that has it.
+    """
+    for name in packages:
+        if find_spec(name) is None:
+            raise UsageError(f"{name} is not installed; install the {extra} extra: pip install 'finetune-planner[{extra}]'")
+
+
+def quiet() -> None:
+    """Libraries warn about settings that they themselves choose here; standard error is for what the user can act on."""
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)

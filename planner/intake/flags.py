@@ -1,0 +1,58 @@
+"""Command-line options made from the one table of what a user can say, ``REQUEST_FIELDS``; for both command lines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from planner.intake.fields import REQUEST_FIELDS, Kind, RequestField
+
+__all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
+
+_METAVARS: dict[Kind, str] = {"text": "NAME", "choice": "NAME", "integer": "N", "number": "X", "size": "SIZE", "names": "NAMES"}
+
+# Name -> annotation for typer, and default.
+OwnOptions = Mapping[str, tuple[Any, Any]]
+
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="TOML file with the flags' names as keys; flags win")
+]
+Force = Annotated[bool, typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is")]
+
+
+def request_fields() -> Iterator[RequestField]:
+    """Fields that are flags, in the order of help."""
+    return (field for field in REQUEST_FIELDS.values() if field.on_command_line)
+
+
+def with_scenario_options(command: Callable[..., Any], own: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
+    """``command(**options)`` with all flags of a scenario and its ``own`` in its signature, where typer looks for them.
+
+    A field that is not given is ``None``.  Values stay text (or booleans): the intake parses flags, files and records alike and
+    words the errors.  With ``context`` the command takes typer's context first.
+    """
+    options = {field.name: (_annotation(field), None) for field in request_fields()} | dict(own)
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)] if context else []
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in options.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _annotation(field: RequestField) -> Any:
+    if field.kind == "flag":
+        declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
+        return Annotated[bool | None, typer.Option(declaration, help=field.help, show_default=False)]
+    return Annotated[str | None, typer.Option(field.flag, help=_help(field), metavar=_METAVARS[field.kind], show_default=False)]
+
+
+def _help(field: RequestField) -> str:
+    if all(choice in field.help for choice in field.choices):
+        return field.help
+    return f"{field.help}: {', '.join(field.choices)}"
