@@ -5,6 +5,8 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``bnb.py``, bitsandbytes 0.50 ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.anatomy.ledger import BlockView, Step
 from planner.arrays import maximum
 from planner.domain.model import LinearSpec
@@ -87,7 +89,7 @@ def linear_step(view: BlockView, reads: str, stream: Number) -> Step:
 
 def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: Number) -> Step:
     regime = view.regime
-    saved = shared_input_bytes(view, linears)
+    saved = shared_input_bytes(view, linears) + int8_column_bytes(view, linears)
     outputs: Number = 0
     branch_forward: Number = 0
     branch_backward: Number = 0
@@ -250,4 +252,22 @@ def int8_context_bytes(view: BlockView) -> Number:
     for linear in view.block.linears:
         if view.quantized(linear):
             kept[linear.reads] = linear.in_features * input_bytes(view, linear)
-    return sum(kept.values())
+    return sum(kept.values()) + int8_column_bytes(view, view.block.linears)
+
+
+def int8_column_bytes(view: BlockView, linears: Sequence[LinearSpec]) -> int:
+    """Bytes per token of the column-wise quantised input that each int8 matrix keeps for itself: one byte per input feature.
+
+    Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``CAt`` in ``ctx.tensors``); none since 0.45.
+    """
+    if view.recipe.numerics.quantization != "int8" or not view.stack.int8_keeps_quantized_input:
+        return 0
+    return sum(linear.in_features * linear.copies for linear in linears if view.quantized(linear))
+
+
+def outlier_weight_bytes(view: BlockView) -> int:
+    """Bytes of one layer's int8 matrices, were every column an outlier: elements times the bytes of their input.
+
+    Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``state.subB`` in the dtype of ``A``).
+    """
+    return sum(linear.weight_count * input_bytes(view, linear) for linear in view.block.linears if view.quantized(linear))

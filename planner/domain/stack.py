@@ -44,6 +44,8 @@ class Stack:
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
     ``auto``). ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
+    ``int8_keeps_outlier_weights``: int8 linears hold the weights of outlier columns in the input's dtype from one step to the
+    next. ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
     ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32.
     ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
     ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
@@ -67,6 +69,8 @@ class Stack:
     pinned_rounding: PinnedRounding
     zero12_bucket_elements: int
     linear4bit_keeps_input: bool
+    int8_keeps_outlier_weights: bool
+    int8_keeps_quantized_input: bool
     prepares_unquantized: bool
     foreach_step_copies: int
     settled: tuple[tuple[str, SettledBy, str], ...]

@@ -33,6 +33,10 @@ def _quantized(job: Job, _: str) -> str:
     return f"{format_count(job.counts.quantizable)} weights in {job.recipe.numerics.quantization}{_over(job.weight_shards)}"
 
 
+def _outliers(job: Job, _: str) -> str:
+    return f"{format_count(job.counts.quantizable)} weights x {job.coefficients.int8_outlier_fraction:.2%} of columns, input's dtype"
+
+
 def _unquantized(job: Job, _: str) -> str:
     counts, regime = job.counts, job.regime
     inside = (0 if regime.quantized else counts.quantizable) + counts.fused_experts + counts.block_rest
@@ -130,6 +134,7 @@ def _over(*shards: object) -> str:
 
 _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "weights:quantized_weight_bytes": _quantized,
+    "weights:outlier_weight_bytes": _outliers,
     "weights:quantization_constant_bytes": _quantized,
     "weights:unquantized_weight_bytes": _unquantized,
     "weights:adapter_bytes": _adapters,

@@ -146,6 +146,7 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
     """Copies made by loading, by DDP and by the optimizer's step."""
     buckets = optimizer.ddp_bucket_bytes(job)
     in_step = optimizer.optimizer_temporary_bytes(job)
+    outliers = weights.outlier_weight_bytes(job)
     loading, load = weights.quantized_load_extra_bytes(job), "weights:quantized_load_extra_bytes"
     return (
         make_term("gradient_buckets", "DDP buckets", buckets, _STEPS, "optimizer:ddp_bucket_bytes", "replicated"),
@@ -157,6 +158,7 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:optimizer_temporary_bytes",
             "transient",
         ),
+        make_term("dequantization", "outlier columns", outliers, _STEPS, "weights:outlier_weight_bytes", "replicated"),
         make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
     )
 

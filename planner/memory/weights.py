@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.anatomy.matrices import outlier_weight_bytes as outlier_bytes_of_layer
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -96,6 +97,19 @@ def autocast_copy_bytes(job: Job) -> Number:
     saved = job.saved_params * 2 if regime.outside == 4 else 0
     full = job.counts.total * 2 if job.recipe.method == "full" and regime.base == 4 else 0
     return adapters + saved + full
+
+
+def outlier_weight_bytes(job: Job) -> Number:
+    """16/32-bit copies of the weight columns that met outliers, which older int8 layers keep from one step to the next.
+
+    Formula: the share of input columns with a value above the threshold of 6, times elements of int8 matrices, times the bytes of
+    their input's dtype.  Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``state.subB``), until 0.45.5.
+    Ignored: the share differs from matrix to matrix and grows slowly with the tokens of a micro-batch.
+    """
+    if job.recipe.numerics.quantization != "int8" or not job.stack.int8_keeps_outlier_weights:
+        return 0
+    whole = sum(group.count * outlier_bytes_of_layer(job.view(group.block)) for group in job.model.groups)
+    return job.coefficients.int8_outlier_fraction * whole
 
 
 def quantized_load_extra_bytes(job: Job) -> Number:
