@@ -85,6 +85,8 @@ class RunRecord:
     padded_tokens_per_s: float | None = None
     n_samples: int | None = None
     epochs: float | None = None
+    eval_samples: int | None = None
+    eval_micro_batch: int | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

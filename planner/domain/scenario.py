@@ -22,11 +22,16 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Length and price of the whole run; ``None`` where the user does not say.  ``usd_per_gpu_hour`` is per GPU."""
+    """Length and price of the whole run; ``None`` where the user does not say.  ``usd_per_gpu_hour`` is per GPU.
+
+    ``eval_samples`` are evaluated after each epoch, ``eval_micro_batch`` at a time on each GPU.
+    """
 
     n_samples: int | None = None
     epochs: float = 1.0
     usd_per_gpu_hour: float | None = None
+    eval_samples: int | None = None
+    eval_micro_batch: int = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,8 @@ _FIELDS = (
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     _count("samples", "Training samples of the whole run", TERA),
     _amount("epochs", "Passes over the samples", 100_000),
+    _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
+    _count("eval_batch", "Samples per GPU and evaluation step", 65_536),
     _amount("price", "US dollars per GPU and hour", MEGA),
     _degree("tensor_parallel", "Tensor-parallel degree (not modelled above 1)"),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),

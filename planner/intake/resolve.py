@@ -17,6 +17,8 @@ from planner.intake.request import ScenarioRequest
 from planner.intake.rules import Case, check
 
 DEFAULT_STACK = "hf-trainer@5"
+# ``per_device_eval_batch_size`` of transformers 5.23 training_args.py.
+_EVAL_BATCH = 8
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
@@ -73,7 +75,11 @@ def _resolve_run(ledger: Ledger) -> RunPlan:
     samples: int | None = ledger.request.get("samples")
     price: float | None = ledger.request.get("price")
     epochs: float = ledger.request.get("epochs") or 1.0
-    for name, default in (("samples", samples), ("epochs", epochs), ("price", price)):
+    eval_samples: int | None = ledger.request.get("eval_samples")
+    eval_batch: int = ledger.request.get("eval_batch") or _EVAL_BATCH
+    for name, default in (("samples", samples), ("epochs", epochs), ("price", price), ("eval_samples", eval_samples)):
         if ledger.said(name) or (name == "epochs" and samples is not None):
             ledger.choose(name, default, "assumed")
-    return RunPlan(n_samples=samples, epochs=epochs, usd_per_gpu_hour=price)
+    if ledger.said("eval_batch") or eval_samples is not None:
+        ledger.choose("eval_batch", eval_batch, "assumed")
+    return RunPlan(samples, epochs, price, eval_samples, eval_batch)

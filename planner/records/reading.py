@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records.cells import parse_cell
-from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, border_model
+from planner.records.schema import ADDED_COLUMNS, ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, border_model
 from planner.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
     if unknown := [name for name in cells if name not in COLUMNS]:
         raise InputFileError(path, f"unknown column '{_short(unknown[0])}'", line)
-    if missing := [name for name in COLUMNS if name not in cells]:
+    if missing := [name for name in COLUMNS if name not in cells and name not in ADDED_COLUMNS]:
         raise InputFileError(path, f"missing column '{missing[0]}'", line)
     if len(set(cells)) < len(cells):
         twice = next(name for name in cells if cells.count(name) > 1)

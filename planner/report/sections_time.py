@@ -35,6 +35,8 @@ def run_section(prediction: Prediction, scenario: Scenario) -> Section:
         return Section("", ())
     epochs = f"{plain_number(run.epochs)} epoch{'' if run.epochs == 1 else 's'}"
     text = f"{run.n_samples:,} samples x {epochs}: {format_seconds(float(time.run_time_s))}"
+    if run.eval_samples is not None:
+        text += f", with {run.eval_samples:,} samples evaluated after each epoch"
     if time.cost_usd is not None and run.usd_per_gpu_hour is not None:
         n_gpus = scenario.hardware.world_size
         gpus = f"{n_gpus} GPU{'s' if n_gpus > 1 else ''}"

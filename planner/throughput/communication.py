@@ -7,7 +7,7 @@ from planner.throughput.job import Job
 
 _GATHERING = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
-_HOOKS_PER_PASS = 2
+HOOKS_PER_PASS = 2
 
 
 def stored_param_bytes(job: Job) -> Number:
@@ -102,7 +102,7 @@ def hook_seconds(job: Job) -> Number:
     """
     recipe, profile = job.recipe, job.profile
     if recipe.sharding == "zero3":
-        return profile.operators.leaf_modules * _HOOKS_PER_PASS * (job.passes + 1) * job.coefficients.hook_s
+        return profile.operators.leaf_modules * HOOKS_PER_PASS * (job.passes + 1) * job.coefficients.hook_s
     if recipe.sharding in ("zero1", "zero2"):
         return job.trained_tensors * job.coefficients.hook_s
     return 0.0

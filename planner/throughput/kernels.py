@@ -30,16 +30,19 @@ def matmul_seconds(job: Job) -> Number:
     Ignored: reading activations beside the arithmetic (below 10 % from 512 rows and width 2,048 on).
     """
     work, tokens = job.work, job.micro.computed
-    total = _product_seconds(job, work.dense, tokens, 1.0) + _product_seconds(job, work.head, tokens, 1.0)
+    total = product_seconds(job, work.dense, tokens, 1.0) + product_seconds(job, work.head, tokens, 1.0)
     if work.experts.forward:
-        total = total + _product_seconds(job, work.experts, tokens, work.expert_share)
+        total = total + product_seconds(job, work.experts, tokens, work.expert_share)
     if job.recipe.numerics.quantization == "int8":
         total = total + _int8_extra_seconds(job, tokens)
     return total
 
 
-def _product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
-    """``share`` of the stored matrices sees each token: rows per matrix = tokens x share, all weights are read."""
+def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
+    """Products in which ``share`` of the stored matrices sees each token: rows per matrix = tokens x share, all weights are read.
+
+    Source: as :func:`matmul_seconds`.
+    """
     rates, rows = job.rates, tokens * share
     compute = matmul_flop(macs.total, tokens) / rates.matmul_flop_per_s * (1 + job.coefficients.tile_rows / rows)
     reads = macs.total / share * job.regime.compute / rates.memory_bytes_per_s

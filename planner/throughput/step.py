@@ -11,6 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import collective_seconds, hook_seconds
 from planner.throughput.details import detail_of
+from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import (
     adapter_seconds,
@@ -42,7 +43,7 @@ def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePredicti
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
     int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
     kernels by ``comm_overlap`` at most; gradient transfers, the CPU update and NVMe do not hide.
-    Ignored: data loading (workers run ahead), logging, evaluation and saving.
+    Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run, where it is asked for.
     """
     job = job_of(scenario, coefficients)
     if job is None:
@@ -116,7 +117,7 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:
-        run_time_s = run.n_samples * run.epochs / samples_per_s
+        run_time_s = run.n_samples * run.epochs / samples_per_s + run_evaluation_seconds(job)
         if run.usd_per_gpu_hour is not None:
             cost_usd = run_time_s / HOUR_S * run.usd_per_gpu_hour * job.world
     return TimePrediction(

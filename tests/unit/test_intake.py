@@ -256,7 +256,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     """Whatever was not said has an entry too, each name once, and each origin is one of the documented kinds."""
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
-    absent = {"link", "samples", "epochs", "price", "tensor_parallel", "pipeline_parallel", "context_parallel"}
+    runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
+    absent = runs | {"link", "tensor_parallel", "pipeline_parallel", "context_parallel"}
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
     assert {entry.origin for entry in scenario.assumptions} <= {"cli", "assumed", "catalog", "derived", "default:trl"}

@@ -1,0 +1,69 @@
+"""Evaluation during a run: forward passes only, on samples that the optimizer never sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
+from planner.arrays import ceil_div, maximum, minimum
+from planner.domain.recipe import Number
+from planner.throughput.communication import HOOKS_PER_PASS, ring_fraction, stored_param_bytes
+from planner.throughput.job import Job
+from planner.throughput.kernels import product_seconds
+from planner.throughput.tokens import micro_step
+
+
+def run_evaluation_seconds(job: Job) -> Number:
+    """Evaluation of the whole run, once per epoch as ``eval_strategy="epoch"`` does; seconds.
+
+    Formula: epochs x ceil(samples / (GPUs x evaluation batch)) x :func:`evaluation_step_seconds`.
+    Source: transformers 5.23 ``trainer.py`` evaluation_loop; every process takes its share of the samples.
+    """
+    run = job.scenario.run
+    if run.eval_samples is None:
+        return 0.0
+    steps = ceil_div(run.eval_samples, job.world * run.eval_micro_batch)
+    return run.epochs * steps * evaluation_step_seconds(job)
+
+
+def evaluation_step_seconds(job: Job) -> Number:
+    """One forward pass of an evaluation micro-batch on every GPU; seconds.
+
+    Formula: the longer of the forward share of the kernels and the issue time of the forward operators and hooks, plus gathered
+    and fetched weights as far as they do not hide: weights that live elsewhere are brought in for one pass.
+    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
+    """
+    batch = replace(job.recipe.batch, micro_batch=job.scenario.run.eval_micro_batch)
+    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients)
+    evaluated = replace(job, micro=micro)
+    kernels = _kernel_seconds(evaluated)
+    issue = job.profile.operators.forward * job.coefficients.launch_s
+    if job.recipe.sharding == "zero3":
+        issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
+    busy = maximum(kernels, issue)
+    moved = _weight_seconds(job)
+    return busy + moved - minimum(moved * job.coefficients.comm_overlap, kernels)
+
+
+def _kernel_seconds(job: Job) -> Number:
+    work, tokens, rates = job.work, job.micro.computed, job.rates
+    total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(job, Macs(work.head.forward), tokens, 1.0)
+    if work.experts.forward:
+        total = total + product_seconds(job, Macs(work.experts.forward), tokens, work.expert_share)
+    attention = attention_forward_flop(work, tokens, job.micro.length, "square")
+    rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
+    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
+    moved = (job.profile.traffic.elementwise.forward + job.profile.traffic.adapters.forward) * tokens
+    return total + attention / rate + adapters + moved / rates.memory_bytes_per_s
+
+
+def _weight_seconds(job: Job) -> Number:
+    """Seconds to bring one pass worth of weights together: from the other GPUs, and from the host."""
+    recipe, rates = job.recipe, job.rates
+    seconds: Number = 0.0
+    if recipe.sharding in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"):
+        shards = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
+        seconds = stored_param_bytes(job) * ring_fraction(shards) / rates.collective_bytes_per_s
+    if recipe.offloads_params:
+        seconds = seconds + stored_param_bytes(job) / job.world / rates.host_link_bytes_per_s
+    return seconds
