@@ -63,7 +63,21 @@ class Expansion:
                 number += 1
             else:
                 self._emit_fixed(part)
+        self._check_that_all_is_freed()
         return self.out
+
+    def _check_that_all_is_freed(self) -> None:
+        """What a traced period frees, each repeated one has to free as well; else a pass was read wrongly.
+
+        Raises:
+            Irregular: names a block that stays.
+        """
+        records = [record for part in self.parts for record in _records(part)]
+        freed = {record.block.id for record in records if not record.alloc}
+        stays = {(home.sweep, home.name) for block, home in self.homes.items() if block not in freed}
+        for home, block in self.made.items():
+            if (home.sweep, home.name) not in stays:
+                raise Irregular(f"{block.place.stage}: a block of {block.op} is not freed in every period")
 
     def _name_blocks(self, sweep: int, period: int, records: list[Record]) -> None:
         seen: dict[Name, int] = {}
@@ -185,6 +199,10 @@ class Expansion:
             moves = rest != module and self.pattern.period_of(int(number)) is not None
             self._modules[key] = f"{prefix}{int(number) + shift}{dot}{tail}" if moves else module
         return self._modules[key]
+
+
+def _records(part: Record | Sweep) -> list[Record]:
+    return [record for unit in part.units.values() for record in unit] if isinstance(part, Sweep) else [part]
 
 
 def _difference(first: list[Hashable], second: list[Hashable]) -> str:

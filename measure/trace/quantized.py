@@ -15,14 +15,15 @@ import torch
 import transformers
 from torch import nn
 
-from planner.domain.recipe import Recipe
+from measure.trace.quantized_int8 import int8_stand_in
+from planner.domain.recipe import Numerics, Recipe
 from planner.errors import NotModelledError
 
 BLOCK_ELEMENTS = 64
 NESTED_BLOCKS = 256
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Names under which a stand-in keeps its quantisation constants.
-CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code"})
+CONSTANTS = frozenset({"absmax", "nested_absmax", "offset", "code", "SCB"})
 
 
 def quantize_on_meta(model: Any, recipe: Recipe) -> None:
@@ -32,9 +33,17 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
         NotModelledError: a quantisation that is not traced.
     """
     numerics = recipe.numerics
-    if numerics.quantization not in ("nf4", "fp4"):
+    if numerics.quantization in ("nf4", "fp4"):
+        _quantize_4bit(model, numerics)
+    elif numerics.quantization == "int8":
+        _quantize_int8(model, numerics)
+    else:
         what = f"quantization '{numerics.quantization}'"
         raise NotModelledError(f"{what} cannot be traced yet; use --method qlora, or ask the closed form: plan --model ...")
+    model.is_quantized = True
+
+
+def _quantize_4bit(model: Any, numerics: Numerics) -> None:
     make_config: Any = transformers.BitsAndBytesConfig
     config = make_config(
         load_in_4bit=True,
@@ -47,12 +56,24 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
 
     quantizer: Any = Bnb4BitHfQuantizer(config)
     quantizer._process_model_before_weight_loading(model, device_map=None)
-    loaded = _DTYPES[numerics.load_dtype]
-    for module in model.modules():
-        if type(module).__name__ == "Linear4bit":
-            _stand_in(module, loaded)
+    for module in _named(model, "Linear4bit"):
+        _stand_in(module, _DTYPES[numerics.load_dtype])
     model.is_loaded_in_4bit = True
-    model.is_quantized = True
+
+
+def _quantize_int8(model: Any, numerics: Numerics) -> None:
+    from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
+
+    make_config: Any = transformers.BitsAndBytesConfig
+    quantizer: Any = Bnb8BitHfQuantizer(make_config(load_in_8bit=True))
+    quantizer._process_model_before_weight_loading(model, device_map=None)
+    for module in _named(model, "Linear8bitLt"):
+        int8_stand_in(module, _DTYPES[numerics.load_dtype])
+    model.is_loaded_in_8bit = True
+
+
+def _named(model: nn.Module, class_name: str) -> list[nn.Module]:
+    return [module for module in model.modules() if type(module).__name__ == class_name]
 
 
 def _stand_in(layer: Any, loaded: torch.dtype) -> None:

@@ -66,6 +66,8 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> N
     loss = model(**inputs, num_items_in_batch=count).loss
     recorder.enter_stage("backward", number)
     loss.backward()
+    # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
+    recorder.enter_stage("backward", number)
     del loss, inputs, count
     gc.collect()
 

@@ -18,6 +18,7 @@ from measure.trace.period import Irregular, Pattern, find_pattern
 from measure.trace.program import TraceOptions, trace_records
 from measure.trace.replay import replay
 from measure.trace.tracer import Block, Place, Record
+from planner.domain.recipe import Numerics
 
 LAYERS = 9
 SETUPS = {
@@ -25,6 +26,7 @@ SETUPS = {
     "reentrant": Setup(checkpointing=True, reentrant=True, optimizer="adamw_torch"),
     "lora": Setup(rank=4, dropout=0.1, mixed=True, optimizer="adamw_torch"),
     "checkpointed": Setup(rank=4, checkpointing=True, attention="eager"),
+    "int8": Setup(rank=4, checkpointing=True, numerics=Numerics("bf16", "bf16-mixed", "int8")),
 }
 
 
@@ -35,7 +37,8 @@ def _contents(records: list[Record]) -> Counter[Hashable]:
 
 
 @pytest.mark.parametrize(
-    ("name", "setup"), [("llama", "lora"), ("llama", "full"), ("gpt2-dropout", "checkpointed"), ("gemma", "reentrant")]
+    ("name", "setup"),
+    [("llama", "lora"), ("llama", "full"), ("gpt2-dropout", "checkpointed"), ("gemma", "reentrant"), ("llama", "int8")],
 )
 def test_repeated_periods_equal_all_layers(name: str, setup: str) -> None:
     """Every event is there as often, in the same place, and the allocator's peaks in each phase are the same."""

@@ -81,9 +81,9 @@ def test_the_preparation_of_the_base_widens_what_is_left() -> None:
 
 
 def test_another_quantisation_is_refused() -> None:
-    """int8 bases are not traced: no number, but a sentence with the way out."""
+    """GPTQ bases are not traced: no number, but a sentence with the way out."""
     base = _qlora()
-    numerics = Numerics("bf16", "bf16-mixed", "int8")
+    numerics = Numerics("bf16", "bf16-mixed", "gptq-int4")
     case = replace(base, recipe=replace(base.recipe, numerics=numerics))
-    with pytest.raises(NotModelledError, match="quantization 'int8' cannot be traced yet"):
+    with pytest.raises(NotModelledError, match="quantization 'gptq-int4' cannot be traced yet"):
         trace_records(case, small_config("llama", case))
