@@ -34,7 +34,9 @@ def _quantized(job: Job, _: str) -> str:
 
 
 def _outliers(job: Job, _: str) -> str:
-    return f"{format_count(job.counts.quantizable)} weights x {job.coefficients.int8_outlier_fraction:.2%} of columns, input's dtype"
+    return (
+        f"{format_count(job.counts.quantizable)} weights x {job.coefficients.int8_outlier_fraction:.2%} of columns, input's dtype"
+    )
 
 
 def _unquantized(job: Job, _: str) -> str:

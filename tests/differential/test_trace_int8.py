@@ -32,6 +32,15 @@ ROWS, INPUTS, OUTPUTS = 64, 512, 768
 INT8 = Numerics("bf16", "bf16-mixed", "int8")
 
 
+# Functions rather than mocks: a mock would keep the tensors that it was called with.
+def _default_stream(_device: object) -> int:
+    return 0
+
+
+def _any_device(_tensor: torch.Tensor) -> nullcontext[None]:
+    return nullcontext()
+
+
 @contextmanager
 def cuda_kernels() -> Iterator[dict[str, Callable[..., Any]]]:
     """The functions that bitsandbytes registers for CUDA, by operator, with calls into its C library that do nothing."""
@@ -51,11 +60,11 @@ def cuda_kernels() -> Iterator[dict[str, Callable[..., Any]]]:
     with (
         mock.patch("bitsandbytes._ops.register_kernel", register),
         mock.patch("bitsandbytes.cextension.lib", library),
-        mock.patch("torch._C._cuda_getCurrentRawStream", return_value=0, create=True),
+        mock.patch("torch._C._cuda_getCurrentRawStream", _default_stream, create=True),
     ):
         module = importlib.import_module(module_name)
         with (
-            mock.patch.object(module, "_cuda_device_of", return_value=nullcontext()),
+            mock.patch.object(module, "_cuda_device_of", _any_device),
             mock.patch.object(module, "CUBLAS_Context", mock.MagicMock()),
         ):
             yield found
