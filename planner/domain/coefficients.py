@@ -62,8 +62,8 @@ class Coefficients:
         0.0,
         0.3,
         "of input columns",
-        "columns with one value above 6 in the micro-batch; LLM.int8(), arXiv 2208.07339, section 4: 0.1 % are systematic in 6.7B "
-        "models, and down projections add columns of their own (assumed); depends on the data",
+        "columns with one value above 6 in the micro-batch; LLM.int8(), arXiv 2208.07339, section 4: 0.1 % are systematic in "
+        "6.7B models, and down projections add columns of their own (assumed); depends on the data",
     )
     matmul_efficiency: float = _prior(
         0.75,

@@ -20,8 +20,8 @@ from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
 from planner.cli import predict as predict_module
 from planner.cli.app import app
-from planner.intake.flags import request_fields
 from planner.cli.main import main
+from planner.intake.flags import request_fields
 from planner.report.schema import PredictionDocument
 
 ROOT = Path(__file__).resolve().parents[2]
