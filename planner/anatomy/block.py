@@ -15,8 +15,9 @@ from functools import lru_cache
 
 from planner.anatomy.attention import attention_steps
 from planner.anatomy.feed_forward import mlp_steps
+from planner.anatomy.int8 import int8_context_bytes
 from planner.anatomy.ledger import BlockView, Step
-from planner.anatomy.matrices import int8_context_bytes, linear_step
+from planner.anatomy.matrices import linear_step
 from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
 from planner.domain.model import NormSpec

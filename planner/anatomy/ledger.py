@@ -87,3 +87,13 @@ class BlockView:
     def shares_norm(self) -> bool:
         """Whether one norm feeds both branches (Phi, Falcon-7B, GPT-J, Cohere)."""
         return self.block.parallel and sum(norm.copies for norm in self.block.norms if norm.on == "hidden") == 1
+
+
+def input_bytes(view: BlockView, linear: LinearSpec) -> int:
+    """Bytes per element of the tensor that ``linear`` reads."""
+    regime = view.regime
+    if linear.reads in ("attn_in", "mlp_in", "head_in"):
+        return regime.norm_out
+    if linear.reads == "attn_out":
+        return regime.compute
+    return regime.linear_out

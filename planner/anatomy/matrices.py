@@ -5,22 +5,11 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``bnb.py``, bitsandbytes 0.50 ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from planner.anatomy.ledger import BlockView, Step
+from planner.anatomy.int8 import int8_column_bytes, int8_work_bytes, is_int8
+from planner.anatomy.ledger import BlockView, Step, input_bytes
 from planner.arrays import maximum
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
-
-
-def input_bytes(view: BlockView, linear: LinearSpec) -> int:
-    """Bytes per element of the tensor that ``linear`` reads."""
-    regime = view.regime
-    if linear.reads in ("attn_in", "mlp_in", "head_in"):
-        return regime.norm_out
-    if linear.reads == "attn_out":
-        return regime.compute
-    return regime.linear_out
 
 
 def linear_amounts(view: BlockView, linear: LinearSpec) -> tuple[Number, Number, Number]:
@@ -69,7 +58,8 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     copies = linear.active_copies if linear.group == "expert" else 1
     rank_bytes = product_bytes * adapter.rank * copies
     out_bytes = linear.out_features * copies * product_bytes
-    clone = linear.out_features * copies * regime.linear_out if view.quantized(linear) else 0
+    # PEFT copies the result of a 4-bit matrix before it adds to it, not that of an int8 one.
+    clone = linear.out_features * copies * regime.linear_out if view.quantized(linear) and not is_int8(view) else 0
     # The saved copy is released once A's gradient is known, so casts and the mask product reuse its room.
     if product_bytes != branch_bytes:
         backward = width * (branch_bytes * 2 - product_bytes if dropped else branch_bytes)
@@ -97,11 +87,11 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
     merged: Number = 0
     for linear in linears:
         merged = merged + merged_weight_bytes(view, linear)
-        amounts = linear_amounts(view, linear)
+        amounts, work = linear_amounts(view, linear), int8_work_bytes(view, linear)
         copies = linear.active_copies if linear.group == "expert" else 1
         saved = saved + amounts[0]
-        branch_forward = maximum(branch_forward, amounts[1])
-        branch_backward = maximum(branch_backward, amounts[2])
+        branch_forward = maximum(branch_forward, amounts[1], work[0])
+        branch_backward = maximum(branch_backward, amounts[2], work[1])
         outputs += linear.out_features * copies * regime.linear_out
         fixed = max(fixed, dequantized_bytes(view, linear))
     inputs = max((linear.in_features * input_bytes(view, linear) for linear in linears), default=0)
@@ -111,9 +101,14 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
         forward=stream + inputs + outputs + branch_forward,
         backward=stream + inputs * min(2, len(linears)) + outputs + branch_backward,
         fixed_saves=gptq_kept_bytes(view, linears) + cast_weight_bytes(view, linears) + merged,
-        fixed_forward=fixed if view.stack.dequantizes_forward or not _is_4bit(view) else 0,
+        fixed_forward=fixed if _expands_forward(view) else 0,
         fixed_backward=fixed + merged,
     )
+
+
+def _expands_forward(view: BlockView) -> bool:
+    """Whether matrices are expanded in the forward pass too: an int8 product needs none of it."""
+    return not is_int8(view) and (view.stack.dequantizes_forward or not _is_4bit(view))
 
 
 def merged_weight_bytes(view: BlockView, linear: LinearSpec) -> Number:
@@ -169,7 +164,7 @@ def _kernel_keeps_output(view: BlockView) -> bool:
 def _keeps_input(view: BlockView, linear: LinearSpec) -> bool:
     """Whether the input of ``linear`` is kept as it is, by the matrix or by its adapter."""
     in_bytes, compute = input_bytes(view, linear), view.regime.compute
-    if view.recipe.numerics.quantization == "int8" and view.quantized(linear):
+    if is_int8(view) and view.quantized(linear):
         return True
     by_base = in_bytes == compute and (view.trains_base or view.merged(linear) or _keeps_4bit_input(view, linear))
     return by_base or _adapter_shares_input(view, linear, in_bytes)
@@ -205,9 +200,9 @@ def dequantized_bytes(view: BlockView, linear: LinearSpec) -> int:
     if not view.quantized(linear):
         # A trained fp32 weight under autocast has a 16-bit copy and a 16-bit gradient while the layer runs.
         return linear.weight_count * view.regime.compute * 2 if view.trains_base and view.regime.base > view.regime.compute else 0
-    elements = linear.in_features * linear.out_features
-    if view.recipe.numerics.quantization == "int8":
-        return elements * max(view.regime.norm_out, view.regime.compute)
+    elements, in_bytes = linear.in_features * linear.out_features, input_bytes(view, linear)
+    if is_int8(view):
+        return elements * in_bytes
     if _is_4bit(view):
         return elements * view.regime.compute + elements // 64 * 4
     # GPTQ's PyTorch path unpacks to int32, shifts and masks into a second int32 tensor, then scales: 4 + 4 + 2 bytes at once.
@@ -238,36 +233,3 @@ def cast_weight_bytes(view: BlockView, linears: list[LinearSpec]) -> int:
         return 0
     plain = (linear for linear in linears if linear.kind != "parameter" and not view.quantized(linear))
     return sum(linear.weight_count * regime.compute for linear in plain)
-
-
-def int8_context_bytes(view: BlockView) -> Number:
-    """Bytes per token that int8 matrices hold as attributes of the autograd context instead of as saved tensors.
-
-    Saved-tensor hooks do not see them, so non-reentrant checkpointing keeps them for every layer.
-    Source: bitsandbytes 0.50 autograd/_functions.py MatMul8bitLt.forward (``ctx.tensors``), measured 19.1 against 7.1 units.
-    """
-    if view.recipe.numerics.quantization != "int8":
-        return 0
-    kept: dict[str, int] = {}
-    for linear in view.block.linears:
-        if view.quantized(linear):
-            kept[linear.reads] = linear.in_features * input_bytes(view, linear)
-    return sum(kept.values()) + int8_column_bytes(view, view.block.linears)
-
-
-def int8_column_bytes(view: BlockView, linears: Sequence[LinearSpec]) -> int:
-    """Bytes per token of the column-wise quantised input that each int8 matrix keeps for itself: one byte per input feature.
-
-    Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``CAt`` in ``ctx.tensors``); none since 0.45.
-    """
-    if view.recipe.numerics.quantization != "int8" or not view.stack.int8_keeps_quantized_input:
-        return 0
-    return sum(linear.in_features * linear.copies for linear in linears if view.quantized(linear))
-
-
-def outlier_weight_bytes(view: BlockView) -> int:
-    """Bytes of one layer's int8 matrices, were every column an outlier: elements times the bytes of their input.
-
-    Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``state.subB`` in the dtype of ``A``).
-    """
-    return sum(linear.weight_count * input_bytes(view, linear) for linear in view.block.linears if view.quantized(linear))

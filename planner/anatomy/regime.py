@@ -96,7 +96,7 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
     seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
     norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
-    linear_out = norm_out if quantized else compute if (autocast or engine != "native") else base
+    linear_out = _linear_out(key, stack, norm_out) if quantized else compute if (autocast or engine != "native") else base
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
     trained = _trained_bytes(key, base, engine, compute)
@@ -118,6 +118,18 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if key.method == "lora" else 0,
     )
+
+
+def _linear_out(key: _Key, stack: Stack, norm_out: int) -> int:
+    """Bytes per element of what a k-bit matrix returns: the dtype of its input.
+
+    int8 layers since bitsandbytes 0.45 add the outliers' part by ``addmm``, which autocast runs and returns in 16 bits; before,
+    they added in place.  That some column holds an outlier is assumed; of inputs without any, the result has the input's dtype.
+    Source: bitsandbytes 0.50 backends/default/ops.py ``int8_mixed_scaled_mm``, 0.41.3 autograd/_functions.py.
+    """
+    in_place = stack.int8_keeps_quantized_input  # what both did ended with 0.45
+    adds = key.numerics.quantization == "int8" and key.numerics.mixed and not key.sharding.startswith(("zero", "fsdp", "hsdp"))
+    return DTYPE_BYTES[key.numerics.compute_dtype] if adds and not in_place else norm_out
 
 
 def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, int]:

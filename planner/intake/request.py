@@ -23,7 +23,13 @@ Said = tuple[str, object, str]
 _TOML_POSITION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 # Record column -> field, where the names differ.  Columns with the name of a field are taken as they are.
-_RECORD_COLUMNS = {"gpus_per_node": "gpus", "micro_batch": "batch", "seq_len": "seq", "n_samples": "samples", "eval_micro_batch": "eval_batch"}
+_RECORD_COLUMNS = {
+    "gpus_per_node": "gpus",
+    "micro_batch": "batch",
+    "seq_len": "seq",
+    "n_samples": "samples",
+    "eval_micro_batch": "eval_batch",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.anatomy.matrices import outlier_weight_bytes as outlier_bytes_of_layer
+from planner.anatomy.int8 import outlier_weight_bytes as outlier_bytes_of_layer
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -113,8 +113,10 @@ def outlier_weight_bytes(job: Job) -> Number:
 
 
 def quantized_load_extra_bytes(job: Job) -> Number:
-    """Extra bytes while loading: one matrix in 16-bit on its way to k-bit, or nothing.
+    """Extra bytes while loading: one matrix in 16-bit on its way to k-bit, and its fp16 copy on the way to int8; or nothing.
 
-    Source: transformers 5.23 integrations/bitsandbytes.py: each tensor is moved, quantised and freed in turn.
+    Source: transformers 5.23 integrations/bitsandbytes.py: each tensor is moved, quantised and freed in turn; bitsandbytes 0.50
+    nn/modules.py Int8Params._quantize.
     """
-    return job.counts.largest_quantizable * 2 if job.regime.quantized else 0
+    per_element = 4 if job.recipe.numerics.quantization == "int8" else 2
+    return job.counts.largest_quantizable * per_element if job.regime.quantized else 0

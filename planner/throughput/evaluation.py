@@ -47,7 +47,9 @@ def evaluation_step_seconds(job: Job) -> Number:
 
 def _kernel_seconds(job: Job) -> Number:
     work, tokens, rates = job.work, job.micro.computed, job.rates
-    total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(job, Macs(work.head.forward), tokens, 1.0)
+    total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(
+        job, Macs(work.head.forward), tokens, 1.0
+    )
     if work.experts.forward:
         total = total + product_seconds(job, Macs(work.experts.forward), tokens, work.expert_share)
     attention = attention_forward_flop(work, tokens, job.micro.length, "square")

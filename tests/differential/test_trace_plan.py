@@ -22,6 +22,7 @@ LIMITS = {
     ("llama-3.2-1b", "lora", False): 5.0,
     ("llama-3.2-1b", "lora", True): 5.0,
     ("llama-3.2-1b", "qlora", True): 5.0,
+    ("llama-3.2-1b", "int8", False): 2.0,
 }
 
 

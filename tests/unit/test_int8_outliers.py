@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.anatomy.matrices import int8_column_bytes
+from planner.anatomy.int8 import int8_column_bytes
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
