@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
 from planner.catalog.toml_file import read_toml, validate
-from planner.domain.stack import SettledBy, Stack, StackDefaults
+from planner.domain.settled import SettledBy
+from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))

@@ -8,17 +8,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from planner.domain.settled import SettledBy
 from planner.units import GIB, GIGA, MEGA, MIB
 
 
-def _prior(value: float, low: float, high: float, unit: str, source: str) -> Any:
-    """A dataclass field that carries its bounds, unit and source as metadata."""
-    return field(default=value, metadata={"low": low, "high": high, "unit": unit, "source": source})
+def _by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:
+    return settled_by, source
+
+
+def _prior(value: float, low: float, high: float, unit: str, settled: tuple[SettledBy, str]) -> Any:
+    """A dataclass field that carries its bounds and unit, and what settled it with the source, as metadata."""
+    settled_by, source = settled
+    return field(default=value, metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source})
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """One coefficient as the literature has it.  ``settled_by`` says how far it is independent of the published rows."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    settled_by: SettledBy
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Named physical coefficients.  Metadata of each field: ``low``, ``high`` (bounds), ``unit``, ``source``."""
+    """Named physical coefficients.  Metadata of each field: ``low``, ``high`` (bounds), ``unit``, ``settled_by``, ``source``."""
 
     name: str = "uncalibrated"
 
@@ -27,166 +46,212 @@ class Coefficients:
         200 * MIB,
         1200 * MIB,
         "bytes",
-        "about 400 MiB from CUDA 11.7 on (pytorch#109888, #107667, #86509), 100-300 of kernels that the first steps load",
+        _by(
+            "table_fit",
+            "about 400 MiB from CUDA 11.7 on (pytorch#109888, #107667, #86509), 100-300 of kernels that the first steps "
+            "load; 600 in all was chosen with published tables in sight",
+        ),
     )
     nccl_bytes: float = _prior(
         300 * MIB,
         100 * MIB,
         1500 * MIB,
         "bytes",
-        "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers",
+        _by("assumed", "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers"),
     )
     host_process_bytes: float = _prior(
         2.5 * GIB,
         1.5 * GIB,
         5.0 * GIB,
         "bytes",
-        "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB",
+        _by("assumed", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"),
     )
     slack_fraction: float = _prior(
         0.08,
         0.0,
         0.2,
         "of transient bytes",
-        "chosen inside 2-15 %; replays of four traced LoRA jobs gave 5-15 %, two full ones 2 and 40 %; after seeing the tables",
+        _by(
+            "table_fit",
+            "chosen inside 2-15 %; replays of four traced LoRA jobs gave 5-15 %, two full ones 2 and 40 %; "
+            "0.08 was chosen with published tables in sight",
+        ),
     )
     orphan_fraction: float = _prior(
         0.4,
         0.0,
         1.0,
         "of converted bytes",
-        "segments left reserved when a conversion frees blocks; 0.4 is read off the seed tables (table_fit), not measured",
+        _by(
+            "table_fit",
+            "segments left reserved when a conversion frees blocks; 0.4 is read off published tables",
+        ),
     )
     int8_outlier_fraction: float = _prior(
         0.01,
         0.0,
         0.3,
         "of input columns",
-        "columns with one value above 6 in the micro-batch; LLM.int8(), arXiv 2208.07339, section 4: 0.1 % are systematic in "
-        "6.7B models, and down projections add columns of their own (assumed); depends on the data",
+        _by(
+            "assumed",
+            "columns with one value above 6 in the micro-batch; LLM.int8(), arXiv 2208.07339, section 4: 0.1 % are systematic in "
+            "6.7B models, and down projections add columns of their own; depends on the data",
+        ),
     )
     matmul_efficiency: float = _prior(
         0.75,
         0.3,
         0.9,
         "of dense peak",
-        "best shapes reach 0.87 (A100) and 0.80 (H100), stas00/ml-engineering MAMF table; LLM shapes 0.73 (H100), "
-        "SemiAnalysis 2024-12",
+        _by(
+            "document_text",
+            "best shapes reach 0.87 (A100) and 0.80 (H100), stas00/ml-engineering MAMF table; LLM shapes 0.73 (H100), "
+            "SemiAnalysis 2024-12",
+        ),
     )
     matmul_efficiency_half_rate: float = _prior(
         0.9,
         0.4,
         1.15,
         "of dense peak",
-        "GeForce cards halve the rate for fp32 accumulation and boost above the rated clock: RTX 4090 165 of 165, "
-        "tinygrad#13623; "
-        "RTX 5090 236 of 210, zzc0721/torch-performance-test-data#15; times 0.9 for LLM shapes",
+        _by(
+            "document_text",
+            "GeForce cards halve the rate for fp32 accumulation and boost above the rated clock: RTX 4090 165 of 165, "
+            "tinygrad#13623; "
+            "RTX 5090 236 of 210, zzc0721/torch-performance-test-data#15; times 0.9 for LLM shapes",
+        ),
     )
     fp32_matmul_efficiency: float = _prior(
         0.75,
         0.4,
         0.95,
         "of fp32 peak",
-        "cuBLAS on A100 17-19 of 19.5 TFLOP/s, triton#2491; RTX 5090 66 of 105, zzc0721/torch-performance-test-data#15",
+        _by(
+            "document_text",
+            "cuBLAS on A100 17-19 of 19.5 TFLOP/s, triton#2491; RTX 5090 66 of 105, zzc0721/torch-performance-test-data#15",
+        ),
     )
     tile_rows: float = _prior(
         128.0,
         0.0,
         512.0,
         "rows",
-        "half a tile lost per product, and part of a last wave: NVIDIA matrix multiplication guide, tiles of 128 to 256 rows",
+        _by(
+            "document_text",
+            "half a tile lost per product, and part of a last wave: NVIDIA matrix multiplication guide, tiles of 128 to 256 rows",
+        ),
     )
     attention_efficiency: float = _prior(
         0.5,
         0.1,
         0.75,
         "of dense peak",
-        "FlashAttention-2, causal, forward and backward, 2k-8k tokens: 0.50-0.58 on A100, 0.3 on H100, arXiv 2307.08691",
+        _by(
+            "document_text",
+            "FlashAttention-2, causal, forward and backward, 2k-8k tokens: 0.50-0.58 on A100, 0.3 on H100, arXiv 2307.08691",
+        ),
     )
     memory_efficiency: float = _prior(
         0.8,
         0.4,
         0.95,
         "of memory bandwidth",
-        "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9",
+        _by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9"),
     )
     launch_s: float = _prior(
         15.0 / MEGA,
         3.0 / MEGA,
         40.0 / MEGA,
         "s per operator",
-        "10-18 us to dispatch Transformers 5.23 and peft 0.21 modules with checkpointing, 6 without, measured on an "
-        "AMD EPYC without a GPU; "
-        "cudaLaunchKernel and the allocator add 2-5 us",
+        _by(
+            "measured",
+            "10-18 us to dispatch Transformers 5.23 and peft 0.21 modules with checkpointing, 6 without, measured on an "
+            "AMD EPYC without a GPU; "
+            "cudaLaunchKernel and the allocator add 2-5 us",
+        ),
     )
     int8_relative_speed: float = _prior(
         0.86,
         0.14,
         1.8,
         "of the 16-bit product",
-        "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D",
+        _by("document_text", "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D"),
     )
     length_variation: float = _prior(
         0.8,
         0.1,
         1.5,
         "standard deviation / mean",
-        "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md",
+        _by("document_text", "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md"),
     )
     comm_overlap: float = _prior(
         0.5,
         0.0,
         0.95,
         "of collective time",
-        "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead (assumed half)",
+        _by(
+            "assumed",
+            "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead; half for want of a figure",
+        ),
     )
     hook_s: float = _prior(
         65.0 / MEGA,
         5.0 / MEGA,
         3000.0 / MEGA,
         "s per hook",
-        "59-71 us per module hook (ZeRO-3), 45-90 per trained tensor (ZeRO-2), measured with DeepSpeed 0.19.8 on an "
-        "AMD EPYC without a GPU; "
-        "far more in TensorAuto/OpenTau#177",
+        _by(
+            "measured",
+            "59-71 us per module hook (ZeRO-3), 45-90 per trained tensor (ZeRO-2), measured with DeepSpeed 0.19.8 on an "
+            "AMD EPYC without a GPU; "
+            "far more in TensorAuto/OpenTau#177",
+        ),
     )
-    pcie_efficiency: float = _prior(0.5, 0.2, 0.9, "of link rate", "pinned copies reach 75-80 % of the link, pageable 40-60 %")
+    pcie_efficiency: float = _prior(
+        0.5, 0.2, 0.9, "of link rate", _by("assumed", "pinned copies reach 75-80 % of the link, pageable 40-60 %")
+    )
     nvlink_efficiency: float = _prior(
         0.7,
         0.3,
         0.95,
         "of one direction",
-        "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374",
+        _by("document_text", "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374"),
     )
-    network_efficiency: float = _prior(0.7, 0.2, 0.95, "of link rate", "NCCL over RDMA or TCP")
+    network_efficiency: float = _prior(0.7, 0.2, 0.95, "of link rate", _by("assumed", "NCCL over RDMA or TCP"))
     network_bytes_per_s: float = _prior(
         12.5 * GIGA,
         1.0 * GIGA,
         400.0 * GIGA,
         "bytes/s per node",
-        "100 Gbit/s where the network is not named: nccl src/graph/topo.h NET_BW (assumed)",
+        _by("assumed", "100 Gbit/s where the network is not named: nccl src/graph/topo.h NET_BW"),
     )
     nvme_bytes_per_s: float = _prior(
         3.0 * GIGA,
         0.5 * GIGA,
         30.0 * GIGA,
         "bytes/s per node",
-        "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak",
+        _by("assumed", "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak"),
     )
     cpu_adam_params_per_s: float = _prior(
         1.4 * GIGA,
         0.05 * GIGA,
         6.0 * GIGA,
         "parameters/s per node",
-        "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones",
+        _by("document_text", "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones"),
     )
     cpu_adam_params_per_s_per_core: float = _prior(
         0.07 * GIGA,
         0.02 * GIGA,
         0.15 * GIGA,
         "parameters/s per core",
-        "0.05-0.1e9 per core until memory bandwidth limits (assumed)",
+        _by("assumed", "0.05-0.1e9 per core until memory bandwidth limits"),
     )
 
-    def prior_of(self, name: str) -> dict[str, Any]:
-        """Bounds, unit and source of one coefficient; raises ``KeyError`` when there is none."""
-        return {f.name: dict(f.metadata) for f in fields(self)}[name]
+    def prior_of(self, name: str) -> Prior:
+        """Value, bounds, unit and source of one coefficient before any fit; raises ``KeyError`` when there is none."""
+        return {prior.name: prior for prior in PRIORS}[name]
+
+
+PRIORS: tuple[Prior, ...] = tuple(
+    Prior(f.name, float(getattr(Coefficients(), f.name)), **f.metadata) for f in fields(Coefficients) if f.metadata
+)
+"""All coefficients before any fit, in the order of the class."""

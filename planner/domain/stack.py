@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.recipe import Attention, Dtype, Loss, Optimizer, Padding, Precision, Quantization
+from planner.domain.settled import SettledBy
 
-SettledBy = Literal["source_code", "document_text", "table_fit", "assumed"]
 KbitUpcast = Literal["none", "norms", "all"]
 LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad"]
 PinnedRounding = Literal["power_of_two", "exact"]

@@ -89,7 +89,7 @@ def _logits(job: Job, _: str) -> str:
 
 def _coefficient(name: str) -> Callable[[Job, str], str]:
     def write(job: Job, _: str) -> str:
-        value, unit = getattr(job.coefficients, name), job.coefficients.prior_of(name)["unit"]
+        value, unit = getattr(job.coefficients, name), job.coefficients.prior_of(name).unit
         amount = format_bytes(value) if unit == "bytes" else f"{value:.4g} {unit}"
         return f"coefficient {name} = {amount}, {job.coefficients.name}"
 

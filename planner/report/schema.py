@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from planner.domain.prediction import Verdict
+from planner.domain.settled import SettledBy
 from planner.domain.term import Phase, TermKind, TermName
 
 PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
@@ -184,6 +185,31 @@ class ExplanationPart(_Part):
     source: str
 
 
+class CoefficientPart(_Part):
+    """One coefficient: the value used, its prior with the bounds of a fit, and what settled each.
+
+    ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior, else the prior's.
+    """
+
+    name: str
+    value: float
+    unit: str
+    prior: float
+    low: float
+    high: float
+    settled_by: str
+    source: str
+
+
+class SettingPart(_Part):
+    """One switch or default of the stack, and what settled its value."""
+
+    name: str
+    value: str
+    settled_by: SettledBy
+    source: str
+
+
 class PredictionDocument(_Part):
     """Everything that ``plan`` says about one job."""
 
@@ -202,6 +228,8 @@ class PredictionDocument(_Part):
     assumptions: list[AssumptionPart]
     changes: list[ChangePart] | None = Field(description="null where the job fits with room to spare")
     explanations: list[ExplanationPart] | None = Field(description="null without --explain")
+    coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
+    switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")
 
 
 def prediction_json_schema() -> dict[str, Any]:

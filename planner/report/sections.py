@@ -37,7 +37,7 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         run_section(prediction, scenario),
         _assumptions(scenario.assumptions),
         _changes(subject),
-        _formulas(subject),
+        *_formulas(subject),
     )
     return tuple(section for section in sections if section.blocks)
 
@@ -121,12 +121,17 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
     return Section("Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes))
 
 
-def _formulas(subject: Subject) -> Section:
+def _formulas(subject: Subject) -> tuple[Section, ...]:
     if not subject.explain:
-        return Section("", ())
+        return ()
     from planner.report.explain import formula_section
+    from planner.report.settled import coefficient_section, switch_section
 
-    return formula_section(subject.prediction)
+    return (
+        formula_section(subject.prediction),
+        coefficient_section(subject.coefficients),
+        switch_section(subject.scenario.stack),
+    )
 
 
 def _split_line(origin: str) -> tuple[str, str]:

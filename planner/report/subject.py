@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import PhasePeak, Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
@@ -51,12 +52,16 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One prediction with its scenario.  ``changes`` is ``None`` where nobody looked for any."""
+    """One prediction with its scenario.  ``changes`` is ``None`` where nobody looked for any.
+
+    ``coefficients`` are those that the prediction was made with.
+    """
 
     scenario: Scenario
     prediction: Prediction
     changes: Sequence[Change] | None = None
     explain: bool = False
+    coefficients: Coefficients = field(default_factory=Coefficients)
 
 
 def exit_code_of(prediction: Prediction) -> ExitCode:

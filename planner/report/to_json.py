@@ -8,11 +8,13 @@ from planner import __version__
 from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
 from planner.domain.term import PHASES, Phase, Term
 from planner.report.explain import explanations
 from planner.report.schema import (
     AssumptionPart,
     ChangePart,
+    CoefficientPart,
     ExplanationPart,
     HardwarePart,
     HostPart,
@@ -21,8 +23,10 @@ from planner.report.schema import (
     ModelPart,
     PredictionDocument,
     ScenarioPart,
+    SettingPart,
     TimePart,
 )
+from planner.report.settled import settled_coefficients, words_of
 from planner.report.subject import Subject, exit_code_of, level_of, needs_changes
 
 
@@ -49,6 +53,8 @@ def prediction_document(subject: Subject) -> PredictionDocument:
         assumptions=[AssumptionPart.model_validate(each) for each in scenario.assumptions],
         changes=_changes(subject),
         explanations=_explanations(prediction) if subject.explain else None,
+        coefficients=_coefficients(subject) if subject.explain else None,
+        switches=_switches(scenario.stack) if subject.explain else None,
     )
 
 
@@ -125,6 +131,29 @@ def _explanations(prediction: Prediction) -> list[ExplanationPart]:
     names = ("topic", "label", "amount", "formula", "detail")
     flat = ({**asdict(each.text), **{name: getattr(each, name) for name in names}} for each in explanations(prediction))
     return [ExplanationPart.model_validate(each) for each in flat]
+
+
+def _coefficients(subject: Subject) -> list[CoefficientPart]:
+    return [
+        CoefficientPart(
+            name=prior.name,
+            value=value,
+            unit=prior.unit,
+            prior=prior.value,
+            low=prior.low,
+            high=prior.high,
+            settled_by=settled_by,
+            source=prior.source,
+        )
+        for prior, value, settled_by in settled_coefficients(subject.coefficients)
+    ]
+
+
+def _switches(stack: Stack) -> list[SettingPart]:
+    return [
+        SettingPart(name=name, value=words_of(stack, name), settled_by=settled_by, source=source)
+        for name, settled_by, source in stack.settled
+    ]
 
 
 def _real(size: Number) -> int | float:

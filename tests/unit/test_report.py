@@ -7,18 +7,16 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from rich.console import Console
 
 from planner.catalog.hf_config import model_from_config
+from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware, HostSpec
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import Assumption, RunPlan, Scenario
-from planner.domain.stack import Stack
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 from planner.errors import ExitCode
 from planner.report import human
@@ -105,8 +103,7 @@ def scenario() -> Scenario:
         model=model,
         hardware=Hardware(gpu(), 1, 1, HostSpec("unknown"), gpu_reserved_bytes=512 * MIB),
         recipe=recipe,
-        # The report reads nothing of a stack but its id.
-        stack=cast("Stack", SimpleNamespace(id="hf-trainer@5")),
+        stack=load_stack("hf-trainer@5"),
         run=RunPlan(10_000, 3.0, 0.44),
         assumptions=(*assumptions, Assumption("model", "llama-2-7b", "catalog", "a size alone means this reference model")),
         warnings=("the desktop holds memory",),

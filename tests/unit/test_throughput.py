@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -468,16 +468,6 @@ class TestStep:
             assert predicted(scenario(llama, recipe("lora", batch=replace(batch, **{field: value})))).step_s > base
         wide = Adapter(64, ("all-linear",), 0.05, (), "fp32")
         assert predicted(scenario(llama, recipe("lora", batch=batch, adapter=wide))).step_s > base
-
-    def test_every_prior_lies_within_its_bounds(self) -> None:
-        """Each coefficient states a unit and a source, and its value is inside its bounds."""
-        for item in fields(Coefficients):
-            if item.name == "name":
-                continue
-            prior = PRIORS.prior_of(item.name)
-            assert prior["low"] <= getattr(PRIORS, item.name) <= prior["high"]
-            assert prior["unit"]
-            assert prior["source"]
 
 
 GRID_RECIPES = {
