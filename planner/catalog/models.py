@@ -35,7 +35,7 @@ class ResolvedModel:
 class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
-    ``config`` holds fields of the published ``config.json``; ``null_fields`` are those it sets to null, which TOML cannot say
+    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``; ``null_fields`` are those it sets to null, which TOML cannot say
     and which differ from absent ones wherever the configuration class has a default.
     """
 
@@ -44,7 +44,7 @@ class ModelEntry(BaseModel):
     schema_version: Literal[1] = Field(alias="schema")
     id: NonEmpty
     name: NonEmpty
-    hub_id: NonEmpty
+    hub_id: str = ""
     aliases: list[NonEmpty]
     published_params: Annotated[int, Field(gt=0)]
     params_origin: CatalogOrigin

@@ -45,8 +45,9 @@ def test_every_entry_loads_and_says_where_it_comes_from(model_id: str) -> None:
     assert (resolved.spec.id, resolved.spec.hub_id) == (model_id, entry.hub_id)
     assert resolved.spec.published_params == entry.published_params
     assert entry.params_source.strip()
-    assert entry.config_source.startswith("https://huggingface.co/")
-    assert load_model(entry.hub_id).spec == resolved.spec
+    # Without a place on the Hub the shapes come from the code of the project that trained the model.
+    assert entry.config_source.startswith("https://huggingface.co/" if entry.hub_id else "https://github.com/")
+    assert not entry.hub_id or load_model(entry.hub_id).spec == resolved.spec
 
 
 def test_at_least_seventy_percent_of_counts_are_exact() -> None:

@@ -24,6 +24,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "internlm": ("internlm", "internlm2", "internlm3"),
     "gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
     "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
+    "llm_foundry": ("mpt_causal_lm",),
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
