@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.calibration.published import QUANTITIES, errors_of, published_dir, published_validation
+from planner.calibration.published import QUANTITIES, core_validation, errors_of, published_dir
 from planner.calibration.rows import Comparison, RowScore
 from planner.catalog.toml_file import read_toml
 from planner.errors import InputFileError
@@ -26,9 +26,9 @@ UNEXPLAINED = "unexplained"
 _FILE_NAME = "misses.toml"
 _KEYS = {"pattern", "rows", "mechanism"}
 _HEADER = f"""\
-# Every published row whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism suspected, or
-# "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is still more than {STALE_BELOW:.0%} off.
-# Rows of one pattern stand together; [[memory]] is GPU memory.
+# Every row of the numbered documents whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism
+# suspected, or "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is
+# still more than {STALE_BELOW:.0%} off.  Rows of one pattern stand together; [[memory]] is GPU memory.
 # `python -m planner.calibration.misses --write` brings this file up to date; mechanisms are kept.
 """
 
@@ -82,7 +82,7 @@ def updated_misses(rows: tuple[RowScore, ...], stored: MissTable) -> dict[str, l
 
 def misses_toml() -> str:
     """Content of the file for the code as it is."""
-    table = updated_misses(published_validation().rows, stored_misses())
+    table = updated_misses(core_validation().rows, stored_misses())
     parts = [_HEADER]
     for quantity, groups in table.items():
         for group in groups:

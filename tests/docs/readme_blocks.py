@@ -1,7 +1,8 @@
 """The generated parts of the README files: what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
-B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``, ``misses``, ``rules``).
+B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
+``other-accuracy``, ``misses``, ``rules``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration.misses import LISTED_ABOVE, UNEXPLAINED, stored_misses
-from planner.calibration.published import errors_of, published_validation
+from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
 
@@ -135,7 +136,12 @@ def updated(text: str) -> str:
 
 def generated(key: str, before: str = "") -> str:
     """What belongs into the generated part ``key``; ``before`` is the text above it."""
-    tables: dict[str, Callable[[], str]] = {"accuracy": accuracy_table, "misses": misses_table, "rules": rules_markdown}
+    tables: dict[str, Callable[[], str]] = {
+        "accuracy": accuracy_table,
+        "other-accuracy": other_accuracy_table,
+        "misses": misses_table,
+        "rules": rules_markdown,
+    }
     if key in tables:
         return f"\n{tables[key]()}\n"
     if key == "code above":
@@ -187,18 +193,18 @@ def run_python(code: str) -> str:
 
 
 @cache
-def _scores() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(run_plan("plan validate data/published/*.csv --json").out)
+def _scores(pattern: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run_plan(f"plan validate data/published/{pattern} --json").out)
     return document
 
 
 def accuracy_table() -> str:
-    """How wrong the predictions are on each published document, from ``plan validate``."""
+    """How wrong the predictions are on each of the four numbered documents, from ``plan validate``."""
     lines = [
         "| document | rows | GPU memory | throughput | host RAM | ran out of memory, said to fit | ran, said not to fit |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    scores = _scores()
+    scores = _scores(CORE_PATTERN)
     for score in (*scores["sources"], scores["overall"]):
         title = DOCUMENTS.get(score["source"], "**mean of the documents**")
         name = "" if score["source"] == "overall" else f"`{score['source'][:3]}` "
@@ -211,6 +217,25 @@ def accuracy_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def other_accuracy_table() -> str:
+    """How wrong the predictions are on the other public sources, from ``plan validate``."""
+    lines = [
+        "| source | rows | not modelled | rows | GPU memory | rows | throughput | said to fit, ran out | ran, said not to fit |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for score in _scores("[a-z]*.csv")["sources"]:
+        oom = score["oom"]
+        errors = " | ".join(
+            f"{score[quantity]['n'] if score[quantity] else ''} | {_error(score[quantity])}"
+            for quantity in ("memory", "throughput")
+        )
+        lines.append(
+            f"| `{score['source']}` | {score['n_rows']} | {score['not_modelled']} | {errors} | "
+            f"{oom['false_fit']} of {oom['n_oom']} | {oom['false_oom']} of {oom['n_ok']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def _error(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return ""
@@ -219,7 +244,7 @@ def _error(summary: dict[str, Any] | None) -> str:
 
 def misses_table() -> str:
     """How many rows are predicted badly, and how many of these are explained by a mechanism."""
-    rows, stored = published_validation().rows, stored_misses()
+    rows, stored = core_validation().rows, stored_misses()
     limit = f"{LISTED_ABOVE:.0%}".replace("%", " %")
     lines = [
         f"| quantity | rows compared | more than {limit} off | listed with a mechanism | listed as unexplained |",
