@@ -36,7 +36,8 @@ class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
     ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``;
-    ``null_fields`` are those it sets to null, which TOML cannot say and which differ from absent ones wherever the configuration class has a default.
+    ``null_fields`` are those it sets to null, which TOML cannot say and which differ from absent ones wherever the configuration
+    class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

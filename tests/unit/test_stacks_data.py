@@ -54,7 +54,8 @@ def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
     """What a file states for quantised bases is not a repetition of the general default."""
     file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
     for name, entry in file.get("quantized", {}).items():
-        assert entry["value"] != file["defaults"][name]["value"], name
+        # A file that extends another has to repeat a general default to take back what the other says of quantised bases.
+        assert "extends" in file or entry["value"] != file["defaults"][name]["value"], name
 
 
 @pytest.mark.parametrize("stack_id", IDS)
