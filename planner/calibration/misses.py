@@ -1,4 +1,4 @@
-"""Published rows that are predicted badly, each with the mechanism suspected (untested), or "unexplained".
+"""Published rows that are predicted badly, each with a mechanism and the evidence for it, or "unexplained".
 
 ``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
 ``--write`` puts it there: groups and mechanisms stay, rows that are no longer wrong leave, new ones come in as "unexplained".
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from planner.calibration.published import QUANTITIES, core_validation, errors_of, published_dir
 from planner.calibration.rows import Comparison, RowScore
@@ -24,22 +25,30 @@ STALE_BELOW = 0.12
 UNEXPLAINED = "unexplained"
 
 _FILE_NAME = "misses.toml"
-_KEYS = {"pattern", "rows", "mechanism"}
+Evidence = Literal["tested", "suspected", "none"]
+"""``tested``: an experiment that could have refuted the mechanism confirmed it, and the text names it.  ``suspected``: it would
+explain the rows, and nothing was tried.  ``none``: the rows are unexplained."""
+
+_KEYS = {"pattern", "rows", "mechanism", "evidence"}
 _HEADER = f"""\
-# Every row of the numbered documents whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with the mechanism
-# suspected, or "{UNEXPLAINED}".  A test checks that no such row is missing and that every row here is
-# still more than {STALE_BELOW:.0%} off.  Rows of one pattern stand together; [[memory]] is GPU memory.
-# `python -m planner.calibration.misses --write` brings this file up to date; mechanisms are kept.
+# Every row of the numbered documents whose uncalibrated prediction is more than {LISTED_ABOVE:.0%} off, with a
+# mechanism, or "{UNEXPLAINED}".
+# evidence: "tested" (an experiment that could have refuted the mechanism confirmed it; the text names it), "suspected" (it would
+# explain the rows, nothing was tried) or "none" (unexplained, with what would settle it where known).  A test checks that no
+# such row is missing and that every row here is still more than {STALE_BELOW:.0%} off.
+# Rows of one pattern stand together; [[memory]] is GPU memory.
+# `python -m planner.calibration.misses --write` brings this file up to date; mechanisms and evidence are kept.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MissGroup:
-    """Rows that are wrong in the same way.  ``pattern`` says which, ``mechanism`` why."""
+    """Rows that are wrong in the same way.  ``pattern`` says which, ``mechanism`` why, ``evidence`` how sure that is."""
 
     pattern: str
     mechanism: str
     rows: tuple[str, ...]
+    evidence: Evidence
 
 
 MissTable = Mapping[str, Sequence[MissGroup]]
@@ -59,13 +68,22 @@ def stored_misses() -> MissTable:
         raise InputFileError(path, f"unknown table '{min(unknown)}'; known: {', '.join(QUANTITIES)}")
     table: dict[str, list[MissGroup]] = {}
     for quantity, groups in content.items():
-        if any(set(group) != _KEYS for group in groups):
-            raise InputFileError(path, f"each group of '{quantity}' needs exactly {', '.join(sorted(_KEYS))}")
-        table[quantity] = [MissGroup(group["pattern"], group["mechanism"], tuple(group["rows"])) for group in groups]
+        table[quantity] = [_group(group, f"group {number} of '{quantity}'") for number, group in enumerate(groups, 1)]
         ids = [row for group in table[quantity] for row in group.rows]
         if twice := {row for row in ids if ids.count(row) > 1}:
             raise InputFileError(path, f"'{min(twice)}' is listed twice under '{quantity}'")
     return table
+
+
+def _group(entry: Mapping[str, Any], place: str) -> MissGroup:
+    path = published_dir() / _FILE_NAME
+    if set(entry) != _KEYS:
+        raise InputFileError(path, f"{place} needs exactly {', '.join(sorted(_KEYS))}")
+    if entry["evidence"] not in get_args(Evidence):
+        raise InputFileError(path, f"'evidence' in {place} must be one of {', '.join(get_args(Evidence))}")
+    if (entry["evidence"] == "none") != entry["mechanism"].startswith(UNEXPLAINED):
+        raise InputFileError(path, f'{place}: evidence is "none" exactly where the mechanism begins with "{UNEXPLAINED}"')
+    return MissGroup(entry["pattern"], entry["mechanism"], tuple(entry["rows"]), entry["evidence"])
 
 
 def updated_misses(rows: tuple[RowScore, ...], stored: MissTable) -> dict[str, list[MissGroup]]:
@@ -88,7 +106,9 @@ def misses_toml() -> str:
         for group in groups:
             rows = "".join(f"  {json.dumps(row)},\n" for row in group.rows)
             # A JSON string is a TOML basic string for text without control characters.
-            texts = [f"{key} = {json.dumps(getattr(group, key), ensure_ascii=False)}\n" for key in ("pattern", "mechanism")]
+            texts = [
+                f"{key} = {json.dumps(getattr(group, key), ensure_ascii=False)}\n" for key in ("pattern", "mechanism", "evidence")
+            ]
             parts.append(f"[[{quantity}]]\n{''.join(texts)}rows = [\n{rows}]\n")
     return "\n".join(parts)
 
@@ -107,7 +127,7 @@ def _merged(groups: list[MissGroup], new: Iterable[RowScore], quantity: str) -> 
     for group in groups:
         joining = by_pattern.pop(group.pattern, []) if group.mechanism == UNEXPLAINED else []
         merged.append(replace(group, rows=(*group.rows, *joining)))
-    return merged + [MissGroup(pattern, UNEXPLAINED, tuple(rows)) for pattern, rows in by_pattern.items()]
+    return merged + [MissGroup(pattern, UNEXPLAINED, tuple(rows), "none") for pattern, rows in by_pattern.items()]
 
 
 def pattern_of(row: RowScore, quantity: str) -> str:

@@ -8,6 +8,7 @@ from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import Comparison, OomResult, RowScore
 from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
+from planner.report.misses import misses_section
 from planner.report.numbers import percent
 from planner.report.validation_text import amount, compared_label, quantity_label, recipe_label, signed_percent
 
@@ -53,7 +54,8 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
         _left_out("Time not predicted", validation.overall.not_timed, lambda row: row.not_timed),
     ]
     if with_rows:
-        sections += [_rows(validation.rows, *each) for each in _QUANTITIES] + [_verdict_rows(validation.rows)]
+        sections += [_rows(validation.rows, *each) for each in _QUANTITIES]
+        sections += [_verdict_rows(validation.rows), misses_section(validation)]
     return tuple(section for section in sections if section.blocks)
 
 

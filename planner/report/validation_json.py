@@ -7,11 +7,13 @@ from typing import Any
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, Validation
+from planner.report.misses import misses_of
 from planner.report.validation_schema import (
     BoundPart,
     ComparisonPart,
     ErrorPart,
     LeftOutPart,
+    MissPart,
     OomPart,
     RowPart,
     SourcePart,
@@ -33,8 +35,22 @@ def validation_document(validation: Validation, *, with_rows: bool) -> Validatio
         sources=[_source(source) for source in validation.sources],
         overall=_source(validation.overall),
         rows=[_row(row) for row in validation.rows] if with_rows else None,
+        misses=_misses(validation) if with_rows else None,
         unread=list(validation.unread),
     )
+
+
+def _misses(validation: Validation) -> list[MissPart]:
+    return [
+        MissPart(
+            quantity=miss.quantity,
+            pattern=miss.group.pattern,
+            mechanism=miss.group.mechanism,
+            evidence=miss.group.evidence,
+            rows=list(miss.rows),
+        )
+        for miss in misses_of(validation)
+    ]
 
 
 def _source(score: SourceScore) -> SourcePart:

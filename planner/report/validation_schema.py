@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.calibration.misses import Evidence
 from planner.calibration.rows import OomResult
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
@@ -115,6 +116,16 @@ class RowPart(_Part):
     oom: OomResult | None
 
 
+class MissPart(_Part):
+    """Rows that are far off, with what is thought to be the reason and how sure that is."""
+
+    quantity: str
+    pattern: str
+    mechanism: str
+    evidence: Evidence
+    rows: list[str]
+
+
 class ValidationDocument(_Part):
     """Everything that ``plan validate`` says about some files of records."""
 
@@ -126,6 +137,7 @@ class ValidationDocument(_Part):
         description="errors: unweighted means over source groups with at least 3 compared rows; counts: sums"
     )
     rows: list[RowPart] | None = Field(description="null without --rows")
+    misses: list[MissPart] | None = Field(description="published rows that are far off; null without --rows")
     unread: list[str] = Field(description="lines that a crash left unfinished, with their place")
 
 

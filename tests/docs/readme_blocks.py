@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.misses import LISTED_ABOVE, UNEXPLAINED, stored_misses
+from planner.calibration.misses import LISTED_ABOVE, Evidence, stored_misses
 from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
@@ -243,18 +243,18 @@ def _error(summary: dict[str, Any] | None) -> str:
 
 
 def misses_table() -> str:
-    """How many rows are predicted badly, and how many of these are explained by a mechanism."""
+    """How many rows are predicted badly, and how many of these have a mechanism, tested or suspected."""
     rows, stored = core_validation().rows, stored_misses()
     limit = f"{LISTED_ABOVE:.0%}".replace("%", " %")
     lines = [
-        f"| quantity | rows compared | more than {limit} off | listed with a mechanism | listed as unexplained |",
-        "|---|--:|--:|--:|--:|",
+        f"| quantity | rows compared | more than {limit} off | mechanism tested | mechanism suspected | unexplained |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for quantity, title in _QUANTITIES.items():
         errors = errors_of(rows, quantity)
-        counts: Counter[bool] = Counter()
+        counts: Counter[Evidence] = Counter()
         for group in stored.get(quantity, ()):
-            counts[group.mechanism.startswith(UNEXPLAINED)] += len(group.rows)
+            counts[group.evidence] += len(group.rows)
         off = sum(abs(error) > LISTED_ABOVE for error in errors.values())
-        lines.append(f"| {title} | {len(errors)} | {off} | {counts[False]} | {counts[True]} |")
+        lines.append(f"| {title} | {len(errors)} | {off} | {counts['tested']} | {counts['suspected']} | {counts['none']} |")
     return "\n".join(lines) + "\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+from planner.calibration import misses
 from planner.calibration.budget import rounded_up
 from planner.calibration.metrics import average, count_verdicts, summarise, summarise_bounds
 from planner.calibration.misses import UNEXPLAINED, MissGroup, updated_misses
@@ -26,6 +28,8 @@ from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePea
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records import RecordSet
+from planner.report.layout import Note
+from planner.report.misses import misses_section
 from planner.report.validation_json import validation_document
 from planner.report.validation_text import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
@@ -337,7 +341,51 @@ def test_the_list_of_misses_keeps_mechanisms_and_forgets_what_is_right() -> None
     factors = {"kept": 1.13, "fixed": 1.11, "new": 1.16, "unlisted": 1.14}
     errors = {name: Comparison("driver_bytes", 100, 100 * factor) for name, factor in factors.items()}
     rows = tuple(RowScore(replace(RECORD, id=name), memory=error) for name, error in errors.items())
-    table = updated_misses(rows, {"memory": [MissGroup("p", "because", ("kept", "fixed"))]})
-    new = MissGroup("s: qlora, predicted too high", UNEXPLAINED, ("new",))
-    assert table["memory"] == [MissGroup("p", "because", ("kept",)), new]
+    table = updated_misses(rows, {"memory": [MissGroup("p", "because", ("kept", "fixed"), "suspected")]})
+    new = MissGroup("s: qlora, predicted too high", UNEXPLAINED, ("new",), "none")
+    assert table["memory"] == [MissGroup("p", "because", ("kept",), "suspected"), new]
     assert table["throughput"] == []
+
+
+MISSES = """
+[[memory]]
+pattern = "p"
+mechanism = "{mechanism}"
+evidence = "{evidence}"
+rows = ["r1"]
+"""
+
+
+@pytest.fixture
+def misses_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list of misses in a folder of its own, which the program reads in place of the published one."""
+    monkeypatch.setattr(misses, "published_dir", lambda: tmp_path)
+    return tmp_path / "misses.toml"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "evidence", "complaint"),
+    [
+        ("cache", "sure", "'evidence' in group 1 of 'memory' must be one of tested, suspected, none"),
+        ("cache", "none", "exactly where the mechanism begins"),
+        ("unexplained: a cache", "suspected", "exactly where the mechanism begins"),
+    ],
+)
+def test_a_miss_must_say_how_sure_its_mechanism_is(misses_file: Path, mechanism: str, evidence: str, complaint: str) -> None:
+    """Another word is refused, and so is a mechanism without evidence or evidence for none."""
+    misses_file.write_text(MISSES.format(mechanism=mechanism, evidence=evidence), encoding="utf-8")
+    with pytest.raises(InputFileError, match=complaint):
+        misses.stored_misses()
+
+
+def test_rows_far_off_are_listed_with_mechanism_and_evidence(misses_file: Path) -> None:
+    """--rows says why a listed row is off and that nobody tested it; a row that is right is not mentioned."""
+    misses_file.write_text(MISSES.format(mechanism="a cache", evidence="suspected"), encoding="utf-8")
+    off, right = (validate(record_set(measured("r1", "g", factor))) for factor in (1.3, 1.0))
+    document = validation_document(off, with_rows=True)
+    assert document.misses is not None
+    assert [(miss.mechanism, miss.evidence, miss.rows) for miss in document.misses] == [("a cache", "suspected", ["r1"])]
+    text = " ".join(note.text for note in misses_section(off).blocks if isinstance(note, Note))
+    assert "suspected, not tested" in text
+    assert misses_section(right).blocks == ()
+    assert validation_document(off, with_rows=False).misses is None
