@@ -120,8 +120,14 @@ class _Reader:
         return self.parts
 
     def _period_of(self, record: Record, *, between: bool) -> int | None:
-        """Period of the place, or of the block where the blocks of many layers go at once."""
+        """Period of the place, or of the block where the blocks of many layers go at once.
+
+        A variable of an optimizer's loop is freed when the next tensor's turn has come, which may be one of the next layer.
+        """
         stage = record.place.stage
+        if not record.alloc and stage == "optimizer_step" == record.block.place.stage and self.units and self.step:
+            period = self.pattern.period_of(record.block.place.layer)
+            return self.period if period == self.period - self.step else period
         if stage == "optimizer_step" or (not record.alloc and not between and stage in ("forward", "backward")):
             return self.pattern.period_of(record.block.place.layer)
         return self.pattern.period_of(record.place.layer)

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 from unittest import mock
 
 import torch
 
 from measure.trace.autocast import cuda_autocast_lists
+from measure.trace.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.sdpa import attention_on_cuda
 from measure.trace.tracer import Recorder
 
@@ -121,6 +123,35 @@ def _host_steps(situation: Situation) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _paged_states(situation: Situation) -> Iterator[None]:
+    if find_spec("bitsandbytes") is None:
+        yield
+        return
+    base = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
+
+    def buffer(optimizer: Any, tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        managed = optimizer.is_paged and tensor.numel() >= MIN_PAGED_ELEMENTS
+        with situation.recorder.on_host() if managed else nullcontext():
+            return torch.zeros_like(tensor, dtype=dtype)
+
+    with mock.patch.object(base, "get_state_buffer", buffer):
+        yield
+
+
+def _any_code_book(*_args: object, **_options: object) -> torch.Tensor:
+    return torch.zeros(256)
+
+
+@contextmanager
+def _code_books(_: Situation) -> Iterator[None]:
+    if find_spec("bitsandbytes") is None:
+        yield
+        return
+    with mock.patch("bitsandbytes.functional.create_dynamic_map", _any_code_book):
+        yield
+
+
 SHIMS: tuple[Shim, ...] = (
     Shim(
         "not_tracing",
@@ -177,6 +208,20 @@ SHIMS: tuple[Shim, ...] = (
         "step counts that an optimizer makes without naming a device are in host memory, as is all that torch.tensor makes",
         "torch/optim/adam.py _init_group",
         _host_steps,
+    ),
+    Shim(
+        "code_books",
+        "fake",
+        "the 256 values of a code book are sorted, for which fake tensors have no values; no size depends on them",
+        "bitsandbytes/functional.py create_dynamic_map",
+        _code_books,
+    ),
+    Shim(
+        "paged_states",
+        "cuda",
+        "paged optimizer states are managed memory, which torch's allocator does not know; a CPU has none and allocates them",
+        "bitsandbytes/optim/optimizer.py get_state_buffer",
+        _paged_states,
     ),
 )
 

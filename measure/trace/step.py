@@ -10,15 +10,12 @@ import torch
 from torch import nn
 
 from measure.trace.build import DTYPES
+from measure.trace.optimizers import make_optimizer
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
 
 MAX_GRAD_NORM = 1.0
-# The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
-_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-_ADAMW = {"adamw_torch": {"foreach": True}, "adamw_torch_fused": {"fused": True}}
 
 
 def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
@@ -70,26 +67,6 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> N
     recorder.enter_stage("backward", number)
     del loss, inputs, count
     gc.collect()
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer with the two groups that the Trainer makes.
-
-    Raises:
-        NotModelledError: an optimizer that is not traced.
-    """
-    from transformers.trainer_pt_utils import get_parameter_names
-
-    if recipe.optimizer not in _ADAMW:
-        raise NotModelledError(f"optimizer '{recipe.optimizer}' is not traced; {' and '.join(_ADAMW)} are")
-    names: Any = get_parameter_names
-    decayed = set(names(model, [nn.LayerNorm], _NO_DECAY))
-    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
-    groups = [
-        {"params": [tensor for name, tensor in trained if name in decayed], "weight_decay": 0.01},
-        {"params": [tensor for name, tensor in trained if name not in decayed], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-4, **_ADAMW[recipe.optimizer])  # type: ignore[arg-type]
 
 
 def _optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

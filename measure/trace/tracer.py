@@ -103,6 +103,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage: Stage = "load"
         self._micro_step = 0
         self._place = Place("load", 0)
+        self._source_place = self._place
         self._last_path = ""
         self._storages: dict[int, Block] = {}
         self._host = 0
@@ -112,7 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter_stage(self, stage: Stage, micro_step: int = 0) -> None:
         """Say which pass begins."""
         self._stage, self._micro_step, self._last_path = stage, micro_step, ""
-        self._place = Place(stage, micro_step)
+        self._place = self._source_place = Place(stage, micro_step)
 
     def close(self) -> None:
         """End the trace: what is freed when the model itself goes away is no part of it."""
@@ -192,26 +193,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block = self._new_block(storage.nbytes(), str(func))
         if self._stage == "optimizer_step":
             self._place_by_source(block, args, index)
-        if func is torch.ops.aten._to_copy.default and self._stage != "load":
+        if self._stage not in ("forward", "backward"):
+            pass
+        elif func is torch.ops.aten._to_copy.default:
             source = self.block_of(args[0])
             if source is not None and source.role in ("weights", "adapters"):
                 block.role = "autocast_copies"
-        elif func is torch.ops.aten.empty.memory_format and block.place.layer != OUTSIDE and self._stage != "load":
+        elif func is torch.ops.aten.empty.memory_format and block.place.layer != OUTSIDE:
             block.role = "dequantization"
         self._storages[key] = block
         weakref.finalize(storage, self._freed, key, block).atexit = False
 
     def _place_by_source(self, block: Block, args: Any, index: int) -> None:
-        """Optimizers work on lists of tensors outside of any module: a result belongs to the layer of what it was made from."""
+        """Optimizers work on tensors and lists of them outside of modules: a result belongs to the layer of its source.
+
+        What is made from no tensor, such as the scales of 8-bit states, belongs to the tensor that was worked on before.
+        """
         source = args[0] if args else None
-        if isinstance(source, list | tuple):
+        if isinstance(source, list | tuple) and any(isinstance(each, torch.Tensor) for each in source):
             layers = tuple(self._layer_behind(each) for each in source)
             if index < len(layers) > 1 and block.op != "aten.stack.default":
                 block.place = Place(self._stage, self._micro_step, layers[index])
             else:
                 block.part_layers = layers
+        elif isinstance(source, torch.Tensor):
+            block.place = self._source_place = Place(self._stage, self._micro_step, self._layer_behind(source))
         else:
-            block.place = Place(self._stage, self._micro_step, self._layer_behind(source))
+            block.place = self._source_place
 
     def _layer_behind(self, value: Any) -> int:
         block = self.block_of(value) if isinstance(value, torch.Tensor) else None

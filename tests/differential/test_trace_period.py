@@ -26,6 +26,8 @@ SETUPS = {
     "reentrant": Setup(checkpointing=True, reentrant=True, optimizer="adamw_torch"),
     "lora": Setup(rank=4, dropout=0.1, mixed=True, optimizer="adamw_torch"),
     "checkpointed": Setup(rank=4, checkpointing=True, attention="eager"),
+    "adafactor": Setup(optimizer="adafactor"),
+    "8bit": Setup(optimizer="adamw_8bit"),
     "int8": Setup(rank=4, checkpointing=True, numerics=Numerics("bf16", "bf16-mixed", "int8")),
 }
 
@@ -38,7 +40,15 @@ def _contents(records: list[Record]) -> Counter[Hashable]:
 
 @pytest.mark.parametrize(
     ("name", "setup"),
-    [("llama", "lora"), ("llama", "full"), ("gpt2-dropout", "checkpointed"), ("gemma", "reentrant"), ("llama", "int8")],
+    [
+        ("llama", "lora"),
+        ("llama", "full"),
+        ("gpt2-dropout", "checkpointed"),
+        ("gemma", "reentrant"),
+        ("llama", "int8"),
+        ("llama", "adafactor"),
+        ("llama", "8bit"),
+    ],
 )
 def test_repeated_periods_equal_all_layers(name: str, setup: str) -> None:
     """Every event is there as often, in the same place, and the allocator's peaks in each phase are the same."""

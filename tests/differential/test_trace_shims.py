@@ -30,6 +30,8 @@ TESTED = {
     "autocast_state",
     "step_values",
     "host_steps",
+    "code_books",
+    "paged_states",
 }
 
 
@@ -196,3 +198,30 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
     states = [record.block.n_bytes for record in recorder.trace.records if record.alloc and "zeros_like" in record.block.op]
     assert states == [16 * 16 * 4] * 2
     assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
+
+
+def test_code_books_are_made_without_their_values() -> None:
+    """bitsandbytes sorts the values of a code book, which fake tensors do not have; 256 numbers are made in any case."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        bitsandbytes.functional.create_dynamic_map()
+    with shimmed("code_books"):
+        assert bitsandbytes.functional.create_dynamic_map().shape == (256,)
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_large_states_of_a_paged_optimizer_are_not_the_allocators(paged: bool) -> None:
+    """Managed memory is no allocation of torch; states of fewer than 100,000 elements are ordinary ones."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    recorder = Recorder()
+    small, large = 99_999, 100_000
+    with shimmed("paged_states", recorder=recorder):
+        weights = [torch.nn.Parameter(torch.empty(count)) for count in (small, large)]
+        optimizer = bitsandbytes.optim.AdamW(weights, optim_bits=32, is_paged=paged)
+        with recorder:
+            recorder.enter_stage("optimizer_step")
+            for weight in weights:
+                weight.grad = torch.empty_like(weight)
+            optimizer.step()
+    states = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "zeros_like" in each.block.op]
+    assert states == [small * 4] * 2 + ([] if paged else [large * 4] * 2)

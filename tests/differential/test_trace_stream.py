@@ -13,7 +13,7 @@ from tiny_traces import CONFIGS, built, fake_trace, peaks, real_trace, small_sce
 from measure.trace.build import materialize
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder, Trace
-from planner.domain.recipe import Numerics
+from planner.domain.recipe import Numerics, Optimizer
 
 LORA = Setup(rank=4, checkpointing=True, dropout=0.1, mixed=True, attention="eager", optimizer="adamw_torch")
 FULL = Setup()
@@ -39,6 +39,18 @@ def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> Non
     case = small_scenario(name, setup)
     fake, real = fake_trace(name, case), real_trace(name, case)
     assert len(real.operators) > 400, "the step was not recorded"
+    assert _operators(fake) == _operators(real)
+    assert _bytes_in_order(fake) == _bytes_in_order(real)
+    assert peaks(fake) == peaks(real)
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion", "sgd", "adafactor"])
+def test_optimizers_run_the_program_of_the_cpu(optimizer: Optimizer, rank: int) -> None:
+    """Every optimizer of the Trainer steps on fake tensors as on real ones: same operators, states and temporaries."""
+    pytest.importorskip("bitsandbytes")
+    case = small_scenario("llama", Setup(rank=rank, optimizer=optimizer))
+    fake, real = fake_trace("llama", case), real_trace("llama", case)
     assert _operators(fake) == _operators(real)
     assert _bytes_in_order(fake) == _bytes_in_order(real)
     assert peaks(fake) == peaks(real)

@@ -1,0 +1,87 @@
+"""The optimizer of a recipe as the Trainer makes it, from the libraries' own classes.
+
+Source: transformers 5.23 trainer.py ``create_optimizer``, trainer_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.domain.recipe import Optimizer, Recipe
+from planner.errors import UsageError
+
+# The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
+_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+_LEARNING_RATE = 1e-4
+# Where a choice is left to torch, CUDA takes the foreach form and a CPU does not.
+_TORCH: dict[Optimizer, tuple[str, dict[str, Any]]] = {
+    "adamw_torch": ("AdamW", {"foreach": True}),
+    "adamw_torch_fused": ("AdamW", {"fused": True}),
+    "sgd": ("SGD", {"foreach": True}),
+}
+_BITSANDBYTES: dict[Optimizer, tuple[str, dict[str, Any]]] = {
+    "adamw_8bit": ("AdamW", {"optim_bits": 8, "is_paged": False}),
+    "paged_adamw_8bit": ("AdamW", {"optim_bits": 8, "is_paged": True}),
+    "paged_adamw_32bit": ("AdamW", {"optim_bits": 32, "is_paged": True}),
+    "lion": ("Lion", {"optim_bits": 32, "is_paged": False}),
+}
+MIN_PAGED_ELEMENTS = 100_000
+"""Smaller states of a paged optimizer are ordinary tensors.  Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer."""
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer with the Trainer's two groups and its default weight decay, 0.
+
+    Raises:
+        UsageError: an optimizer whose library is not installed.
+    """
+    groups = _groups(model)
+    name = recipe.optimizer
+    if name in _TORCH:
+        class_name, options = _TORCH[name]
+        return _made(getattr(torch.optim, class_name), groups, options)
+    if name in _BITSANDBYTES:
+        class_name, options = _BITSANDBYTES[name]
+        return _bitsandbytes(model, class_name, groups, options)
+    from transformers import Adafactor
+
+    return _made(Adafactor, groups, {"scale_parameter": False, "relative_step": False})
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    names: Any = get_parameter_names
+    decayed = set(names(model, [nn.LayerNorm], _NO_DECAY))
+    trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+    groups = (
+        [tensor for name, tensor in trained if name in decayed],
+        [tensor for name, tensor in trained if name not in decayed],
+    )
+    return [{"params": tensors, "weight_decay": 0.0} for tensors in groups if tensors]
+
+
+def _made(make: Any, groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = make(groups, lr=_LEARNING_RATE, **options)
+    return optimizer
+
+
+def _bitsandbytes(model: nn.Module, name: str, groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
+    """An optimizer of bitsandbytes; the Trainer keeps the states of tables in 32 bits under an 8-bit one."""
+    if find_spec("bitsandbytes") is None:
+        raise UsageError("bitsandbytes is not installed; install the measure extra: pip install 'finetune-planner[measure]'")
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    # One registry serves the whole process: settings of an earlier trace must not stay.
+    manager.initialize()
+    optimizer = _made(getattr(bitsandbytes.optim, name), groups, options)
+    if options["optim_bits"] == 8:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                manager.register_module_override(module, "weight", {"optim_bits": 32})
+    return optimizer
