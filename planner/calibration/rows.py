@@ -135,12 +135,12 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     """The first of step time, samples/s, tokens/s and run time that the record has, and why it could not be compared.
 
     The error is that of the printed quantity, so a prediction twice too fast is -50 % of a time and +100 % of a rate.  Where a
-    record says that samples have natural lengths and not how long they are, a time per sample or step says nothing.
+    record says that samples have natural lengths and not how long they are, no time can be compared.
     """
     column = next((name for name in THROUGHPUT_COLUMNS if getattr(record, name) is not None), None)
     if column is None:
         return None, ""
-    if record.padding == "longest" and record.tokens_per_sample is None and column != "tokens_per_s":
+    if record.padding == "longest" and record.tokens_per_sample is None:
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:
         return None, f"{column}: the rates of this card are unknown"

@@ -15,6 +15,7 @@ from planner.errors import InputFileError, UnknownNameError
 from planner.units import GIB, GIGA
 
 UNKNOWN_HOST = "unknown"
+_BITS_PER_BYTE = 8
 Positive = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
 
 
@@ -31,6 +32,7 @@ class HostEntry(BaseModel):
     memory_gib: Positive | None = None
     memory_bandwidth_gb_per_s: Positive | None = None
     pcie_generation: Annotated[int, Field(ge=1, le=9)] | None = None
+    network_gbit_per_s: Positive | None = None
     source: str = Field(min_length=1)
 
 
@@ -59,7 +61,7 @@ def load_host(name: str) -> HostSpec:
 
 
 def _spec_of(entry: HostEntry) -> HostSpec:
-    bandwidth = entry.memory_bandwidth_gb_per_s
+    bandwidth, network = entry.memory_bandwidth_gb_per_s, entry.network_gbit_per_s
     return HostSpec(
         id=entry.id,
         cores=entry.cores,
@@ -67,4 +69,5 @@ def _spec_of(entry: HostEntry) -> HostSpec:
         memory_bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * GIGA,
         pcie_generation=entry.pcie_generation,
         source=entry.source,
+        network_bytes_per_s=None if network is None else network * GIGA / _BITS_PER_BYTE,
     )

@@ -57,7 +57,10 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens what is said about time."""
+    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens what is said about time.
+
+    ``network_bytes_per_s``: one direction of all links from this node to others, summed.
+    """
 
     id: str
     cores: int | None = None
@@ -65,6 +68,7 @@ class HostSpec:
     memory_bandwidth_bytes_per_s: float | None = None
     pcie_generation: int | None = None
     source: str = ""
+    network_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

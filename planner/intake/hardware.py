@@ -28,11 +28,9 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     gpu = _resolve_gpu(ledger, name)
     gpus = _resolve_count(ledger, counted)
     nodes = ledger.choose("nodes", 1, "assumed")
+    host = _resolve_host(ledger)
     if nodes > 1:
-        rate = f"{Coefficients().network_bytes_per_s / GIGA:g} GB/s per node"
-        ledger.enter(
-            "network", rate, "assumed", "the coefficient network_bytes_per_s: the network between nodes cannot be said yet"
-        )
+        _enter_network(ledger, host)
     reserved = ledger.choose("gpu_reserved", 0, "assumed")
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
@@ -41,10 +39,21 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
         gpu=gpu,
         gpus_per_node=gpus,
         nodes=nodes,
-        host=_resolve_host(ledger),
+        host=host,
         gpu_reserved_bytes=reserved,
         link=link,
+        network_bytes_per_s=host.network_bytes_per_s,
     )
+
+
+def _enter_network(ledger: Ledger, host: HostSpec) -> None:
+    """What the network between nodes is taken to be: the host's own, or the coefficient."""
+    known = host.network_bytes_per_s
+    if known is None:
+        rate, note = Coefficients().network_bytes_per_s, "the coefficient network_bytes_per_s; a host entry can say the network"
+    else:
+        rate, note = known, f"all links of one node {host.id} together"
+    ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)
 
 
 def _split_count(ledger: Ledger) -> tuple[str | None, int | None]:

@@ -60,8 +60,13 @@ def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
 
 @pytest.mark.parametrize("stack_id", IDS)
 def test_copies_of_logits_are_consistent(stack_id: str) -> None:
-    """Cross-entropy in torch saves the log-softmax, so both peaks hold it, and only the first can hold the fp32 copy."""
+    """Cross-entropy in torch saves the log-softmax, so both peaks hold it, and only the first can hold the fp32 copy.
+
+    One fused or compiled kernel keeps the logits alone.
+    """
     stack = load_stack(stack_id)
+    if stack.loss_forward == stack.loss_backward == ("compute",):
+        return
     assert "log_softmax" in stack.loss_forward
     assert "log_softmax" in stack.loss_backward
     assert not {"float", "shifted"} & set(stack.loss_backward)

@@ -25,6 +25,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
     "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
     "llm_foundry": ("mpt_causal_lm",),
+    "from_scratch": ("gpt_from_scratch",),
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),

@@ -1,0 +1,45 @@
+"""GPT-2 as the book "Build a Large Language Model From Scratch" writes it.
+
+Names and shapes are those of ``GPTModel`` in rasbt/LLMs-from-scratch ``ch05/10_llm-training-speed/00_orig.py``, which uses
+``nn.Linear``, no bias in query, key and value, an untied head, and 16-bit logits where the model is 16-bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.gpt_family import bare_model, even_heads
+from planner.catalog.architectures.parts import layer_norm, lm_head, plain_mlp, separate_qkv, token_embedding
+from planner.domain.model import BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec
+
+
+def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
+    """``gpt_from_scratch``: separate query, key and value, learned positions, the keys of ``GPT_CONFIG_124M``."""
+    hidden, heads = fields.integer("emb_dim"), fields.integer("n_heads")
+    positions = fields.integer("context_length")
+    bias = fields.flag("qkv_bias", False)
+    attention = replace(even_heads(fields, hidden, heads), position="learned", eager_scores="compute")
+    projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=True)
+    names = ("W_query", "W_key", "W_value", "out_proj")
+    linears = tuple(replace(linear, name=name) for linear, name in zip(projections, names, strict=True))
+    block = BlockSpec(
+        attention=attention,
+        mlp=MlpSpec(4 * hidden, gated=False, activation="gelu_new"),
+        linears=linears + plain_mlp(hidden, 4 * hidden, ("layers.0", "layers.2"), bias=True),
+        norms=(layer_norm(hidden, copies=2),),
+    )
+    table = token_embedding(fields, hidden, "tok_emb")
+    spec = bare_model(fields, [block] * fields.layers("n_layers"), table, lm_head(hidden, table.rows))
+    return replace(
+        spec,
+        tied=False,
+        max_position_tokens=positions,
+        final_norms=(layer_norm(hidden),),
+        extra_embeddings=(EmbeddingSpec("pos_emb", positions, hidden),),
+        checkpoint_dtype="fp32",
+        fp32_logits=False,
+    )
+
+
+READERS = {"gpt_from_scratch": read_gpt_from_scratch}
