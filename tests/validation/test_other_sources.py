@@ -49,7 +49,7 @@ RATES = {
 }
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
-    "swift": {"swift_bench", "swift_bench_v1", "swift_tuners"},
+    "swift": {"swift_bench", "swift_bench_v1", "swift_scripts", "swift_tuners"},
     "pytorch": {"torchtune_readme", "torchtitan_a100", "torchao_fp8", "torchao_optim"},
     "nvidia-nemo": {"automodel_mem", "automodel_perf"},
     "unsloth": {"unsloth_readme", "llamafactory_via_unsloth"},
