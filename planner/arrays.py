@@ -14,6 +14,8 @@ from planner.domain.recipe import Number
 
 def maximum(first: Number, *others: Number) -> Number:
     """Largest of the values, elementwise."""
+    if not others:
+        return first
     try:
         return max(first, *others)
     except ValueError:  # the truth value of an array: take the elementwise path
@@ -24,6 +26,8 @@ def maximum(first: Number, *others: Number) -> Number:
 
 def minimum(first: Number, *others: Number) -> Number:
     """Smallest of the values, elementwise."""
+    if not others:
+        return first
     try:
         return min(first, *others)
     except ValueError:

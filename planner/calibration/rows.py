@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.arrays import maximum, minimum
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
+from planner.domain.recipe import Number
 from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
@@ -22,8 +24,8 @@ OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertai
 # Throughput is scored on the first of these that a row has.
 THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_s")
 # A row that got no further measured no training: its peak is compared with that of the phase itself.
-_SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
-_KIND_WHEN_BLANK: MemoryKind = "driver"
+SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
+KIND_WHEN_BLANK: MemoryKind = "driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +109,28 @@ def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int)
     """
     if record.peak_memory_mib is None:
         return None
-    kind = record.memory_kind or _KIND_WHEN_BLANK
+    kind = record.memory_kind or KIND_WHEN_BLANK
     notes = [] if record.memory_kind else ["assumed"]
     count = 1
     if record.memory_scope == "all_gpus":
         count = world_size
         notes.append(f"of {world_size} GPUs")
-    predicted = count * _level_bytes(memory, kind, record.phase_reached)
+    predicted = float(count * level_bytes(memory, kind, record.phase_reached))
     return Comparison(f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes))
 
 
-def _level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> float:
+def level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> Number:
     """Peak of one GPU at one level, over the phases that the run went through.
 
     A run that only set up is compared with that phase itself; one that ended before a whole step with the phases up to there.
     """
-    peak = float(getattr(memory, f"{kind}_peak_bytes"))
+    peak: Number = getattr(memory, f"{kind}_peak_bytes")
     if reached is None:
         return peak
-    seen = {reached} if reached in _SETUP_PHASES else set(PHASES[: PHASES.index(reached) + 1])
-    levels = [float(getattr(phase, f"{kind}_bytes")) for phase in memory.phases if phase.phase in seen]
+    seen = {reached} if reached in SETUP_PHASES else set(PHASES[: PHASES.index(reached) + 1])
+    levels = [getattr(phase, f"{kind}_bytes") for phase in memory.phases if phase.phase in seen]
     # Peaks of phases are those of an unlimited card, the overall peak is what this card can show.
-    return min(max(levels), peak)
+    return minimum(maximum(levels[0], *levels[1:]), peak)
 
 
 def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[Comparison | None, str]:
@@ -137,27 +139,43 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     The error is that of the printed quantity, so a prediction twice too fast is -50 % of a time and +100 % of a rate.  Where a
     record says that samples have natural lengths and not how long they are, no time can be compared.
     """
-    column = next((name for name in THROUGHPUT_COLUMNS if getattr(record, name) is not None), None)
+    column = throughput_column(record)
     if column is None:
         return None, ""
     if record.padding == "longest" and record.tokens_per_sample is None:
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:
         return None, f"{column}: the rates of this card are unknown"
-    predicted = time.step_s if column == "step_time_s" else getattr(time, column)
+    predicted = predicted_throughput(time, column)
     if predicted is None:
         return None, f"{column}: the number of samples is not said"
     return Comparison(column, float(getattr(record, column)), float(predicted)), ""
 
 
+def throughput_column(record: RunRecord) -> str | None:
+    """The one number that a row's time is scored on; ``None`` where it has none."""
+    return next((name for name in THROUGHPUT_COLUMNS if getattr(record, name) is not None), None)
+
+
+def predicted_throughput(time: TimePrediction, column: str) -> Number | None:
+    """The prediction for one of :data:`THROUGHPUT_COLUMNS`, in its unit; ``None`` for a run time of unknown length."""
+    value: Number | None = time.step_s if column == "step_time_s" else getattr(time, column)
+    return value
+
+
 def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
     """Host RAM of a process or of the node, in bytes; installed memory is no measurement (:func:`compare_host_bound`)."""
-    if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in _SETUP_PHASES:
+    if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in SETUP_PHASES:
         return None
-    scope: HostMemoryScope = record.host_memory_scope or ("node" if record.host_memory_kind == "cgroup" else "process")
+    scope = host_scope(record)
     predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes
     note = "" if record.host_memory_scope else "assumed"
     return Comparison(f"{scope}_bytes", round(record.host_memory_mib * MIB), round(float(predicted)), note)
+
+
+def host_scope(record: RunRecord) -> HostMemoryScope:
+    """What a host reading counts: as the record says, else a control group's is the node's and others the process's."""
+    return record.host_memory_scope or ("node" if record.host_memory_kind == "cgroup" else "process")
 
 
 def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | None:
@@ -177,7 +195,7 @@ def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None
     about host RAM is given only where the GPU's memory suffices, so it counts as "fits" here.
     """
     ran_out = record.outcome == "oom"
-    if not ran_out and (record.outcome != "ok" or record.phase_reached in _SETUP_PHASES):
+    if not ran_out and (record.outcome != "ok" or record.phase_reached in SETUP_PHASES):
         return None
     if prediction.verdict == "no_verdict":
         return "no_verdict"

@@ -77,6 +77,20 @@ class Coefficients:
             "0.08 was chosen with published tables in sight",
         ),
     )
+    activation_share: float = _prior(
+        0.0,
+        0.0,
+        0.4,
+        "of counted activations",
+        _by("source_code", "saved tensors that the ledger of a layer does not list: none on modules traced with Transformers 5.23"),
+    )
+    logits_extra_copies: float = _prior(
+        0.0,
+        0.0,
+        3.0,
+        "copies in the compute dtype",
+        _by("source_code", "full-size copies of the logits beyond those that the stack's switches name: none where its code was read"),
+    )
     orphan_fraction: float = _prior(
         0.4,
         0.0,
@@ -176,6 +190,16 @@ class Coefficients:
         1.8,
         "of the 16-bit product",
         _by("document_text", "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D"),
+    )
+    dequantize_relative_speed: float = _prior(
+        1.0,
+        0.15,
+        1.5,
+        "of memory-bound kernels",
+        _by(
+            "assumed",
+            "4-bit kernels count as memory-bound, their unpacking as free: bitsandbytes csrc/kernels.cu kDequantizeBlockwise",
+        ),
     )
     length_variation: float = _prior(
         0.8,

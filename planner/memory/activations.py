@@ -75,6 +75,16 @@ def _widest_live(job: Job) -> Number:
     return job.tokens * mlp_width * job.regime.linear_out
 
 
+def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
+    """Saved tensors that the ledger does not list, as a calibration found them: 0 without one.
+
+    Formula: coefficient ``activation_share`` of what is kept and of the larger extra of one block.
+    Source: :class:`planner.domain.coefficients.Coefficients`.
+    Ignored: that what is kept shrinks in backward.
+    """
+    return job.coefficients.activation_share * (amounts.kept + maximum(amounts.forward_extra, amounts.backward_extra))
+
+
 def attention_mask_bytes(job: Job) -> Number:
     """Bytes of the attention mask: one element per pair of positions and sample, alive during the whole forward.
 

@@ -62,6 +62,19 @@ def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
     return total
 
 
+def uncounted_logits_bytes(job: Job) -> Number:
+    """Full-size copies of the logits beyond the stack's switches, as a calibration found them: 0 without one.
+
+    Also 0 where the loss is computed in pieces.
+
+    Formula: coefficient ``logits_extra_copies`` * tokens * vocabulary * bytes of the compute dtype.
+    Source: :class:`planner.domain.coefficients.Coefficients`.
+    """
+    if job.recipe.loss != "hf":
+        return 0
+    return job.coefficients.logits_extra_copies * job.tokens * job.model.vocab_size * job.regime.compute
+
+
 def liger_bytes(job: Job) -> Number:
     """Bytes of Liger's fused linear cross-entropy.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.arrays import maximum, where
+from planner.arrays import is_zero, maximum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 from planner.memory import activations as act
@@ -24,7 +24,7 @@ def tensor_terms(job: Job) -> tuple[Term, ...]:
     amounts = act.activations(job)
     resident = (*_weight_terms(job), *_state_terms(job))
     passes = (*_backward_terms(job, amounts), *_pass_terms(job, amounts), *_loss_terms(job))
-    return (*resident, *passes, *_temporary_terms(job), *_sharding_terms(job))
+    return (*resident, *passes, *_temporary_terms(job), *_sharding_terms(job), *_uncounted_terms(job, amounts))
 
 
 def make_term(name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind) -> Term:
@@ -125,6 +125,20 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
         make_term("other_temporaries", "attention mask", mask, _FORWARD | _LOSS, "activations:attention_mask_bytes", "transient"),
         make_term("autocast_copies", "autocast weight copies", copies, copied, "weights:autocast_copy_bytes", "transient"),
     )
+
+
+def _uncounted_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
+    """What a calibration found beside the counted tensors; none of it without one, so that the physics stays as it is."""
+    terms: tuple[Term, ...] = ()
+    if not is_zero(job.coefficients.activation_share):
+        formula = "activations:uncounted_activation_bytes"
+        n_bytes = act.uncounted_activation_bytes(job, amounts)
+        live = _FORWARD | _LOSS | _BACKWARD
+        terms = (make_term("other_temporaries", "activations not in the ledger", n_bytes, live, formula, "transient"),)
+    if not is_zero(job.coefficients.logits_extra_copies):
+        formula, n_bytes = "logits:uncounted_logits_bytes", logits.uncounted_logits_bytes(job)
+        terms = (*terms, make_term("logits_and_loss", "logits copies not in the switches", n_bytes, _LOSS, formula, "transient"))
+    return terms
 
 
 def _loss_terms(job: Job) -> tuple[Term, ...]:

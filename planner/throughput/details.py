@@ -12,9 +12,10 @@ from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
 def detail_of(job: Job, name: str) -> str:
-    """Numbers of the term ``name``; empty when the scenario is a grid."""
-    batch = job.recipe.batch
-    numbers = (job.micro.computed, job.world, job.rank, batch.grad_accum)
+    """Numbers of the term ``name``; empty when the scenario is a grid or the coefficients are many at once."""
+    batch, rates = job.recipe.batch, job.rates
+    sizes = (job.micro.computed, job.world, job.rank, batch.grad_accum)
+    numbers = (*sizes, rates.matmul_flop_per_s, rates.memory_bytes_per_s, rates.host_link_bytes_per_s, job.coefficients.hook_s)
     if not all(isinstance(number, int | float) for number in numbers):
         return ""
     return _DETAILS[name](job)

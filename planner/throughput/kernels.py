@@ -147,7 +147,8 @@ def dequantization_seconds(job: Job) -> Number:
     quantization = job.recipe.numerics.quantization
     if quantization == "none":
         return 0.0
-    each = job.profile.params.quantizable * _DEQUANTIZE_BYTES[quantization] / job.rates.memory_bytes_per_s
+    rate = job.rates.memory_bytes_per_s * job.coefficients.dequantize_relative_speed
+    each = job.profile.params.quantizable * _DEQUANTIZE_BYTES[quantization] / rate
     if quantization == "int8":
         return each
     if quantization == "gptq-int4":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.arrays import minimum
 from planner.domain.recipe import Number
 from planner.throughput.communication import stored_param_bytes
 from planner.throughput.job import Job
@@ -70,12 +71,12 @@ def cpu_adam_seconds(job: Job) -> Number:
     if not job.recipe.offloads_optimizer:
         return 0.0
     host, coefficients = job.scenario.hardware.host, job.coefficients
-    known = []
+    known: list[Number] = []
     if host.cores:
         known.append(host.cores * coefficients.cpu_adam_params_per_s_per_core)
     if host.memory_bandwidth_bytes_per_s:
         known.append(host.memory_bandwidth_bytes_per_s / _CPU_ADAM_BYTES)
-    rate = min(known) if known else coefficients.cpu_adam_params_per_s
+    rate = minimum(*known) if known else coefficients.cpu_adam_params_per_s
     return job.trained_params / job.scenario.hardware.nodes / rate
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.anatomy.regime import Regime
+from planner.arrays import minimum
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import GpuSpec, Hardware
-from planner.domain.recipe import Recipe
+from planner.domain.recipe import Number, Recipe
 from planner.units import GIGA
 
 # One direction of one lane, after line coding (8b/10b does not apply from generation 3 on): PCI-SIG base specifications.
@@ -31,14 +32,14 @@ class Rates:
     """
 
     peak_flop_per_s: float
-    matmul_flop_per_s: float
-    attention_flop_per_s: float
-    adapter_flop_per_s: float
-    fp32_flop_per_s: float
-    memory_bytes_per_s: float
-    host_link_bytes_per_s: float
-    collective_bytes_per_s: float
-    network_bytes_per_s: float
+    matmul_flop_per_s: Number
+    attention_flop_per_s: Number
+    adapter_flop_per_s: Number
+    fp32_flop_per_s: Number
+    memory_bytes_per_s: Number
+    host_link_bytes_per_s: Number
+    collective_bytes_per_s: Number
+    network_bytes_per_s: Number
 
 
 def rates_of(hardware: Hardware, recipe: Recipe, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -61,7 +62,7 @@ def rates_of(hardware: Hardware, recipe: Recipe, regime: Regime, coefficients: C
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency,
         host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,
-        collective_bytes_per_s=inside if hardware.nodes == 1 else min(inside, network),
+        collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
     )
 
@@ -99,7 +100,7 @@ def pcie_bytes_per_s(hardware: Hardware) -> float:
     return per_lane * (hardware.gpu.pcie_lanes or _PCIE_LANES)
 
 
-def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> float:
+def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
     """Sustained bytes/s that one GPU receives in a ring inside its node.
 
     NVLink and similar: half of the rated sum of both directions.  PCIe: one direction of the link.  ``qpi``: at most what NCCL
@@ -108,7 +109,7 @@ def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> fl
     rated = hardware.gpu.interconnect_bytes_per_s
     pcie = pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency
     if hardware.link == "qpi":
-        return min(pcie, _INTER_SOCKET_BYTES_PER_S)
+        return minimum(pcie, _INTER_SOCKET_BYTES_PER_S)
     if hardware.link == "pcie" or rated is None:
         return pcie
     return rated / 2 * coefficients.nvlink_efficiency

@@ -1,0 +1,144 @@
+"""Robust, bounded least squares towards physical priors; many fits at once, each on its own part of the readings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.calibration.problem import Problem
+from planner.calibration.targets import Floats, penalised
+
+# How many times stronger or weaker than its own spread a prior may count.  The last one is no fit at all.
+STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, np.inf)
+DEFAULT_STRENGTH = 3.0
+# Residuals beyond this many standard deviations count linearly instead of squared.
+_ROBUST_FROM = 1.5
+_MAX_ROUNDS = 6
+_MAX_STEP = 1.5
+_CONVERGED = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Fitted points: one row a fit, one column a knob; ``spread`` is one standard deviation after the fit, in units of the prior's.
+
+    ``errors`` are the log errors of all readings under each fit, those that it did not see included.
+    """
+
+    points: Floats
+    spread: Floats
+    errors: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A problem linearised at ``point``: log errors and slopes of each reading."""
+
+    point: Floats
+    errors: Floats
+    slopes: Floats
+
+
+def solve(problem: Problem, weights: Floats, strengths: Sequence[float]) -> Solution:
+    """Fit once for each row of ``weights`` (fits x readings; 0: not seen), each with its own prior strength.
+
+    Gauss-Newton: all fits are linearised together, which costs little more than one, each linear problem is solved by
+    ``scipy.optimize.least_squares``; a step that does not lower the objective is halved.
+    """
+    n_fits, n_knobs = len(weights), len(problem.knobs)
+    points = np.zeros((n_fits, n_knobs))
+    best = np.full(n_fits, np.inf)
+    kept = points.copy()
+    slopes = np.zeros((n_fits, len(problem.targets), n_knobs))
+    for _ in range(_MAX_ROUNDS):
+        errors, found = problem.linearise(points)
+        moving = False
+        for fit in range(n_fits):
+            if np.isinf(strengths[fit]):
+                continue
+            cost = _objective(problem, errors[fit], points[fit], weights[fit], strengths[fit])
+            if cost > best[fit] + 1e-9:
+                points[fit] = (points[fit] + kept[fit]) / 2
+                moving = moving or bool(np.max(np.abs(points[fit] - kept[fit])) > _CONVERGED)
+                continue
+            best[fit], kept[fit], slopes[fit] = cost, points[fit], found[fit]
+            linear = _Linear(points[fit].copy(), errors[fit], found[fit])
+            step = solve_linear(problem, linear, weights[fit], strengths[fit]) - points[fit]
+            points[fit] += np.clip(step, -_MAX_STEP, _MAX_STEP)
+            moving = moving or bool(np.max(np.abs(step)) > _CONVERGED)
+        if not moving:
+            break
+    spread = np.stack([_posterior(problem, slopes[i], weights[i], strengths[i]) for i in range(n_fits)])
+    return Solution(kept, spread, problem.errors(kept))
+
+
+def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: float) -> Floats:
+    """The point that minimises the robust objective of a linearised problem."""
+    from scipy.optimize import least_squares
+
+    if np.isinf(strength):
+        return np.zeros_like(linear.point)
+    seen = weights > 0
+    errors, slopes = linear.errors[seen], linear.slopes[seen]
+    scale = np.sqrt(weights[seen]) / problem.noise
+    bounds = [target.bound for target, used in zip(problem.targets, seen, strict=True) if used]
+    pull = np.sqrt(strength)
+
+    def residuals(point: Floats) -> Floats:
+        return np.concatenate(
+            [scale * _robust(_one_sided(errors + slopes @ (point - linear.point), bounds), problem), pull * point]
+        )
+
+    def jacobian(point: Floats) -> Floats:
+        counted = _one_sided(errors + slopes @ (point - linear.point), bounds)
+        slope = np.where(counted == 0.0, 0.0, _robust_slope(counted, problem)) * scale
+        return np.vstack([slope[:, None] * slopes, pull * np.eye(len(point))])
+
+    start = linear.point
+    solution: Floats = least_squares(residuals, start, jac=jacobian, method="trf", xtol=1e-4, ftol=1e-6, max_nfev=30).x
+    return solution
+
+
+def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
+    low = np.array([bound == "at_least" for bound in bounds])
+    high = np.array([bound == "at_most" for bound in bounds])
+    return np.where(low, np.minimum(errors, 0.0), np.where(high, np.maximum(errors, 0.0), errors))
+
+
+def _robust(errors: Floats, problem: Problem) -> Floats:
+    """Residual whose square is the soft-L1 loss: quadratic near 0, linear far away."""
+    limit = _ROBUST_FROM * problem.noise
+    shaped: Floats = np.sign(errors) * limit * np.sqrt(2 * (np.sqrt(1 + (errors / limit) ** 2) - 1))
+    return shaped
+
+
+def _robust_slope(errors: Floats, problem: Problem) -> Floats:
+    """Derivative of :func:`_robust`."""
+    scaled = np.abs(errors) / (_ROBUST_FROM * problem.noise)
+    root = np.sqrt(1 + scaled**2)
+    inner = np.sqrt(np.maximum(2 * (root - 1), 1e-12))
+    slope: Floats = np.where(scaled < 1e-4, 1.0, scaled / root / inner)
+    return slope
+
+
+def _objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, strength: float) -> float:
+    counted = _one_sided(errors, [target.bound for target in problem.targets])
+    return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + strength * np.sum(point**2))
+
+
+def _posterior(problem: Problem, slopes: Floats, weights: Floats, strength: float) -> Floats:
+    """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation)."""
+    if np.isinf(strength):
+        return np.ones(len(problem.knobs))
+    scaled = slopes * (np.sqrt(weights) / problem.noise)[:, None]
+    covariance = np.linalg.inv(scaled.T @ scaled + strength * np.eye(len(problem.knobs)))
+    spread: Floats = np.sqrt(np.diag(covariance))
+    return spread
+
+
+def mean_error(problem: Problem, errors: Floats, group: str) -> float:
+    """Mean absolute log error that counts, over the readings of one group."""
+    mine = [i for i, target in enumerate(problem.targets) if target.group == group]
+    return float(np.mean([abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]) for i in mine]))

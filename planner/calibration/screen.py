@@ -1,0 +1,100 @@
+"""Which records a fit may use, and by which named rule the others are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from planner.calibration.rows import THROUGHPUT_COLUMNS
+from planner.domain.run_record import RunRecord
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError, UsageError
+from planner.intake.request import from_record
+from planner.intake.resolve import resolve
+from planner.units import MIB
+
+RULES: Mapping[str, str] = {
+    "not_modelled": "the configuration is not modelled",
+    "cpu_record": "a run without a GPU says nothing of GPU memory or speed",
+    "failed_run": "the run neither ended well nor ran out of GPU memory",
+    "repeat": "the notes mark it as a repeat of another row",
+    "duplicate": "configuration and readings are those of an earlier row",
+    "above_card": "more memory than the card has: its unit or its GPU is wrong",
+    "impossible_rate": "faster than 75 % of the dense peak rate",
+    "no_reading": "nothing measured that can be compared",
+}
+# No training step sustains more of the dense peak than this: kept and scored, but it teaches the fit nothing about the machine.
+MAX_SHARE_OF_PEAK = 0.75
+# What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
+_DRIVER_MARGIN = 1.04
+_REPEAT_MARK = "REPEAT"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A record that the fit does not use: the name of the rule, and what is wrong in words."""
+
+    record_id: str
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """Records that a fit may use, each with its scenario, and those left out."""
+
+    used: tuple[tuple[RunRecord, Scenario], ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def screen(records: Iterable[RunRecord]) -> Screened:
+    """Sort records into usable ones and those that a rule of :data:`RULES` leaves out, in the order given."""
+    used: list[tuple[RunRecord, Scenario]] = []
+    left_out: list[LeftOut] = []
+    seen: dict[RunRecord, str] = {}
+    for record in records:
+        scenario, rule, reason = _judge(record, seen)
+        if scenario is None:
+            left_out.append(LeftOut(record.id, rule, reason or RULES[rule]))
+        else:
+            used.append((record, scenario))
+    return Screened(tuple(used), tuple(left_out))
+
+
+def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | None, str, str]:
+    if record.gpu == "cpu":
+        return None, "cpu_record", ""
+    if record.outcome not in ("ok", "oom"):
+        return None, "failed_run", f"{RULES['failed_run']}: {record.outcome}"
+    if _REPEAT_MARK in (record.notes or ""):
+        return None, "repeat", ""
+    identity = replace(record, id="", locator=None, notes=None, grade=None)
+    if identity in seen:
+        return None, "duplicate", f"{RULES['duplicate']}: {seen[identity]}"
+    seen[identity] = record.id
+    if record.outcome == "ok" and not _has_reading(record):
+        return None, "no_reading", ""
+    try:
+        scenario = resolve(from_record(record), force=True)
+    except (NotModelledError, UsageError) as error:
+        return None, "not_modelled", str(error)
+    if reason := _above_card(record, scenario):
+        return None, "above_card", reason
+    return scenario, "", ""
+
+
+def _has_reading(record: RunRecord) -> bool:
+    names = ("peak_memory_mib", "host_memory_mib", *THROUGHPUT_COLUMNS)
+    return any(getattr(record, name) is not None for name in names)
+
+
+def _above_card(record: RunRecord, scenario: Scenario) -> str:
+    """What is wrong with a peak above the card's memory; empty where nothing is."""
+    hardware = scenario.hardware
+    card_bytes = hardware.gpu.marketing_memory_bytes or hardware.gpu.visible_memory_bytes
+    if record.peak_memory_mib is None or card_bytes is None:
+        return ""
+    cards = hardware.world_size if record.memory_scope == "all_gpus" else 1
+    if record.peak_memory_mib * MIB <= card_bytes * cards * _DRIVER_MARGIN:
+        return ""
+    return f"{record.peak_memory_mib:.0f} MiB on {cards} x {hardware.gpu.id} of {card_bytes / MIB:.0f} MiB: {RULES['above_card']}"

@@ -1,0 +1,76 @@
+"""How far each coefficient may lie from its prior, and between which machines, stacks and methods it may differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from planner.domain.coefficients import PRIORS, Prior
+
+Level = Literal["all", "generation", "gpu", "family", "host", "quantization"]
+"""Where a coefficient may differ: nowhere, or by GPU generation, GPU, family of software stack, host, kind of k-bit base."""
+
+# A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Hosts differ by more than GPUs of a
+# generation do, so theirs is the whole of it.
+LEVEL_SPREAD = 0.5
+HOST_SPREAD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What a fit may do with one coefficient.
+
+    ``spread`` is one standard deviation before the fit: of the natural logarithm where the lower bound is above 0, else in the
+    coefficient's own unit.  Chosen from the ranges that the prior's source states, before any fit.
+    """
+
+    spread: float
+    levels: tuple[Level, ...] = ()
+
+
+FREEDOM: Mapping[str, Freedom] = MappingProxyType(
+    {
+        "context_bytes": Freedom(0.35, ("generation",)),
+        "nccl_bytes": Freedom(0.5),
+        "host_process_bytes": Freedom(0.25),
+        "slack_fraction": Freedom(0.04, ("family",)),
+        "activation_share": Freedom(0.05, ("family",)),
+        "logits_extra_copies": Freedom(0.25, ("family",)),
+        "orphan_fraction": Freedom(0.25),
+        "int8_outlier_fraction": Freedom(0.03),
+        "matmul_efficiency": Freedom(0.12, ("generation", "gpu")),
+        "matmul_efficiency_half_rate": Freedom(0.12, ("generation",)),
+        "fp32_matmul_efficiency": Freedom(0.2),
+        "tile_rows": Freedom(60.0),
+        "attention_efficiency": Freedom(0.25, ("generation",)),
+        "memory_efficiency": Freedom(0.12, ("generation",)),
+        "launch_s": Freedom(0.4, ("host",)),
+        "int8_relative_speed": Freedom(0.4, ("generation",)),
+        "dequantize_relative_speed": Freedom(0.4, ("quantization",)),
+        "length_variation": Freedom(0.3),
+        "comm_overlap": Freedom(0.2),
+        "hook_s": Freedom(0.6, ("host",)),
+        "pcie_efficiency": Freedom(0.3, ("host",)),
+        "nvlink_efficiency": Freedom(0.2),
+        "network_efficiency": Freedom(0.2),
+        "network_bytes_per_s": Freedom(0.7),
+        "nvme_bytes_per_s": Freedom(0.5),
+        "cpu_adam_params_per_s": Freedom(0.6, ("host",)),
+        "cpu_adam_params_per_s_per_core": Freedom(0.3),
+    }
+)
+PRIOR_BY_NAME: Mapping[str, Prior] = MappingProxyType({prior.name: prior for prior in PRIORS})
+
+
+def moved(name: str, offset: Any) -> Any:
+    """The value of a coefficient ``offset`` away from its prior, inside its bounds; takes a number or an array."""
+    prior = PRIOR_BY_NAME[name]
+    if isinstance(offset, int | float):
+        free = prior.value * math.exp(offset) if prior.low > 0 else prior.value + offset
+        return min(max(free, prior.low), prior.high)
+    import numpy as np
+
+    return np.clip(prior.value * np.exp(offset) if prior.low > 0 else prior.value + offset, prior.low, prior.high)
