@@ -11,7 +11,7 @@ from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats, penalised
 
 # How many times stronger or weaker than its own spread a prior may count.  The last one is no fit at all.
-STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, np.inf)
+STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 1e6)
 DEFAULT_STRENGTH = 3.0
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
@@ -56,8 +56,6 @@ def solve(problem: Problem, weights: Floats, strengths: Sequence[float]) -> Solu
         errors, found = problem.linearise(points)
         moving = False
         for fit in range(n_fits):
-            if np.isinf(strengths[fit]):
-                continue
             cost = _objective(problem, errors[fit], points[fit], weights[fit], strengths[fit])
             if cost > best[fit] + 1e-9:
                 points[fit] = (points[fit] + kept[fit]) / 2
@@ -78,13 +76,11 @@ def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: f
     """The point that minimises the robust objective of a linearised problem."""
     from scipy.optimize import least_squares
 
-    if np.isinf(strength):
-        return np.zeros_like(linear.point)
     seen = weights > 0
     errors, slopes = linear.errors[seen], linear.slopes[seen]
     scale = np.sqrt(weights[seen]) / problem.noise
     bounds = [target.bound for target, used in zip(problem.targets, seen, strict=True) if used]
-    pull = np.sqrt(strength)
+    pull = np.sqrt(_pulls(problem, strength))
 
     def residuals(point: Floats) -> Floats:
         return np.concatenate(
@@ -94,11 +90,17 @@ def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: f
     def jacobian(point: Floats) -> Floats:
         counted = _one_sided(errors + slopes @ (point - linear.point), bounds)
         slope = np.where(counted == 0.0, 0.0, _robust_slope(counted, problem)) * scale
-        return np.vstack([slope[:, None] * slopes, pull * np.eye(len(point))])
+        return np.vstack([slope[:, None] * slopes, np.diag(pull)])
 
     start = linear.point
     solution: Floats = least_squares(residuals, start, jac=jacobian, method="trf", xtol=1e-4, ftol=1e-6, max_nfev=30).x
     return solution
+
+
+def _pulls(problem: Problem, strength: float) -> Floats:
+    """How hard each knob is held to its prior; what belongs to one machine always by its own spread."""
+    pulls: Floats = np.where(problem.is_shared, strength, 1.0)
+    return pulls
 
 
 def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
@@ -125,15 +127,15 @@ def _robust_slope(errors: Floats, problem: Problem) -> Floats:
 
 def _objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, strength: float) -> float:
     counted = _one_sided(errors, [target.bound for target in problem.targets])
-    return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + strength * np.sum(point**2))
+    return float(
+        np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(_pulls(problem, strength) * point**2)
+    )
 
 
 def _posterior(problem: Problem, slopes: Floats, weights: Floats, strength: float) -> Floats:
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation)."""
-    if np.isinf(strength):
-        return np.ones(len(problem.knobs))
     scaled = slopes * (np.sqrt(weights) / problem.noise)[:, None]
-    covariance = np.linalg.inv(scaled.T @ scaled + strength * np.eye(len(problem.knobs)))
+    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, strength)))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
 

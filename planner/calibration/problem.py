@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.calibration.targets import NOISE, Floats, Quantity, Target, log_errors
-from planner.domain.calibration import Knob, applies, level_key
+from planner.domain.calibration import Knob, applies
 from planner.domain.coefficients import Level, priors
 
 # At most this many free numbers in all, the hierarchy included.
 MAX_FREE_NUMBERS = 40
 # A key of a level gets a number of its own only where this many readings depend on it.
 MIN_READINGS_PER_LEVEL = 6
+MIN_READINGS_PER_HOST = 2
 # All readings of a group together count as this many independent ones: errors inside a document are of one kind, and a long table
 # must not drown a short one.
 READINGS_PER_GROUP = 4.0
@@ -44,6 +45,11 @@ class Problem:
     def groups(self) -> tuple[str, ...]:
         """Groups that are held out together, in order of appearance."""
         return tuple(dict.fromkeys(target.group for target in self.targets))
+
+    @property
+    def is_shared(self) -> npt.NDArray[np.bool_]:
+        """For each knob, whether other machines share it; the rest only keep one machine's oddities out of what is shared."""
+        return np.array([knob.level != "host" for knob in self.knobs])
 
     @property
     def noise(self) -> float:
@@ -107,7 +113,10 @@ def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Pr
     columns = [names.index(knob.coefficient) for knob in knobs]
     active = tuple(
         np.flatnonzero(
-            [moves[row, column] and applies(knob, target.scenario) for knob, column in zip(knobs, columns, strict=True)]
+            [
+                moves[row, column] and applies(knob, target.scenario, target.host)
+                for knob, column in zip(knobs, columns, strict=True)
+            ]
         )
         for row, target in enumerate(mine)
     )
@@ -130,13 +139,14 @@ def _level_knobs(name: str, moved: Sequence[Target]) -> list[tuple[int, Knob]]:
     for level in priors()[name].levels:
         counts = _key_counts(level, moved)
         if len(counts) > 1:
-            found += [(n, Knob(name, level, key)) for key, n in counts.items() if key and n >= MIN_READINGS_PER_LEVEL]
+            least = MIN_READINGS_PER_HOST if level == "host" else MIN_READINGS_PER_LEVEL
+            found += [(n, Knob(name, level, key)) for key, n in counts.items() if key and n >= least]
     return found
 
 
 def _key_counts(level: Level, moved: Sequence[Target]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for target in moved:
-        key = level_key(level, target.scenario)
+        key = target.key(level)
         counts[key] = counts.get(key, 0) + 1
     return counts

@@ -18,8 +18,8 @@ from planner.calibration.rows import (
     predicted_throughput,
     throughput_column,
 )
-from planner.domain.calibration import Knob, applies
-from planner.domain.coefficients import Coefficients, priors
+from planner.domain.calibration import Knob, applies, level_key
+from planner.domain.coefficients import Coefficients, Level, priors
 from planner.domain.recipe import Number
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -60,6 +60,15 @@ class Target:
     def group(self) -> str:
         """What is held out together with it."""
         return self.record.source_group
+
+    @property
+    def host(self) -> str:
+        """What stands for the machine where the record does not name its host: one document's machine with this GPU."""
+        return f"{self.record.source_group}:{self.scenario.hardware.gpu.id}"
+
+    def key(self, level: Level) -> str:
+        """Key of the reading at one level of the hierarchy."""
+        return level_key(level, self.scenario) or (self.host if level == "host" else "")
 
     @property
     def weight(self) -> float:
@@ -127,7 +136,7 @@ def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats) -> Floats
     """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob, in the unit of the prior's spread)."""
     totals: dict[str, Floats] = {}
     for column, knob in enumerate(knobs):
-        if applies(knob, target.scenario):
+        if applies(knob, target.scenario, target.host):
             totals[knob.coefficient] = totals.get(knob.coefficient, 0.0) + offsets[:, column]
     values = {name: priors()[name].moved(total) for name, total in totals.items()}
     value = predicted(target, replace(Coefficients(), **values))

@@ -9,8 +9,10 @@ from planner.domain.coefficients import Coefficients, Level, priors
 from planner.domain.scenario import Scenario
 
 UNCALIBRATED = "uncalibrated"
-# A level below "all" is shrunk to the one above by this part of the coefficient's spread.
+# A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Hosts differ by more than GPUs of a
+# generation do, so theirs is the whole of it.
 LEVEL_SPREAD = 0.5
+HOST_SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Knob:
     @property
     def spread(self) -> float:
         """One standard deviation of the offset before the fit; see :class:`planner.domain.coefficients.Prior`."""
-        prior = priors()[self.coefficient]
-        return prior.spread if self.level == "all" else prior.spread * LEVEL_SPREAD
+        parts = {"all": 1.0, "host": HOST_SPREAD}
+        return priors()[self.coefficient].spread * parts.get(self.level, LEVEL_SPREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,12 @@ def stack_family(stack_id: str) -> str:
     return stack_id.partition("@")[0]
 
 
-def applies(knob: Knob, scenario: Scenario) -> bool:
-    """Whether the knob moves its coefficient for this scenario."""
-    return knob.level == "all" or (bool(knob.key) and level_key(knob.level, scenario) == knob.key)
+def applies(knob: Knob, scenario: Scenario, host: str = "") -> bool:
+    """Whether the knob moves its coefficient for this scenario; ``host`` names its machine where the scenario does not."""
+    if knob.level == "all":
+        return True
+    key = level_key(knob.level, scenario) or (host if knob.level == "host" else "")
+    return bool(knob.key) and key == knob.key
 
 
 def resolve_coefficients(name: str, offsets: tuple[Offset, ...], scenario: Scenario) -> Coefficients:
