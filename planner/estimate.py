@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+from planner.domain.calibration import Calibration, method_of
 from planner.domain.coefficients import Coefficients
-from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, Verdict
+from planner.domain.interval import NOMINAL_COVERAGE, Interval, SpreadOf, find_spread, interval_around
+from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
 from planner.memory.job import job_of
@@ -13,6 +18,7 @@ from planner.throughput.step import predict_time
 from planner.units import format_gib
 
 PRIORS = Coefficients()
+_LEVELS: tuple[MemoryLevel, ...] = ("allocated", "reserved", "driver")
 
 
 def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False) -> Prediction:
@@ -64,3 +70,48 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
             f"{memory.limiting_phase} fills the card: the allocator has to return cached blocks to fit {format_gib(limit)}",
         )
     return "fits", f"{memory.limiting_phase} is the largest phase, {format_gib(limit - driver_bytes)} remain free"
+
+
+def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain: bool = False) -> Prediction:
+    """:func:`estimate` with fitted coefficients, intervals and P(fits); the verdict says when the limit is inside."""
+    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain)
+    uncertainty = _uncertainty(prediction, scenario, calibration)
+    probability = _fits_probability(prediction.memory, scenario, calibration)
+    verdict, reason = prediction.verdict, prediction.reason
+    tail = (1 - NOMINAL_COVERAGE) / 2
+    if probability is not None and tail < probability < 1 - tail and verdict in ("fits", "does_not_fit"):
+        verdict = "uncertain"
+        reason = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs at once straddles the card's limit; {reason}"
+    return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
+
+
+def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
+    def around(of: SpreadOf, value: float) -> Interval | None:
+        spread = find_spread(calibration.spreads, of, method_of(scenario), calibration.distance(scenario))
+        return None if spread is None else interval_around(spread, value)
+
+    peaks = {level: around(level, float(getattr(prediction.memory, f"{level}_peak_bytes"))) for level in _LEVELS}
+    time = prediction.time
+    return Uncertainty(
+        nominal=NOMINAL_COVERAGE,
+        memory=tuple((level, interval) for level, interval in peaks.items() if interval is not None),
+        step=None if time is None else around("time", float(time.step_s)),
+        host=around("host_memory", float(prediction.host.per_process_bytes)),
+        coverage=calibration.coverage,
+        basis=f"{calibration.n_rows} rows of {len(calibration.groups)} sources, {calibration.date}",
+        extrapolates=calibration.extrapolates(scenario),
+    )
+
+
+def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
+    """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
+
+    The distribution is that of peaks at the driver's level, which hold cache that a full card gives back: what must be held at
+    once is taken to scatter as they do.
+    """
+    spread = find_spread(calibration.spreads, "driver", method_of(scenario), calibration.distance(scenario))
+    if spread is None or memory.limit_bytes is None:
+        return None
+    if memory.limit_bytes <= 0:
+        return 0.0
+    return spread.share_below(math.log(memory.limit_bytes / float(memory.must_have_bytes)))

@@ -10,19 +10,19 @@ import numpy as np
 from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats, penalised
 
-# How many times stronger or weaker than its own spread a prior may count.  The last one is no fit at all.
+# How many times a prior may count beside its own spread.  The last one is no fit at all of what machines share.
 STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 1e6)
 DEFAULT_STRENGTH = 3.0
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
-_MAX_ROUNDS = 6
+_MAX_ROUNDS = 8
 _MAX_STEP = 1.5
-_CONVERGED = 0.02
+_CONVERGED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Fitted points: one row a fit, one column a knob; ``spread`` is one standard deviation after the fit, in units of the prior's.
+    """Fitted points: one row a fit, one column a knob; ``spread`` is one standard deviation after the fit, in prior spreads.
 
     ``errors`` are the log errors of all readings under each fit, those that it did not see included.
     """
@@ -47,29 +47,41 @@ def solve(problem: Problem, weights: Floats, strengths: Sequence[float]) -> Solu
     Gauss-Newton: all fits are linearised together, which costs little more than one, each linear problem is solved by
     ``scipy.optimize.least_squares``; a step that does not lower the objective is halved.
     """
-    n_fits, n_knobs = len(weights), len(problem.knobs)
-    points = np.zeros((n_fits, n_knobs))
-    best = np.full(n_fits, np.inf)
-    kept = points.copy()
-    slopes = np.zeros((n_fits, len(problem.targets), n_knobs))
+    search = _Search(problem, weights, strengths)
     for _ in range(_MAX_ROUNDS):
-        errors, found = problem.linearise(points)
-        moving = False
-        for fit in range(n_fits):
-            cost = _objective(problem, errors[fit], points[fit], weights[fit], strengths[fit])
-            if cost > best[fit] + 1e-9:
-                points[fit] = (points[fit] + kept[fit]) / 2
-                moving = moving or bool(np.max(np.abs(points[fit] - kept[fit])) > _CONVERGED)
-                continue
-            best[fit], kept[fit], slopes[fit] = cost, points[fit], found[fit]
-            linear = _Linear(points[fit].copy(), errors[fit], found[fit])
-            step = solve_linear(problem, linear, weights[fit], strengths[fit]) - points[fit]
-            points[fit] += np.clip(step, -_MAX_STEP, _MAX_STEP)
-            moving = moving or bool(np.max(np.abs(step)) > _CONVERGED)
-        if not moving:
+        fits = np.flatnonzero(search.moving)
+        if not len(fits):
             break
-    spread = np.stack([_posterior(problem, slopes[i], weights[i], strengths[i]) for i in range(n_fits)])
-    return Solution(kept, spread, problem.errors(kept))
+        errors, slopes = problem.linearise(search.points[fits])
+        for row, fit in enumerate(fits):
+            search.advance(int(fit), _Linear(search.points[fit].copy(), errors[row], slopes[row]))
+    spread = np.stack([_posterior(problem, search.slopes[i], weights[i], strengths[i]) for i in range(len(weights))])
+    return Solution(search.kept, spread, problem.errors(search.kept))
+
+
+class _Search:
+    """State of many fits: where each is, the best it has been, and whether it still moves.  None depends on another."""
+
+    def __init__(self, problem: Problem, weights: Floats, strengths: Sequence[float]) -> None:
+        n_fits, n_knobs = len(weights), len(problem.knobs)
+        self._problem, self._weights, self._strengths = problem, weights, strengths
+        self.points = np.zeros((n_fits, n_knobs))
+        self.kept = np.zeros((n_fits, n_knobs))
+        self.slopes = np.zeros((n_fits, len(problem.targets), n_knobs))
+        self.moving = np.ones(n_fits, dtype=bool)
+        self._lowest = np.full(n_fits, np.inf)
+
+    def advance(self, fit: int, linear: _Linear) -> None:
+        """One step of one fit from its linearisation; a step that did not lower the objective is halved instead."""
+        weights, strength = self._weights[fit], self._strengths[fit]
+        cost = _objective(self._problem, linear.errors, linear.point, weights, strength)
+        if cost > self._lowest[fit]:
+            step = (self.kept[fit] - linear.point) / 2
+        else:
+            self._lowest[fit], self.kept[fit], self.slopes[fit] = cost, linear.point, linear.slopes
+            step = solve_linear(self._problem, linear, weights, strength) - linear.point
+        self.points[fit] = linear.point + np.clip(step, -_MAX_STEP, _MAX_STEP)
+        self.moving[fit] = np.max(np.abs(step)) > _CONVERGED
 
 
 def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: float) -> Floats:
@@ -133,14 +145,18 @@ def _objective(problem: Problem, errors: Floats, point: Floats, weights: Floats,
 
 
 def _posterior(problem: Problem, slopes: Floats, weights: Floats, strength: float) -> Floats:
-    """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation)."""
+    """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
+
+    With the prior at most at its own strength: holding a number harder does not make it better known.
+    """
     scaled = slopes * (np.sqrt(weights) / problem.noise)[:, None]
-    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, strength)))
+    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, min(strength, 1.0))))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
 
 
 def mean_error(problem: Problem, errors: Floats, group: str) -> float:
-    """Mean absolute log error that counts, over the readings of one group."""
+    """Mean absolute log error that counts, over the readings of one group, by their grades."""
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]
-    return float(np.mean([abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]) for i in mine]))
+    sizes = [abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]) for i in mine]
+    return float(np.average(sizes, weights=[problem.targets[i].weight for i in mine]))

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from planner.calibration.targets import NOISE, Floats, Quantity, Target, log_errors
 from planner.domain.calibration import Knob, applies
-from planner.domain.coefficients import Level, priors
+from planner.domain.hierarchy import FREEDOM, Level
 
-# At most this many free numbers in all, the hierarchy included.
-MAX_FREE_NUMBERS = 40
 # A key of a level gets a number of its own only where this many readings depend on it.
 MIN_READINGS_PER_LEVEL = 6
 MIN_READINGS_PER_HOST = 2
@@ -102,7 +100,7 @@ def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Pr
     ``MIN_READINGS_PER_LEVEL`` readings of the key depend on it and another key does, too: else the level says nothing.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
-    names = list(priors())
+    names = list(FREEDOM)
     moves = np.array([_dependence(target, names) for target in mine]).reshape(len(mine), len(names))
     moved_by = {name: [mine[i] for i in np.flatnonzero(moves[:, column])] for column, name in enumerate(names)}
     shared = [Knob(name) for name, moved in moved_by.items() if moved]
@@ -136,7 +134,7 @@ def _dependence(target: Target, names: Sequence[str]) -> list[bool]:
 def _level_knobs(name: str, moved: Sequence[Target]) -> list[tuple[int, Knob]]:
     """(readings, knob) of each key that can be told apart."""
     found: list[tuple[int, Knob]] = []
-    for level in priors()[name].levels:
+    for level in FREEDOM[name].levels:
         counts = _key_counts(level, moved)
         if len(counts) > 1:
             least = MIN_READINGS_PER_HOST if level == "host" else MIN_READINGS_PER_LEVEL

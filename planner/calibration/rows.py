@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.arrays import maximum, minimum
+from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
 from planner.domain.recipe import Number
@@ -13,7 +14,7 @@ from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.errors import NotModelledError, RefusedCombinationError
-from planner.estimate import estimate
+from planner.estimate import estimate, estimate_calibrated
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.units import MIB
@@ -72,8 +73,8 @@ class RowScore:
     oom: OomResult | None = None
 
 
-def score_record(record: RunRecord, coefficients: Coefficients) -> RowScore:
-    """Predict the configuration of ``record`` and compare.
+def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowScore:
+    """Predict the configuration of ``record`` with plain coefficients or a calibration, and compare.
 
     A combination that the rules refuse is predicted all the same, because the run took place.
 
@@ -82,7 +83,7 @@ def score_record(record: RunRecord, coefficients: Coefficients) -> RowScore:
     """
     try:
         scenario = resolve(from_record(record), force=True)
-        prediction = estimate(scenario, coefficients)
+        prediction = estimate_calibrated(scenario, model) if isinstance(model, Calibration) else estimate(scenario, model)
     except (NotModelledError, RefusedCombinationError) as error:
         return RowScore(record, not_modelled=str(error))
     world = scenario.hardware.world_size

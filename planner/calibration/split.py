@@ -20,7 +20,7 @@ _INNER_FOLDS = 4
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it, in the order of ``groups``)."""
+    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it, as ``groups`` are ordered)."""
 
     problem: Problem
     groups: tuple[str, ...]
@@ -87,7 +87,7 @@ def _choose_strengths(problem: Problem, weights: Floats, names: Sequence[str], m
 
 
 def _inner_folds(groups: Sequence[str]) -> list[tuple[str, ...]]:
-    """Parts of ``groups`` to leave out in turn: each group where they are few, else ``_INNER_FOLDS`` parts; none of a single one."""
+    """Parts of ``groups`` to leave out in turn: each group where they are few, else ``_INNER_FOLDS`` parts; none of one group."""
     if len(groups) < _MIN_GROUPS_TO_CHOOSE:
         return []
     count = len(groups) if len(groups) <= _EACH_UP_TO else _INNER_FOLDS

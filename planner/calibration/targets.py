@@ -19,7 +19,8 @@ from planner.calibration.rows import (
     throughput_column,
 )
 from planner.domain.calibration import Knob, applies, level_key
-from planner.domain.coefficients import Coefficients, Level, priors
+from planner.domain.coefficients import Coefficients
+from planner.domain.hierarchy import Level, moved
 from planner.domain.recipe import Number
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -138,7 +139,7 @@ def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats) -> Floats
     for column, knob in enumerate(knobs):
         if applies(knob, target.scenario, target.host):
             totals[knob.coefficient] = totals.get(knob.coefficient, 0.0) + offsets[:, column]
-    values = {name: priors()[name].moved(total) for name, total in totals.items()}
+    values = {name: moved(name, total) for name, total in totals.items()}
     value = predicted(target, replace(Coefficients(), **values))
     if value is None:
         raise ValueError(f"{target.record.id} has no prediction of {target.quantity}")

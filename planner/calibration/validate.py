@@ -16,6 +16,7 @@ from planner.calibration.metrics import (
     summarise_bounds,
 )
 from planner.calibration.rows import Comparison, RowScore, score_record
+from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
@@ -49,17 +50,25 @@ class SourceScore:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Scores of record files.  ``calibration`` names the coefficients; ``unread`` lists lines that a crash left unfinished."""
+    """Scores of record files.
+
+    ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists lines
+    that a crash left unfinished.
+    """
 
     sources: tuple[SourceScore, ...]
     overall: SourceScore
     rows: tuple[RowScore, ...]
     calibration: str
     unread: tuple[str, ...] = ()
+    is_held_out: bool = False
 
 
-def validate(records: RecordSet, coefficients: Coefficients = PRIORS) -> Validation:
-    """Predict every record and compare.
+Model = Coefficients | Calibration
+
+
+def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = PRIORS) -> Validation:
+    """Predict every record and compare; ``model`` may be a function that says which coefficients a record is predicted with.
 
     ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; its counts are
     sums.
@@ -67,12 +76,13 @@ def validate(records: RecordSet, coefficients: Coefficients = PRIORS) -> Validat
     Raises:
         InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
     """
-    rows = tuple(_score(record, records, coefficients) for record in records.records)
+    rows = tuple(_score(record, records, model(record) if callable(model) else model) for record in records.records)
     return Validation(
         sources=tuple(score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)),
         overall=_overall(rows),
         rows=rows,
-        calibration=coefficients.name,
+        calibration="calibrated" if callable(model) else model.name,
+        is_held_out=callable(model),
         unread=tuple(f"{each.path}:{each.line}: {each.reason}" for each in records.quarantined),
     )
 
@@ -93,9 +103,9 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
     )
 
 
-def _score(record: RunRecord, records: RecordSet, coefficients: Coefficients) -> RowScore:
+def _score(record: RunRecord, records: RecordSet, model: Model) -> RowScore:
     try:
-        return score_record(record, coefficients)
+        return score_record(record, model)
     except UsageError as error:
         path, _, line = records.places[record.id].rpartition(":")
         raise InputFileError(path, str(error), int(line)) from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cli.outcome import Outcome, human_text
-from planner.errors import ExitCode, UnknownNameError, UsageError
+from planner.errors import ExitCode, UnknownNameError
 
 CV_MODES = ("none", "source")
 
@@ -25,10 +25,12 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
 
     Raises:
         UnknownNameError: no such cross-validation.
-        UsageError: cross-validation without a calibration.
         InputFileError: a file or a row that cannot be used.
     """
-    _check_cv(options.cv)
+    if options.cv not in CV_MODES:
+        raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
+    if options.cv == "source":
+        return _cross_validate(files, options)
     from planner.calibration.validate import validate
     from planner.records import read_records
 
@@ -49,8 +51,22 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     return Outcome(human_text(sections), code)
 
 
-def _check_cv(mode: str) -> None:
-    if mode not in CV_MODES:
-        raise UnknownNameError("cross-validation", mode[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
-    if mode != "none":
-        raise UsageError(f"--cv {mode}: there is no calibration to cross-validate yet; leave it out, or write --cv none")
+def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
+    from planner.calibration.cross_validate import cross_validate
+    from planner.records import read_records
+
+    result = cross_validate(read_records(files))
+    modelled = any(row.prediction is not None for row in result.held_out.rows)
+    code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
+    if options.output_format == "json":
+        from planner.report.validation_json import cross_validation_json
+
+        return Outcome(cross_validation_json(result, with_rows=options.rows), code)
+    from planner.report.cross_validation import cross_validation_sections
+
+    sections = cross_validation_sections(result, with_rows=options.rows)
+    if options.output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)

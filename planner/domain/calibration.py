@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 
-from planner.domain.coefficients import Coefficients, Level, priors
+from planner.domain.coefficients import PRIORS, Coefficients
+from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, Level, moved
+from planner.domain.interval import Distance, Spread, SpreadOf
 from planner.domain.scenario import Scenario
 
-UNCALIBRATED = "uncalibrated"
-# A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Hosts differ by more than GPUs of a
-# generation do, so theirs is the whole of it.
-LEVEL_SPREAD = 0.5
-HOST_SPREAD = 1.0
+# Raised by hand when a formula changes what it means for a coefficient; a change of priors changes the version by itself.
+_FORMULAS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Knob:
 
     @property
     def spread(self) -> float:
-        """One standard deviation of the offset before the fit; see :class:`planner.domain.coefficients.Prior`."""
+        """One standard deviation of the offset before the fit; see :class:`planner.domain.hierarchy.Freedom`."""
         parts = {"all": 1.0, "host": HOST_SPREAD}
-        return priors()[self.coefficient].spread * parts.get(self.level, LEVEL_SPREAD)
+        return FREEDOM[self.coefficient].spread * parts.get(self.level, LEVEL_SPREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,69 @@ class Offset:
     knob: Knob
     offset: float
     spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What the calibrated records cover: beyond it a prediction extrapolates."""
+
+    generations: tuple[str, ...]
+    gpus: tuple[str, ...]
+    families: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fitted coefficients with what they were fitted on and how far measurements lay from predictions on unseen sources.
+
+    ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``: share of held-out
+    readings inside their interval, by what was read.  ``machine``: host key that a personal calibration is for (empty: any).
+    """
+
+    name: str
+    date: str
+    formulas: str
+    offsets: tuple[Offset, ...]
+    spreads: tuple[Spread, ...]
+    support: Support
+    coverage: tuple[tuple[SpreadOf, float], ...] = ()
+    n_rows: int = 0
+    groups: tuple[str, ...] = ()
+    machine: str = ""
+
+    def coefficients_for(self, scenario: Scenario) -> Coefficients:
+        """Plain coefficients for one scenario: prior plus the offsets of every level that applies, inside the bounds."""
+        used = tuple(each for each in self.offsets if applies(each.knob, scenario, self.machine))
+        return _summed(self.name, used)
+
+    def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
+        """In words, what of the scenario no calibrated record had; empty where all of it was seen."""
+        method = method_of(scenario)
+        asked = (
+            ("GPU generation", scenario.hardware.gpu.generation, self.support.generations),
+            ("stack", stack_family(scenario.stack.id), self.support.families),
+            ("method", method, self.support.methods),
+        )
+        return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
+
+    def distance(self, scenario: Scenario) -> Distance:
+        """How far the scenario lies from the calibrated records."""
+        return "far" if self.extrapolates(scenario) else "near"
+
+
+def formulas_version() -> str:
+    """Version of the formulas and priors that offsets refer to: a calibration of another version means something else."""
+    parts = [f"{prior.name}:{prior.value!r}:{prior.low!r}:{prior.high!r}" for prior in PRIORS]
+    return f"{_FORMULAS}-{sha256(';'.join(parts).encode()).hexdigest()[:12]}"
+
+
+def method_of(scenario: Scenario) -> str:
+    """``full``, ``lora``, ``qlora`` (any 4-bit base) or ``int8``: what intervals are grouped by."""
+    if scenario.recipe.method == "full":
+        return "full"
+    quantization = scenario.recipe.numerics.quantization
+    return {"none": "lora", "int8": "int8"}.get(quantization, "qlora")
 
 
 def level_key(level: Level, scenario: Scenario) -> str:
@@ -76,21 +139,10 @@ def applies(knob: Knob, scenario: Scenario, host: str = "") -> bool:
     return bool(knob.key) and key == knob.key
 
 
-def resolve_coefficients(name: str, offsets: tuple[Offset, ...], scenario: Scenario) -> Coefficients:
-    """Plain coefficients for one scenario: prior plus the offsets of every level that applies, inside the bounds."""
-    used = tuple(each for each in offsets if applies(each.knob, scenario))
-    return _summed(name, used)
-
-
 @lru_cache(maxsize=512)
 def _summed(name: str, offsets: tuple[Offset, ...]) -> Coefficients:
     totals: dict[str, float] = {}
     for each in offsets:
         totals[each.knob.coefficient] = totals.get(each.knob.coefficient, 0.0) + each.offset
-    values = {coefficient: priors()[coefficient].moved(total) for coefficient, total in totals.items()}
+    values = {coefficient: moved(coefficient, total) for coefficient, total in totals.items()}
     return replace(Coefficients(), name=name, **values)
-
-
-def known_coefficient(name: str) -> bool:
-    """Whether ``name`` is a coefficient of the formulas."""
-    return name in {each.name for each in fields(Coefficients)} - {"name"}

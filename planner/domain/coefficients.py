@@ -82,14 +82,19 @@ class Coefficients:
         0.0,
         0.4,
         "of counted activations",
-        _by("source_code", "saved tensors that the ledger of a layer does not list: none on modules traced with Transformers 5.23"),
+        _by(
+            "source_code", "saved tensors that the ledger of a layer does not list: none on modules traced with Transformers 5.23"
+        ),
     )
     logits_extra_copies: float = _prior(
         0.0,
         0.0,
         3.0,
         "copies in the compute dtype",
-        _by("source_code", "full-size copies of the logits beyond those that the stack's switches name: none where its code was read"),
+        _by(
+            "source_code",
+            "full-size copies of the logits beyond those that the stack's switches name: none where its code was read",
+        ),
     )
     orphan_fraction: float = _prior(
         0.4,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.domain.interval import Interval, SpreadOf
 from planner.domain.recipe import Number
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 
+MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
 
 
@@ -75,6 +77,24 @@ class TimePrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """How far measurements on unseen sources lie from predictions like this one.
+
+    ``memory``: intervals of the three levels, in bytes.  ``step``: of the step time, in seconds.  ``host``: of host RAM per
+    process, in bytes.  ``None`` where no calibrated record had such a reading.  ``coverage``: share of held-out readings that
+    lay inside such intervals.  ``basis``: what they rest on; ``extrapolates``: what of the job no calibrated record had.
+    """
+
+    nominal: float
+    memory: tuple[tuple[MemoryLevel, Interval], ...]
+    step: Interval | None
+    host: Interval | None
+    coverage: tuple[tuple[SpreadOf, float], ...]
+    basis: str
+    extrapolates: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """Everything that ``plan`` says about one scenario.
 
@@ -90,3 +110,4 @@ class Prediction:
     fits_probability: float | None
     calibration: str
     warnings: tuple[str, ...] = ()
+    uncertainty: Uncertainty | None = None

@@ -62,8 +62,9 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
 def _head(validation: Validation) -> Section:
     total, sources = validation.overall.n_rows, len(validation.sources)
     rows = f"{total} row{'s' if total != 1 else ''} from {sources} source{'s' if sources != 1 else ''}"
+    held_out = "each source group is predicted by a fit without it" if validation.is_held_out else "nothing is held out"
     notes = [
-        Note(f"{rows}; {validation.calibration}; nothing is held out", "strong"),
+        Note(f"{rows}; {validation.calibration}; {held_out}", "strong"),
         Note(
             "Errors are (predicted - measured) / measured of the number as printed: + is too much memory, too long a time or too "
             f"high a rate.  Overall is the plain mean over source groups with at least {MIN_GROUP_ROWS} compared rows.",

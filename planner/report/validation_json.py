@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.calibration.calibrate import Fitted
+from planner.calibration.cross_validate import CrossValidation
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, Validation
+from planner.domain.calibration import Offset
+from planner.domain.hierarchy import PRIOR_BY_NAME, moved
+from planner.domain.interval import NOMINAL_COVERAGE
 from planner.report.misses import misses_of
 from planner.report.validation_schema import (
     BoundPart,
+    CoefficientFitPart,
     ComparisonPart,
     ErrorPart,
+    FitPart,
     LeftOutPart,
     MissPart,
     OomPart,
     RowPart,
+    ScoresPart,
     SourcePart,
+    UnusedPart,
     ValidationDocument,
 )
 from planner.report.validation_text import recipe_label
@@ -51,6 +60,56 @@ def _misses(validation: Validation) -> list[MissPart]:
         )
         for miss in misses_of(validation)
     ]
+
+
+def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
+    """The cross-validation as indented JSON, ending in a newline."""
+    held_out = validation_document(result.held_out, with_rows=with_rows)
+    document = held_out.model_copy(
+        update={
+            "cv": "source",
+            "in_sample": _scores(result.in_sample),
+            "prior": _scores(result.prior),
+            "fit": fit_part(result.fitted),
+        }
+    )
+    return document.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def fit_part(fitted: Fitted) -> FitPart:
+    """What was fitted, on what, and what was left out."""
+    calibration = fitted.calibration
+    return FitPart(
+        formulas=calibration.formulas,
+        free_numbers=fitted.free_numbers,
+        prior_strength={fit.problem.quantity: fit.strengths[0] for fit in fitted.fits},
+        groups=list(calibration.groups),
+        rows=calibration.n_rows,
+        coefficients=[_coefficient(offset) for offset in calibration.offsets],
+        left_out=[UnusedPart(id=each.record_id, rule=each.rule, reason=each.reason) for each in fitted.left_out],
+        nominal_coverage=NOMINAL_COVERAGE,
+        coverage=dict(calibration.coverage),
+    )
+
+
+def _coefficient(offset: Offset) -> CoefficientFitPart:
+    knob = offset.knob
+    prior = PRIOR_BY_NAME[knob.coefficient]
+    low, value, high = (float(moved(knob.coefficient, offset.offset + step * offset.spread)) for step in (-1, 0, 1))
+    return CoefficientFitPart(
+        name=knob.coefficient,
+        level=knob.level,
+        key=knob.key,
+        prior=prior.value,
+        value=value,
+        low=low,
+        high=high,
+        unit=prior.unit,
+    )
+
+
+def _scores(validation: Validation) -> ScoresPart:
+    return ScoresPart(sources=[_source(source) for source in validation.sources], overall=_source(validation.overall))
 
 
 def _source(score: SourceScore) -> SourcePart:

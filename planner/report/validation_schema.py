@@ -126,11 +126,56 @@ class MissPart(_Part):
     rows: list[str]
 
 
+class ScoresPart(_Part):
+    """The same records scored with other coefficients."""
+
+    sources: list[SourcePart]
+    overall: SourcePart
+
+
+class CoefficientFitPart(_Part):
+    """One free number: the value that it gives its coefficient alone, and the range of one standard deviation around it."""
+
+    name: str
+    level: str
+    key: str
+    prior: float
+    value: float
+    low: float
+    high: float
+    unit: str
+
+
+class UnusedPart(_Part):
+    """A record that the fit left out, by the name of the rule."""
+
+    id: str
+    rule: str
+    reason: str
+
+
+class FitPart(_Part):
+    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals."""
+
+    formulas: str
+    free_numbers: Count
+    prior_strength: dict[str, float]
+    groups: list[str]
+    rows: Count
+    coefficients: list[CoefficientFitPart]
+    left_out: list[UnusedPart]
+    nominal_coverage: float
+    coverage: dict[str, float]
+
+
 class ValidationDocument(_Part):
-    """Everything that ``plan validate`` says about some files of records."""
+    """Everything that ``plan validate`` says about some files of records.
+
+    With ``cv`` ``source``, ``sources`` are held out: each group is predicted by a fit that never saw it.
+    """
 
     schema_: Literal["planner/validate@1"] = Field(default=VALIDATE_SCHEMA_ID, alias="schema")
-    cv: Literal["none"]
+    cv: Literal["none", "source"]
     calibration: str
     sources: list[SourcePart]
     overall: SourcePart = Field(
@@ -139,6 +184,9 @@ class ValidationDocument(_Part):
     rows: list[RowPart] | None = Field(description="null without --rows")
     misses: list[MissPart] | None = Field(description="published rows that are far off; null without --rows")
     unread: list[str] = Field(description="lines that a crash left unfinished, with their place")
+    in_sample: ScoresPart | None = Field(default=None, description="by the fit on all groups; null without --cv source")
+    prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
+    fit: FitPart | None = Field(default=None, description="null without --cv source")
 
 
 def validation_json_schema() -> dict[str, Any]:

@@ -100,11 +100,34 @@ def test_markdown_has_a_table_per_quantity(capsys: Captured) -> None:
     assert "## GPU memory\n\n| source | rows | MAPE |" in out
 
 
-def test_cross_validation_is_refused_until_there_is_a_calibration(capsys: Captured) -> None:
-    """`--cv source` says why it cannot be done; an unknown name lists the known ones."""
-    assert "there is no calibration to cross-validate yet" in refused(capsys, ONE_FILE, "--cv", "source")
+def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured) -> None:
+    """`--cv source` scores each group by a fit without it, and gives in-sample and unfitted errors and the fit itself."""
+    document = json.loads(_printed(capsys, PATTERN, "--cv", "source", "--json"))
+    ValidationDocument.model_validate_json(json.dumps(document))
+    assert document["cv"] == "source"
+    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= 40
+    for scores in (document, document["in_sample"], document["prior"]):
+        assert [each["n_rows"] for each in scores["sources"]] == [each["n_rows"] for each in document["sources"]]
+    in_sample, held_out = (scores["overall"]["memory"]["mape"] for scores in (document["in_sample"], document))
+    assert in_sample < held_out < document["prior"]["overall"]["memory"]["mape"]
+
+
+def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
+    """The report for people has the three errors side by side, the number of free numbers and the coverage of the intervals."""
+    out = _printed(capsys, PATTERN, "--cv", "source")
+    for words in ("no fit  in-sample  held out", "free numbers (at most 40)", "inside the 90% interval", "a fit without it"):
+        assert words in out
+
+
+def test_an_unknown_cross_validation_lists_the_known_ones(capsys: Captured) -> None:
+    """A name that does not exist is refused; `none` is the default."""
     assert "nearest: source" in refused(capsys, ONE_FILE, "--cv", "sources")
     assert main(["validate", ONE_FILE, "--cv", "none"]) == 0
+
+
+def _printed(capsys: Captured, *arguments: str) -> str:
+    assert main(["validate", *arguments]) == 0
+    return capsys.readouterr().out
 
 
 def test_a_missing_file_or_pattern_is_named(capsys: Captured, tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""Records -> a calibration: screened, fitted, held out group by group, with intervals from what was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from planner.calibration.intervals import Residual, make_spreads, measured_coverage
+from planner.calibration.problem import make_problem
+from planner.calibration.rows import KIND_WHEN_BLANK
+from planner.calibration.screen import LeftOut, screen
+from planner.calibration.split import CrossFit, cross_fit
+from planner.calibration.targets import QUANTITIES, Quantity, Target, targets_of
+from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
+from planner.domain.interval import SpreadOf
+from planner.domain.run_record import RunRecord
+
+# How the 40 free numbers are shared between the three problems, which have no coefficient in common.
+_ROOM: Mapping[Quantity, int] = {"memory": 14, "throughput": 24, "host_memory": 2}
+MAX_FREE_NUMBERS = sum(_ROOM.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A calibration on all groups, one without each group, and what they were made from."""
+
+    calibration: Calibration
+    without: Mapping[str, Calibration]
+    fits: tuple[CrossFit, ...]
+    residuals: tuple[Residual, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def free_numbers(self) -> int:
+        """How many numbers were free, the hierarchy included."""
+        return sum(len(fit.problem.knobs) for fit in self.fits)
+
+
+def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
+    """Fit all coefficients to ``records`` and judge them by leaving out one source group at a time.
+
+    Raises:
+        UsageError: no record can be used.
+    """
+    screened = screen(records)
+    targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
+    problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
+    fits = tuple(cross_fit(problem) for problem in problems if problem is not None)
+    groups = tuple(dict.fromkeys(target.group for target in targets))
+    residuals = tuple(residual for fit in fits for residual in _residuals(fit, targets))
+    whole = _calibration(name, targets, fits, None, residuals)
+    without = {group: _calibration(f"{name} without {group}", targets, fits, group, residuals) for group in groups}
+    return Fitted(whole, without, fits, residuals, screened.left_out)
+
+
+def _calibration(
+    name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None, residuals: Sequence[Residual]
+) -> Calibration:
+    """The calibration that saw everything but ``held_out``."""
+    seen = [target for target in targets if target.group != held_out]
+    kept = [residual for residual in residuals if residual.group != held_out]
+    return Calibration(
+        name=name,
+        date=datetime.now(UTC).date().isoformat(),
+        formulas=formulas_version(),
+        offsets=tuple(offset for fit in fits for offset in _offsets(fit, held_out)),
+        spreads=make_spreads(kept),
+        support=support_of(seen),
+        coverage=tuple(sorted(measured_coverage(kept).items())) if held_out is None else (),
+        n_rows=len({target.record.id for target in seen}),
+        groups=tuple(dict.fromkeys(target.group for target in seen)),
+    )
+
+
+def _offsets(fit: CrossFit, held_out: str | None) -> list[Offset]:
+    row = 0 if held_out not in fit.groups else 1 + fit.groups.index(held_out)
+    problem, solution = fit.problem, fit.solution
+    values = problem.offsets(solution.points[row])
+    return [
+        Offset(knob, float(value), float(spread * scale))
+        for knob, value, spread, scale in zip(problem.knobs, values, solution.spread[row], problem.spread, strict=True)
+    ]
+
+
+def support_of(targets: Sequence[Target]) -> Support:
+    """What a set of readings covers."""
+    scenarios = [target.scenario for target in targets]
+    return Support(
+        generations=tuple(sorted({each.hardware.gpu.generation for each in scenarios})),
+        gpus=tuple(sorted({each.hardware.gpu.id for each in scenarios})),
+        families=tuple(sorted({stack_family(each.stack.id) for each in scenarios})),
+        methods=tuple(sorted({method_of(each) for each in scenarios})),
+    )
+
+
+def _residuals(fit: CrossFit, targets: Sequence[Target]) -> list[Residual]:
+    """Held-out log ratios of readings that are values, not bounds."""
+    problem, errors = fit.problem, fit.held_out_errors
+    supports = {group: support_of([each for each in targets if each.group != group]) for group in fit.groups}
+    found = []
+    for target, error in zip(problem.targets, errors, strict=True):
+        if target.bound == "both":
+            judge = Calibration("", "", "", (), (), supports[target.group])
+            distance = judge.distance(target.scenario)
+            of = spread_of(target)
+            found.append(Residual(target.record.id, target.group, of, method_of(target.scenario), distance, -float(error)))
+    return found
+
+
+def spread_of(target: Target) -> SpreadOf:
+    """Which distribution a reading belongs to."""
+    if target.quantity == "memory":
+        return target.record.memory_kind or KIND_WHEN_BLANK
+    return "time" if target.quantity == "throughput" else "host_memory"

@@ -1,0 +1,91 @@
+"""Sections of ``plan validate --cv source`` and ``plan calibrate``: held-out errors beside in-sample ones, what was fitted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
+from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.metrics import ErrorSummary
+from planner.calibration.validate import SourceScore
+from planner.domain.calibration import Offset
+from planner.domain.hierarchy import PRIOR_BY_NAME, moved
+from planner.domain.interval import NOMINAL_COVERAGE
+from planner.report.layout import Column, Grid, Note, Row, Section
+from planner.report.numbers import percent, whole_percent
+from planner.report.validation import validation_sections
+from planner.units import format_bytes
+
+_QUANTITIES = (("memory", "GPU memory"), ("throughput", "Throughput"), ("host_memory", "Host RAM"))
+
+
+def cross_validation_sections(result: CrossValidation, *, with_rows: bool) -> tuple[Section, ...]:
+    """Errors side by side, what was fitted, what was left out, then the held-out validation in full."""
+    sections = (
+        *(_compared(result, name, title) for name, title in _QUANTITIES),
+        *fit_sections(result.fitted),
+        *validation_sections(result.held_out, with_rows=with_rows),
+    )
+    return tuple(section for section in sections if section.blocks)
+
+
+def _compared(result: CrossValidation, name: str, title: str) -> Section:
+    """MAPE of each source without a fit, in-sample and held out."""
+    rows = []
+    scores = [(*each.sources, each.overall) for each in (result.prior, result.in_sample, result.held_out)]
+    for prior, fitted, held_out in zip(*scores, strict=True):
+        summaries = [_summary(each, name) for each in (prior, fitted, held_out)]
+        if summaries[0] is not None:
+            cells = [percent(each.mape) if each else "" for each in summaries]
+            rows.append(Row((prior.source, str(summaries[0].n), *cells), "strong" if prior is scores[0][-1] else "plain"))
+    columns = (Column("source"), *(Column(each, "right") for each in ("rows", "no fit", "in-sample", "held out")))
+    return Section(f"{title}, mean absolute error", (Grid(columns, tuple(rows)),) if rows else ())
+
+
+def _summary(score: SourceScore, name: str) -> ErrorSummary | None:
+    summary: ErrorSummary | None = getattr(score, name)
+    return summary
+
+
+def fit_sections(fitted: Fitted) -> tuple[Section, ...]:
+    """The free numbers with their spread, coverage of the intervals, and records that were left out."""
+    calibration = fitted.calibration
+    strengths = ", ".join(f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits)
+    notes = [
+        Note(
+            f"{fitted.free_numbers} free numbers (at most {MAX_FREE_NUMBERS}), {calibration.n_rows} rows of "
+            f"{len(calibration.groups)} groups; prior strength chosen inside the training groups: {strengths}",
+            "strong",
+        )
+    ]
+    notes += [
+        Note(f"{of.replace('_', ' ')}: {whole_percent(share)} of held-out readings inside the {NOMINAL_COVERAGE:.0%} interval")
+        for of, share in calibration.coverage
+    ]
+    columns = (
+        Column("coefficient"),
+        Column("prior", "right"),
+        Column("fitted", "right"),
+        Column("one sd", "right"),
+        Column("unit"),
+    )
+    table = Grid(columns, tuple(_offset_row(offset) for offset in calibration.offsets))
+    return (Section("What was fitted", (*notes, table)), _left_out(fitted))
+
+
+def _offset_row(offset: Offset) -> Row:
+    name = offset.knob.coefficient
+    prior = PRIOR_BY_NAME[name]
+    low, value, high = (float(moved(name, offset.offset + step * offset.spread)) for step in (-1, 0, 1))
+    texts = [format_bytes(each) if prior.unit == "bytes" else f"{each:.3g}" for each in (prior.value, value, low, high)]
+    unit = "" if prior.unit == "bytes" else prior.unit
+    return Row((offset.knob.label, texts[0], texts[1], f"{texts[2]} to {texts[3]}", unit))
+
+
+def _left_out(fitted: Fitted) -> Section:
+    if not fitted.left_out:
+        return Section("Left out of the fit", ())
+    counts = Counter(each.rule for each in fitted.left_out)
+    summary = Note(", ".join(f"{rule} {count}" for rule, count in counts.most_common()))
+    rows = tuple(Row((each.record_id, each.rule, each.reason)) for each in fitted.left_out)
+    return Section("Left out of the fit", (summary, Grid((Column("row"), Column("rule"), Column("why")), rows)))
