@@ -11,7 +11,7 @@ from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats, penalised
 
 # How many times a prior may count beside its own spread.  The last one is no fit at all of what machines share.
-STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 1e6)
+STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
 DEFAULT_STRENGTH = 3.0
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
