@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from measure.cli.run import OPTIONS as RUN_OPTIONS
+from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
 from planner.intake.flags import with_scenario_options
@@ -12,7 +14,8 @@ _HELP = """Trace or measure a fine-tuning step.
 
 Example: measure trace --model 7b --method lora --seq 1024 --batch 2
 
-Exit codes: 0 done, 1 internal error, 2 usage or unreadable input, 3 does not fit (--fits), 6 cannot be traced.
+Exit codes: 0 done, 1 internal error or a run that crashed or timed out, 2 usage or unreadable input, 3 GPU memory ran out
+or does not fit (--fits), 5 host memory ran out, 6 cannot be traced or run.
 """
 
 
@@ -34,4 +37,5 @@ def _root() -> None:
     """Nothing to do before the command."""
 
 
+app.command("run")(with_scenario_options(run, RUN_OPTIONS))
 app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))

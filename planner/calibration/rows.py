@@ -27,6 +27,7 @@ THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_
 # A row that got no further measured no training: its peak is compared with that of the phase itself.
 SETUP_PHASES: frozenset[Phase] = frozenset({"load", "adapters"})
 KIND_WHEN_BLANK: MemoryKind = "driver"
+_CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,9 @@ def predicted_throughput(time: TimePrediction, column: str) -> Number | None:
 def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
     """Host RAM of a process or of the node, in bytes; installed memory is no measurement (:func:`compare_host_bound`)."""
     if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in SETUP_PHASES:
+        return None
+    # A run on a CPU holds in host RAM what the formulas place on the GPU.
+    if record.gpu == _CPU:
         return None
     scope = host_scope(record)
     predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records.cells import parse_cell
+<<<<<<< HEAD
 from planner.records.schema import ADDED_COLUMNS, ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, border_model
+=======
+from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, attachment_models, border_model
+>>>>>>> a93f719 (measure run: real training steps in a process of their own, kept as records)
 from planner.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -200,8 +204,21 @@ def _jsonl_row(path: Path, line: int, data: Any) -> _Row:
             path, f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'; a newer one needs a newer planner", line
         )
     attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
+    _check_attachments(path, line, attachments)
     lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
     return _Row(line, data | lists, attachments)
+
+
+def _check_attachments(path: Path, line: int, attachments: Mapping[str, Any]) -> None:
+    from pydantic import ValidationError
+
+    for key, value in attachments.items():
+        try:
+            attachment_models()[key].model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in (key, *first["loc"]))
+            raise InputFileError(path, f"{_short(where)}: {first['msg'][:1].lower()}{first['msg'][1:]}", line) from None
 
 
 def _record(path: Path, row: _Row) -> RunRecord:

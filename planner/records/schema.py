@@ -76,18 +76,30 @@ def border_model() -> type[BaseModel]:
     return create_model("RunRecordRow", __config__=config, __doc__=RunRecord.__doc__, **definitions)
 
 
+def attachment_models() -> Mapping[str, type[BaseModel]]:
+    """The pydantic model of each key of ``ATTACHMENT_KEYS``."""
+    from planner.records.measured import ATTACHMENT_MODELS
+
+    return ATTACHMENT_MODELS
+
+
 def record_json_schema() -> dict[str, Any]:
     """JSON Schema of one record as a line of JSONL.
 
     The line also carries ``schema`` (this schema's id) and may carry ``raw``, ``environment`` and ``quality``.
     """
+    from pydantic.json_schema import models_json_schema
+
+    models = attachment_models()
+    places, shared = models_json_schema([(model, "validation") for model in models.values()], ref_template="#/$defs/{model}")
     schema = border_model().model_json_schema()
-    free: dict[str, Any] = {key: {"title": key.title(), "description": "free-form"} for key in ATTACHMENT_KEYS}
+    attachments = {key: places[(model, "validation")] for key, model in models.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": RECORD_SCHEMA_ID,
         **schema,
-        "properties": {"schema": {"const": RECORD_SCHEMA_ID}, **schema["properties"], **free},
+        "$defs": {**schema.get("$defs", {}), **shared["$defs"]},
+        "properties": {"schema": {"const": RECORD_SCHEMA_ID}, **schema["properties"], **attachments},
         "required": ["schema", *schema["required"]],
     }
 

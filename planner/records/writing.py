@@ -16,7 +16,7 @@ from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.records.cells import format_cell
 from planner.records.reading import parse_json_line
-from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, RECORD_SCHEMA_ID, border_model
+from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, RECORD_SCHEMA_ID, attachment_models, border_model
 from planner.units import KIB
 
 _TAIL_CHUNK_BYTES = 64 * KIB
@@ -63,6 +63,7 @@ def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, 
     extra = dict(attachments or {})
     if unknown := sorted(set(extra) - set(ATTACHMENT_KEYS)):
         raise UsageError(f"a record cannot carry '{unknown[0]}'; it can carry {', '.join(ATTACHMENT_KEYS)}")
+    _check_attachments(record, extra)
     try:
         line = json.dumps({"schema": RECORD_SCHEMA_ID, **_checked(record), **extra}, ensure_ascii=False, allow_nan=False)
         content = line.encode("utf-8") + b"\n"
@@ -88,6 +89,18 @@ def _checked(record: RunRecord) -> dict[str, Any]:
         first = error.errors(include_url=False)[0]
         raise UsageError(f"record '{record.id}': column '{first['loc'][0]}': {first['msg']}") from None
     return values
+
+
+def _check_attachments(record: RunRecord, extra: Mapping[str, Any]) -> None:
+    from pydantic import ValidationError
+
+    for key, value in extra.items():
+        try:
+            attachment_models()[key].model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in (key, *first["loc"]))
+            raise UsageError(f"record '{record.id}': {where}: {first['msg']}") from None
 
 
 def _set_torn_tail_aside(target: Path) -> None:

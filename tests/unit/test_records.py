@@ -294,9 +294,20 @@ def test_broken_jsonl_is_refused_with_its_line(tmp_path: Path, content: str, pro
 def test_raw_values_and_environment_travel_with_a_record(tmp_path: Path) -> None:
     """What JSONL carries beside the columns comes back by record id."""
     path = tmp_path / "x.jsonl"
-    extra = {"raw": {"step_times_s": [1.0, 1.1]}, "environment": {"torch": "2.13.0"}}
+    environment = {"machine": "m", "os": "Linux 6", "python": "3.11.2", "cpu": "x", "host_memory_bytes": 1}
+    extra = {"environment": environment, "quality": {"verdict": "doubtful", "reasons": ["too few steps"]}}
     append_jsonl(path, MINIMAL, extra)
     assert read_records([path]).attachments == {"r1": extra}
+
+
+def test_what_travels_with_a_record_has_a_schema_too(tmp_path: Path) -> None:
+    """An unknown key in the readings is refused with its place in the line."""
+    path = tmp_path / "x.jsonl"
+    append_jsonl(path, MINIMAL)
+    line = json.loads(path.read_text(encoding="utf-8")) | {"quality": {"verdict": "good", "colour": 1}}
+    path.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(InputFileError, match="quality.colour"):
+        read_records([path])
 
 
 @pytest.mark.parametrize(

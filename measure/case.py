@@ -1,0 +1,146 @@
+"""A case: one job to measure, and how to measure it.  Plain data; what a case means is decided here, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from planner.domain.recipe import Recipe
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError, UsageError
+from planner.intake.request import Given, ScenarioRequest
+from planner.intake.resolve import resolve
+
+Workload = Literal["loop", "trainer"]
+WORKLOADS: tuple[Workload, ...] = get_args(Workload)
+CPU = "cpu"
+# Options that change how long we wait, not what is measured: two cases that differ in them alone are the same case.
+_NOT_IN_KEY = frozenset({"timeout_s", "budget_s", "trust_remote_code"})
+_KEY_DIGITS = 12
+_RUNNABLE_STACK = "hf-trainer@5"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a case is measured.
+
+    At least ``warmup`` steps apart and ``steps`` counted ones; then more, up to ``max_steps``, until the interquartile range is
+    at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.  ``lengths`` are the quantiles (evenly spaced,
+    from the minimum to the maximum) of the samples' real tokens; empty: all as long as the scenario says.
+    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use.
+    """
+
+    workload: Workload = "trainer"
+    steps: int = 5
+    warmup: int = 3
+    max_steps: int = 30
+    settle: float = 0.03
+    budget_s: float = 60.0
+    timeout_s: float = 900.0
+    lengths: tuple[int, ...] = ()
+    seed: int = 0
+    memory_limit_bytes: int | None = None
+    checkpoint: str | None = None
+    trust_remote_code: bool = False
+    history: bool = False
+    save: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
+
+    values: Mapping[str, Any]
+    options: RunOptions = field(default_factory=RunOptions)
+    force: bool = False
+
+    def scenario(self) -> Scenario:
+        """The resolved job.
+
+        Raises:
+            PlannerError: what ``planner.intake`` refuses.
+        """
+        given = {name: Given(value, "cli") for name, value in self.values.items()}
+        return resolve(ScenarioRequest(MappingProxyType(given)), force=self.force)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, for the file that a worker reads."""
+        return {"values": dict(self.values), "options": asdict(self.options), "force": self.force}
+
+
+def case_from_json(data: Mapping[str, Any]) -> Case:
+    """The case that :meth:`Case.to_json` wrote."""
+    options = dict(data["options"])
+    options["lengths"] = tuple(options["lengths"])
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()}
+    return Case(values, RunOptions(**options), bool(data["force"]))
+
+
+def case_key(case: Case, scenario: Scenario) -> str:
+    """Twelve hex digits that name what is measured: the same for a value that was said and one that was filled in."""
+    recipe, hardware = scenario.recipe, scenario.hardware
+    options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}
+    identity = {
+        "model": scenario.model.id,
+        "gpu": hardware.gpu.id,
+        "gpus": hardware.gpus_per_node,
+        "nodes": hardware.nodes,
+        "stack": scenario.stack.id,
+        "recipe": asdict(recipe),
+        "options": options,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def describe(scenario: Scenario) -> str:
+    """The case in a line, for progress and tables."""
+    recipe = scenario.recipe
+    numerics = recipe.numerics
+    method = recipe.method if numerics.quantization == "none" else f"{recipe.method}-{numerics.quantization}"
+    parts = [scenario.model.id, method, f"seq {recipe.batch.seq_len}", f"batch {recipe.batch.micro_batch}"]
+    if recipe.batch.grad_accum > 1:
+        parts.append(f"x{recipe.batch.grad_accum}")
+    parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
+    parts += ["checkpointing"] if recipe.gradient_checkpointing else []
+    return " ".join(str(part) for part in parts)
+
+
+def _sharding_text(recipe: Recipe) -> str:
+    if recipe.sharding == "none":
+        return ""
+    return recipe.sharding if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
+
+
+def check_runnable(case: Case, scenario: Scenario) -> None:
+    """Refuse what no workload runs, before anything is started.
+
+    Raises:
+        NotModelledError: understood, but no workload of this package runs it.
+        UsageError: options that exclude each other.
+    """
+    recipe = scenario.recipe
+    if scenario.stack.id != _RUNNABLE_STACK:
+        raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
+    if recipe.numerics.quantization == "gptq-int4":
+        raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
+    if recipe.loss == "liger":
+        raise NotModelledError("the Liger loss cannot be run yet: say --loss hf")
+    if scenario.hardware.nodes > 1:
+        raise NotModelledError(
+            "several nodes cannot be run by this command: start it under your cluster's launcher, one node at a time"
+        )
+    if case.options.lengths and max(case.options.lengths) > recipe.batch.seq_len:
+        raise UsageError(f"--lengths goes up to {max(case.options.lengths)} tokens, but --seq is {recipe.batch.seq_len}")
+    if scenario.model.remote_code and not case.options.trust_remote_code:
+        raise UsageError(
+            f"the code of model '{scenario.model.id}' comes with its checkpoint and runs only with --trust-remote-code"
+        )
+
+
+def option_names() -> tuple[str, ...]:
+    """Names of the options of a run, as a campaign file may set them."""
+    return tuple(each.name for each in fields(RunOptions))

@@ -1,0 +1,68 @@
+"""``measure run``: one job for real, on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from measure.cli.options import RUN_OPTIONS, run_options
+from measure.cli.said import need
+from planner.errors import ExitCode, UsageError
+from planner.intake.flags import Config, Force, OwnOptions
+
+EXAMPLE = "measure run --model qwen2.5-0.5b --method lora --seq 512 --batch 2"
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the records")]
+DEFAULT_OUT = "measurements"
+OPTIONS: OwnOptions = {
+    "config": (Config, None),
+    "force": (Force, False),
+    **RUN_OPTIONS,
+    "out": (Out, DEFAULT_OUT),
+    "as_json": (Annotated[bool, typer.Option("--json", help="Write the record as JSON")], False),
+}
+
+
+def run(**said: Any) -> int:
+    """Run training steps of one job on this machine and record what they need."""
+    from measure.single import measure_one
+    from measure.store import Store
+
+    as_json, store = said.pop("as_json"), Store(Path(said.pop("out")))
+    options = run_options(said)
+    values, force = said_values(said), said.pop("force")
+    need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
+    finished = measure_one(values, options, store=store, force=force, say=_say)
+    from measure.report import record_json, record_text
+
+    sys.stdout.write(record_json(finished) if as_json else record_text(finished))
+    return int(outcome_code(finished.measured.record.outcome))
+
+
+def said_values(said: dict[str, Any]) -> dict[str, Any]:
+    """What was said about the job, flags over the file.
+
+    Raises:
+        UsageError: model, method or length are missing, or a value cannot be used.
+    """
+    from planner.intake.request import from_flags, from_toml, merge
+
+    config = said.pop("config")
+    request = from_flags({name: value for name, value in said.items() if name != "force"})
+    if config is not None:
+        request = merge(from_toml(config), request)
+    if any(request.get(name) is None for name in ("model", "method", "seq")):
+        raise UsageError(f"say at least --model, --method and --seq; for example: {EXAMPLE}")
+    return {name: given.value for name, given in request.values.items()}
+
+
+def outcome_code(outcome: str) -> ExitCode:
+    """Exit code of a case."""
+    codes = {"ok": ExitCode.FITS, "oom": ExitCode.GPU_MEMORY_SHORT, "host_oom": ExitCode.HOST_MEMORY_SHORT}
+    return codes.get(outcome, ExitCode.INTERNAL_ERROR)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"measure: {text}\n")

@@ -1,0 +1,102 @@
+"""What a measurement was made on: everything that can move a number, and a key that is the same only where all of it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from measure.host import cgroup_bytes
+from measure.nvml import Gpu, Nvml
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed", "flash-attn", "triton")
+_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "NCCL_P2P_DISABLE",
+    "OMP_NUM_THREADS",
+    "DS_PIN_MEMORY_BACKEND",
+)
+_KEY_DIGITS = 12
+# Readings of the moment, which differ between two runs on one machine.
+_NOT_IN_KEY = frozenset({"gpu_state"})
+
+
+def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
+    """Facts about machine, driver and libraries as JSON values; what is not known is ``None`` or left out."""
+    return {
+        "machine": machine_hash(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cpu_cores": psutil.cpu_count(logical=False),
+        "cpu_threads": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "host_memory_bytes": psutil.virtual_memory().total,
+        "container_limit_bytes": cgroup_bytes("max"),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "uuid_hash": gpu.uuid_hash,
+                "memory_bytes": gpu.memory_bytes,
+                "driver": gpu.driver,
+                "cuda_driver": gpu.cuda_driver,
+            }
+            for gpu in gpus
+        ],
+        "gpu_state": [dict(nvml.state(gpu.index)) for gpu in gpus] if nvml is not None else [],
+        "libraries": library_versions(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def environment_key(environment: Mapping[str, Any]) -> str:
+    """Twelve hex digits: records may be merged only where they agree."""
+    kept = {name: value for name, value in environment.items() if name not in _NOT_IN_KEY}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What differs between two environments, each as ``name: one, other``."""
+    names = sorted((first.keys() | second.keys()) - _NOT_IN_KEY)
+    return [f"{name}: {first.get(name)}, {second.get(name)}" for name in names if first.get(name) != second.get(name)]
+
+
+def library_versions() -> dict[str, str]:
+    """Installed versions of the libraries that run the step."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine_hash() -> str:
+    """Eight hex digits that tell machines apart and name none."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def cpu_name(source: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's own name."""
+    try:
+        for line in source.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,114 @@
+"""Host memory of the processes of a case, sampled from outside, and the memory figures of the control group."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
+# PSS walks all mappings of a process, which takes milliseconds and stalls it.
+_PSS_PERIOD_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HostPeaks:
+    """Highest of what was seen over the life of a case, in bytes; ``None`` where the system has no such figure.
+
+    ``rss`` counts a page that two processes share in each of them, ``pss`` divides it among them.  The largest process and the
+    sum over all processes of the case.  ``cgroup`` is everything in the container, the page cache with it.
+    """
+
+    rss_process_bytes: int | None
+    rss_total_bytes: int | None
+    pss_process_bytes: int | None
+    pss_total_bytes: int | None
+    cgroup_bytes: int | None
+    n_samples: int
+    interval_s: float
+
+
+class HostSampler:
+    """Call :meth:`sample` again and again while the case runs."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._rss: list[int] = [0, 0]
+        self._pss: list[int] = [0, 0]
+        self._cgroup = 0
+        self._n_samples = 0
+        self._next_pss_s = 0.0
+        self._processes: list[psutil.Process] = []
+
+    def sample(self, pid: int) -> None:
+        """Read the processes under ``pid`` once; processes that are gone are left out."""
+        now_s = time.monotonic()
+        with_pss = now_s >= self._next_pss_s
+        if with_pss:
+            self._next_pss_s = now_s + _PSS_PERIOD_S
+            # Looking for children reads the whole process table.
+            self._processes = _tree(pid)
+        rss, pss = [], []
+        for process in self._processes:
+            try:
+                rss.append(process.memory_info().rss)
+                if with_pss:
+                    pss.append(getattr(process.memory_full_info(), "pss", 0))
+            except psutil.Error:
+                continue
+        if rss:
+            self._n_samples += 1
+            self._rss = [max(self._rss[0], *rss), max(self._rss[1], sum(rss))]
+        if pss:
+            self._pss = [max(self._pss[0], *pss), max(self._pss[1], sum(pss))]
+        self._cgroup = max(self._cgroup, cgroup_bytes("current") or 0)
+
+    def peaks(self) -> HostPeaks:
+        """The highest values so far."""
+        return HostPeaks(
+            self._rss[0] or None,
+            self._rss[1] or None,
+            self._pss[0] or None,
+            self._pss[1] or None,
+            self._cgroup or None,
+            self._n_samples,
+            self._interval_s,
+        )
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def cgroup_bytes(what: str, root: Path = CGROUP) -> int | None:
+    """``current``, ``peak`` or ``max`` of the control group's memory, version 2 or 1; ``None``: no group, or no limit."""
+    older = {"current": "usage_in_bytes", "peak": "max_usage_in_bytes", "max": "limit_in_bytes"}[what]
+    for path in (root / f"memory.{what}", root / "memory" / f"memory.{older}"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        # Version 1 writes "no limit" as a number of about 2**63.
+        if text.isdigit() and int(text) < 2**60:
+            return int(text)
+    return None
+
+
+def cgroup_kills(root: Path = CGROUP) -> int | None:
+    """How many processes of the control group the kernel has killed for memory so far."""
+    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
+        try:
+            lines = path.read_text(encoding="ascii").split("\n")
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdigit():
+                return int(value)
+    return None

@@ -1,0 +1,209 @@
+"""Runs one case in a process of its own, watches it from outside, and says how it ended.  Survives whatever the case does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from measure.case import Case
+from measure.host import HostPeaks, HostSampler, cgroup_kills
+from measure.nvml import Nvml
+from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
+from measure.protocol import JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
+from planner.domain.run_record import Outcome
+
+_INTERVAL_S = 0.05
+_MAX_LOG_CHARS = 500
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeaks:
+    """Memory in use on one device as the driver says: before the case, and the highest while it ran."""
+
+    index: int
+    baseline_bytes: int
+    peak_bytes: int
+    other_processes: int
+    throttle_reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How one case went.  ``events`` are those of each rank."""
+
+    outcome: Outcome
+    phase: str | None
+    message: str | None
+    events: tuple[tuple[Event, ...], ...]
+    host: HostPeaks
+    devices: tuple[DevicePeaks, ...]
+    started_s: float
+    duration_s: float
+    how: str
+
+
+class Launcher:
+    """Starts cases one after the other; holds the zygote while it is open."""
+
+    def __init__(self, nvml: Nvml | None = None) -> None:
+        self._nvml = nvml
+        self._zygote: Zygote | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the zygote, and with it what it started."""
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the zygote says about torch and its devices.
+
+        Raises:
+            ZygoteError: it cannot be started.
+        """
+        return self._warm().facts
+
+    def run(self, case: Case, *, ranks: int = 1, devices: Sequence[int] = ()) -> Run:
+        """Run ``case`` to its end, its timeout or its death.
+
+        Args:
+            case: what to run.
+            ranks: processes on this machine.
+            devices: GPUs to watch, by the driver's index.
+        """
+        with tempfile.TemporaryDirectory(prefix="measure-") as name:
+            folder = Path(name)
+            write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
+            return self._watch(case, folder, ranks, devices)
+
+    def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int]) -> Run:
+        watch = _Watch(folder, ranks, [_DeviceWatch(self._nvml, index) for index in devices] if self._nvml else [])
+        kills_before = cgroup_kills()
+        started_s, start_s = time.time(), time.monotonic()
+        child, how = self._start(folder, ranks)
+        timed_out = False
+        try:
+            while (status := child.status()) is None:
+                watch.look(child.pid)
+                if time.monotonic() - start_s > case.options.timeout_s:
+                    timed_out = True
+                    kill_group(child.pid)
+                time.sleep(_INTERVAL_S)
+        finally:
+            kill_group(child.pid)
+        watch.look(child.pid)
+        killed_for_memory = (cgroup_kills() or 0) > (kills_before or 0)
+        outcome, message = _verdict(watch.events, _End(status, timed_out, killed_for_memory, folder / LOG_FILE), case)
+        return Run(
+            outcome=outcome,
+            phase=watch.phase,
+            message=message,
+            events=tuple(tuple(events) for events in watch.events),
+            host=watch.host.peaks(),
+            devices=tuple(device.peaks() for device in watch.devices),
+            started_s=started_s,
+            duration_s=time.monotonic() - start_s,
+            how=how,
+        )
+
+    def _start(self, folder: Path, ranks: int) -> tuple[Child, str]:
+        if ranks > 1:
+            return spawn_ranks(folder, ranks), "torchrun"
+        zygote = self._warm()
+        return (zygote.fork(folder), "fork") if zygote.can_fork else (spawn(folder), "spawn")
+
+    def _warm(self) -> Zygote:
+        if self._zygote is None:
+            self._zygote = Zygote()
+        return self._zygote
+
+
+class _Watch:
+    """Everything that is read while a case runs."""
+
+    def __init__(self, folder: Path, ranks: int, devices: Sequence[_DeviceWatch]) -> None:
+        self._readers = [EventReader(events_file(folder, rank)) for rank in range(ranks)]
+        self.events: list[list[Event]] = [[] for _ in range(ranks)]
+        self.host = HostSampler(_INTERVAL_S)
+        self.devices = devices
+
+    def look(self, pid: int) -> None:
+        """Read everything once."""
+        self.host.sample(pid)
+        for device in self.devices:
+            device.look(pid)
+        for events, reader in zip(self.events, self._readers, strict=True):
+            events.extend(reader.new())
+
+    @property
+    def phase(self) -> str | None:
+        """The phase that rank 0 entered last, by what it said."""
+        phases = [event["phase"] for event in self.events[0] if event["event"] == "phase"]
+        return phases[-1] if phases else None
+
+
+class _DeviceWatch:
+    """One device while a case runs."""
+
+    def __init__(self, nvml: Nvml, index: int) -> None:
+        self._nvml, self._index = nvml, index
+        self._others = len(nvml.processes(index))
+        self._baseline_bytes = self._peak_bytes = nvml.used_bytes(index)
+        self._reasons: dict[str, None] = {}
+        self._next_state_s = 0.0
+
+    def look(self, _pid: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
+        if time.monotonic() >= self._next_state_s:
+            self._next_state_s = time.monotonic() + 0.5
+            self._reasons.update(dict.fromkeys(self._nvml.state(self._index).get("throttle_reasons", [])))
+
+    def peaks(self) -> DevicePeaks:
+        return DevicePeaks(self._index, self._baseline_bytes, self._peak_bytes, self._others, tuple(self._reasons))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    status: int
+    timed_out: bool
+    killed_for_memory: bool
+    log: Path
+
+
+def _verdict(events: Sequence[Sequence[Event]], end: _End, case: Case) -> tuple[Outcome, str | None]:
+    """How the case ended: by what its ranks said themselves, and by its death only where they said nothing."""
+    failures = sorted((each for rank in events for each in rank if each["event"] == "failed"), key=lambda each: each["time_s"])
+    if failures:
+        return failures[0]["outcome"], failures[0]["message"]
+    if all(rank and rank[-1]["event"] == "done" for rank in events):
+        return "ok", None
+    if end.timed_out:
+        return "timeout", f"not done after {case.options.timeout_s:g} s"
+    if end.status == -signal.SIGKILL and end.killed_for_memory:
+        return "host_oom", "killed by the kernel because the container ran out of memory"
+    died = f"killed by signal {signal.Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
+    return "crash", f"{died} and said nothing; the end of its log: {_tail(end.log)}"
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return "empty"
+    return " / ".join(line.strip() for line in lines if line.strip())[-_MAX_LOG_CHARS:] or "empty"

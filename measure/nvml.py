@@ -1,0 +1,128 @@
+"""What the driver says about the GPUs of this machine.  Everything is optional: without a driver there are no GPUs here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as the driver describes it.  The UUID is kept as a hash: it names a machine, which is nobody's business."""
+
+    index: int
+    name: str
+    uuid_hash: str
+    memory_bytes: int
+    driver: str
+    cuda_driver: str
+
+
+class Nvml:
+    """An open connection to the driver's library."""
+
+    def __init__(self, library: Any) -> None:
+        self._nvml = library
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The devices that CUDA programs of this process would see, in their order."""
+        n = self._nvml
+        version = n.nvmlSystemGetCudaDriverVersion()
+        found = []
+        for index in self._visible(n.nvmlDeviceGetCount()):
+            handle = n.nvmlDeviceGetHandleByIndex(index)
+            found.append(
+                Gpu(
+                    index=index,
+                    name=_text(n.nvmlDeviceGetName(handle)),
+                    uuid_hash=hashlib.sha256(_text(n.nvmlDeviceGetUUID(handle)).encode()).hexdigest()[:_HASH_DIGITS],
+                    memory_bytes=int(n.nvmlDeviceGetMemoryInfo(handle).total),
+                    driver=_text(n.nvmlSystemGetDriverVersion()),
+                    cuda_driver=f"{version // 1000}.{version % 1000 // 10}",
+                )
+            )
+        return tuple(found)
+
+    def used_bytes(self, index: int) -> int:
+        """Memory in use on one device, by everybody."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).used)
+
+    def processes(self, index: int) -> dict[int, int | None]:
+        """Process ids with compute contexts on one device, and their bytes where the driver says them.
+
+        Inside a container these can be ids of the host's process table, or none at all.
+        """
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        return {int(each.pid): each.usedGpuMemory for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+
+    def state(self, index: int) -> Mapping[str, Any]:
+        """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""
+        n, handle = self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index)
+        questions = {
+            "sm_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
+            "memory_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
+            "sm_clock_max_mhz": lambda: n.nvmlDeviceGetMaxClockInfo(handle, n.NVML_CLOCK_SM),
+            "temperature_c": lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
+            "power_mw": lambda: n.nvmlDeviceGetPowerUsage(handle),
+            "power_limit_mw": lambda: n.nvmlDeviceGetEnforcedPowerLimit(handle),
+            "pcie_generation": lambda: n.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "pcie_lanes": lambda: n.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            "ecc": lambda: bool(n.nvmlDeviceGetEccMode(handle)[0]),
+            "throttle_reasons": lambda: throttle_names(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        }
+        known: dict[str, Any] = {}
+        for name, ask in questions.items():
+            try:
+                known[name] = ask()
+            except (n.NVMLError, AttributeError):
+                continue
+        return known
+
+    @staticmethod
+    def _visible(count: int) -> list[int]:
+        said = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if said is None:
+            return list(range(count))
+        indices: list[int] = []
+        for part in said.split(","):
+            if not part.strip().isdigit() or int(part) >= count:
+                break
+            indices.append(int(part))
+        return indices
+
+
+# Bits of nvmlClocksEventReasons (nvml.h); "idle" and "applications clocks" are no throttling.
+_REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+
+
+def throttle_names(bits: int) -> list[str]:
+    """Reasons for lowered clocks by name, those that mean throttling only."""
+    return [name for bit, name in _REASONS.items() if bits & bit]
+
+
+def open_nvml() -> Nvml | None:
+    """The driver's library, or ``None`` where there is no driver or its Python binding is not installed."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return Nvml(pynvml)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,155 @@
+"""Readings of the device that a worker runs on.  A CPU has no allocator statistics: there the readings are None, never zero."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Bytes at one moment and the highest since the last reset; ``None`` where the device has no such figure."""
+
+    allocated_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the allocator counted over the whole run."""
+
+    retries: int | None = None
+    out_of_memory: int | None = None
+    pinned_peak_bytes: int | None = None
+
+
+class DeviceProbe(Protocol):
+    """One device as seen from the worker."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors go."""
+
+    def levels(self, *, with_driver: bool) -> Levels:
+        """Readings now; ``with_driver`` asks the driver too, which takes longer."""
+
+    def reset_peaks(self) -> None:
+        """Start a new interval."""
+
+    def counters(self) -> Counters:
+        """Counts since the start."""
+
+    def start_clock(self) -> None:
+        """A step begins."""
+
+    def stop_clock(self) -> tuple[float, float | None]:
+        """A step is over, and all of its work: seconds on the wall clock and between two events on the device."""
+
+
+class CpuProbe:
+    """No device: wall times only."""
+
+    def __init__(self) -> None:
+        self._start_s = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def levels(self, *, with_driver: bool) -> Levels:  # noqa: ARG002
+        """Nothing: torch's CPU allocator keeps no count."""
+        return Levels()
+
+    def reset_peaks(self) -> None:
+        """Nothing to reset."""
+
+    def counters(self) -> Counters:
+        """Nothing is counted."""
+        return Counters()
+
+    def start_clock(self) -> None:
+        """A step begins."""
+        self._start_s = time.perf_counter()
+
+    def stop_clock(self) -> tuple[float, float | None]:
+        """Wall seconds since :meth:`start_clock`."""
+        return time.perf_counter() - self._start_s, None
+
+
+class CudaProbe:
+    """One CUDA device, by torch's allocator and the driver."""
+
+    def __init__(self, index: int) -> None:
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+        self._start_s = 0.0
+        self._begin: torch.cuda.Event | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return self._device
+
+    def levels(self, *, with_driver: bool) -> Levels:
+        """The allocator's figures; the driver's are those of the whole device."""
+        used = None
+        if with_driver:
+            free, total = torch.cuda.mem_get_info(self._device)
+            used = total - free
+        return Levels(
+            allocated_bytes=torch.cuda.memory_allocated(self._device),
+            allocated_peak_bytes=torch.cuda.max_memory_allocated(self._device),
+            reserved_bytes=torch.cuda.memory_reserved(self._device),
+            reserved_peak_bytes=torch.cuda.max_memory_reserved(self._device),
+            device_used_bytes=used,
+        )
+
+    def reset_peaks(self) -> None:
+        """Start a new interval of the allocator's peaks."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def counters(self) -> Counters:
+        """Retries and failures of the allocator, and page-locked host memory where this torch counts it."""
+        stats = torch.cuda.memory_stats(self._device)
+        pinned = None
+        if hasattr(torch.cuda, "host_memory_stats"):
+            pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+        return Counters(
+            retries=int(stats.get("num_alloc_retries", 0)),
+            out_of_memory=int(stats.get("num_ooms", 0)),
+            pinned_peak_bytes=None if pinned is None else int(pinned),
+        )
+
+    def start_clock(self) -> None:
+        """A step begins."""
+        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._start_s = time.perf_counter()
+        self._begin.record()
+
+    def stop_clock(self) -> tuple[float, float | None]:
+        """Wait for the device, as the Trainer does once a step when it looks at the loss."""
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end.record()
+        torch.cuda.synchronize(self._device)
+        wall_s = time.perf_counter() - self._start_s
+        milliseconds = self._begin.elapsed_time(end) if self._begin is not None else 0.0
+        return wall_s, milliseconds / 1000
+
+
+def open_device(wants_cuda: bool, local_rank: int) -> DeviceProbe:
+    """The device of this rank.
+
+    Raises:
+        RuntimeError: CUDA is wanted and cannot be had.
+    """
+    if not wants_cuda:
+        return CpuProbe()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return CudaProbe(local_rank)

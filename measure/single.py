@@ -1,0 +1,98 @@
+"""One case from what was said to its record on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from measure.assemble import Measured, assemble
+from measure.case import CPU, Case, RunOptions, check_runnable, describe
+from measure.launcher import Launcher
+from measure.machine import Machine, this_machine
+from measure.store import Store
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+
+_MEASURE_EXTRA = "install the measure extra: pip install 'finetune-planner[measure]'"
+_CURES = {"flash_attn": "pip install flash-attn, or say --attention sdpa"}
+_BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
+Say = Callable[[str], None]
+_CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A measured case and where its record is."""
+
+    label: str
+    measured: Measured
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A case that this machine can run."""
+
+    case: Case
+    scenario: Scenario
+
+
+def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *, force: bool) -> Prepared:
+    """Place a job on this machine and check that it can run at all.
+
+    Raises:
+        PlannerError: it cannot; the message says why, and which extra has a missing library.
+    """
+    case = Case(machine.place(values), options, force)
+    scenario = case.scenario()
+    check_runnable(case, scenario)
+    _need_libraries(scenario)
+    return Prepared(case, scenario)
+
+
+def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store, force: bool, say: Say) -> Finished:
+    """Run one case and record it.
+
+    Raises:
+        PlannerError: it cannot be run here, or the record cannot be written.
+    """
+    machine = this_machine()
+    prepared = prepare(values, options, machine, force=force)
+    store.prepare()
+    if prepared.scenario.hardware.gpu.id == CPU:
+        say(_CPU_SENTENCE if not machine.gpus else "this runs on the CPU, as asked")
+    say(describe(prepared.scenario))
+    with Launcher(machine.nvml) as launcher:
+        measured = run_prepared(prepared, machine, launcher)
+    return Finished(describe(prepared.scenario), measured, store.add(measured))
+
+
+def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Measured:
+    """Run a case in a process of its own.
+
+    Raises:
+        UsageError: the installed torch has no CUDA although there is a GPU.
+    """
+    hardware = prepared.scenario.hardware
+    on_gpu = hardware.gpu.id != CPU
+    if on_gpu and not launcher.facts["cuda_available"]:
+        raise UsageError("the installed torch cannot use the GPU of this machine: install a CUDA build of it, or say --gpu cpu")
+    devices = [gpu.index for gpu in machine.gpus[: hardware.gpus_per_node]] if on_gpu else []
+    run = launcher.run(prepared.case, ranks=hardware.gpus_per_node, devices=devices)
+    environment = {**machine.environment, "torch_cuda": launcher.facts["cuda_build"]}
+    return assemble(prepared.case, prepared.scenario, run, environment)
+
+
+def _need_libraries(scenario: Scenario) -> None:
+    recipe = scenario.recipe
+    needed = {
+        "bitsandbytes": recipe.numerics.quantization in ("nf4", "fp4", "int8") or recipe.optimizer in _BITSANDBYTES_OPTIMIZERS,
+        "deepspeed": recipe.uses_deepspeed,
+        "flash_attn": recipe.attention == "flash2",
+    }
+    for name, wanted in needed.items():
+        if wanted and find_spec(name) is None:
+            raise UsageError(f"{name} is not installed and this job needs it; {_CURES.get(name, _MEASURE_EXTRA)}")

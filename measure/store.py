@@ -1,0 +1,70 @@
+"""Where records go: one JSONL file for each kind of device, machine and day, under one folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from measure.assemble import Measured
+from planner.errors import UsageError
+from planner.records import RecordSet, append_jsonl, read_records
+from planner.units import MIB, format_bytes
+
+_MIN_FREE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder of records."""
+
+    folder: Path
+
+    def prepare(self) -> None:
+        """Make the folder and try that it can be written, before anything is measured.
+
+        Raises:
+            UsageError: it cannot be made or written, or its disk is full.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+            free_bytes = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise UsageError(
+                f"output folder '{self.folder}' cannot be written: {error.strerror or error}; give another --out"
+            ) from None
+        if free_bytes < _MIN_FREE_BYTES:
+            raise UsageError(
+                f"the disk of output folder '{self.folder}' is full: {format_bytes(free_bytes)} are left; give another --out"
+            )
+
+    def add(self, measured: Measured) -> Path:
+        """Append one record and force it to the disk.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        record, environment = measured.record, measured.attachments["environment"]
+        path = self.folder / f"{record.gpu}-{environment['machine']}-{datetime.now(UTC):%Y-%m-%d}.jsonl"
+        append_jsonl(path, record, measured.attachments)
+        return path
+
+    def read(self) -> RecordSet | None:
+        """All records of the folder, ``None`` when there are none yet.
+
+        Raises:
+            InputFileError: a file that cannot be used, such as one of a newer schema.
+        """
+        files = sorted(path for path in self.folder.glob("*.jsonl") if path.stat().st_size) if self.folder.is_dir() else []
+        return read_records(files) if files else None
+
+
+def recorded_keys(records: RecordSet) -> Mapping[str, str]:
+    """Case keys of the records that have one, with the key of the environment they were made in."""
+    raws = (attachments.get("raw", {}) for attachments in records.attachments.values())
+    return {f"{raw['case_key']} {raw['environment_key']}": raw["environment_key"] for raw in raws if "case_key" in raw}

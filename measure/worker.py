@@ -1,0 +1,104 @@
+"""The process that measures one case (one rank of it): ``python -m measure.worker FOLDER``, or a fork of the zygote."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from measure.case import CPU, Case, case_from_json
+from measure.protocol import JOB_FILE, Reporter, events_file
+from planner.domain.run_record import Outcome
+from planner.errors import PlannerError
+
+_CPU_ALLOCATOR_FULL = "DefaultCPUAllocator: can't allocate memory"
+_MAX_MESSAGE_CHARS = 1000
+
+
+def run_worker(folder: Path, *, started: str) -> bool:
+    """Measure the case in ``folder`` and say how it went; failures are said, not raised.  Returns whether all was measured."""
+    rank = int(os.environ.get("RANK", "0"))
+    reporter = Reporter(events_file(folder, rank))
+    case = case_from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
+    try:
+        _measure(case, reporter, started)
+        reporter.say("done")
+    except BaseException as error:  # noqa: BLE001 - whatever happens is the outcome of the case
+        traceback.print_exc()
+        # After a failed allocation there may be little left: say it in one small write.
+        reporter.say("failed", outcome=_outcome(error), phase=reporter.phase, message=_message(error))
+        return False
+    return True
+
+
+def _measure(case: Case, reporter: Reporter, started: str) -> None:
+    import torch
+
+    from measure.probes.device import open_device
+    from measure.probes.phases import PhaseRecorder
+    from measure.workloads.task import Task
+
+    scenario = case.scenario()
+    if started == "fork" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
+    wants_cuda = scenario.hardware.gpu.id != CPU
+    probe = open_device(wants_cuda, int(os.environ.get("LOCAL_RANK", "0")))
+    reporter.say(
+        "hello", pid=os.getpid(), started=started, torch=torch.__version__, cuda=torch.version.cuda, cap=_cap(case, probe)
+    )
+    torch.manual_seed(case.options.seed)
+    phases = PhaseRecorder(probe, reporter)
+    task = Task(case, scenario, probe, phases, reporter)
+    try:
+        _workload(case)(task)
+    except torch.OutOfMemoryError:
+        phases.say_readings()
+        raise
+
+
+def _workload(case: Case) -> Any:
+    if case.options.workload == "loop":
+        from measure.workloads.loop import run_loop
+
+        return run_loop
+    from measure.workloads.trainer import run_trainer
+
+    return run_trainer
+
+
+def _cap(case: Case, probe: Any) -> dict[str, Any] | None:
+    """Limit the memory that this process may have, and say how."""
+    limit_bytes = case.options.memory_limit_bytes
+    if limit_bytes is None:
+        return None
+    if probe.device.type == CPU:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+        return {"kind": "rlimit_data", "limit_bytes": limit_bytes}
+    return dict(probe.cap(limit_bytes))
+
+
+def _outcome(error: BaseException) -> Outcome:
+    """How a failure counts: GPU memory only when torch says so, host memory when an allocation on the host failed."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return "oom"
+    if isinstance(error, MemoryError) or _CPU_ALLOCATOR_FULL in str(error):
+        return "host_oom"
+    return "crash"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, PlannerError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}".strip()
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
+
+
+if __name__ == "__main__":
+    # Other ranks wait for one that failed; its exit status lets their launcher end them.
+    sys.exit(0 if run_worker(Path(sys.argv[1]), started="spawn") else 1)

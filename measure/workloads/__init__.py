@@ -1,0 +1,1 @@
+"""What is run: real training steps in plain torch (``loop``) or by the Hugging Face Trainer (``trainer``)."""

@@ -1,0 +1,62 @@
+"""What a workload gets: the case, the device, and where to say what happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from measure.case import Case
+from measure.lengths import MicroBatch, plan_batches
+from measure.pace import Pace
+from measure.probes.device import DeviceProbe
+from measure.probes.phases import PhaseRecorder
+from measure.protocol import Reporter
+from planner.domain.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One case on one rank."""
+
+    case: Case
+    scenario: Scenario
+    probe: DeviceProbe
+    phases: PhaseRecorder
+    reporter: Reporter
+
+    def batches(self) -> tuple[MicroBatch, ...]:
+        """The micro-batches of this case."""
+        return plan_batches(self.scenario.recipe.batch, self.case.options.lengths, self.case.options.seed)
+
+    def say_model(self, model: Any, engine: Any, **configs: Any) -> None:
+        """Report which classes really run, and the size of what they run."""
+        total = sum(_elements(tensor) for tensor in model.parameters())
+        trained = sum(_elements(tensor) for tensor in model.parameters() if tensor.requires_grad)
+        self.reporter.say(
+            "model", model_class=_name(model), engine_class=_name(engine), params=total, trained_params=trained, configs=configs
+        )
+
+    def say_step(self, pace: Pace, times_s: tuple[float, float | None], batches: list[MicroBatch]) -> None:
+        """Report one optimizer step and count it."""
+        self.reporter.say(
+            "step",
+            index=len(pace.durations_s),
+            warmup=pace.in_warmup,
+            wall_s=times_s[0],
+            device_s=times_s[1],
+            real_tokens=sum(batch.real_tokens for batch in batches),
+            padded_tokens=sum(batch.padded_tokens for batch in batches),
+        )
+        pace.add(times_s[0])
+
+
+def _name(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _elements(tensor: Any) -> int:
+    """Weights behind a parameter: packed ones and those that ZeRO-3 took away count as what they stand for."""
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:
+        return int(state.shape.numel())
+    return int(getattr(tensor, "ds_numel", tensor.numel()))

@@ -1,0 +1,190 @@
+"""The workload ``trainer``: the Hugging Face Trainer itself, so that its copies and upcasts are in the numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import cycle
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset, SequentialSampler
+
+from measure.lengths import MicroBatch
+from measure.pace import Pace
+from measure.workloads.engine import EngineMismatchError
+from measure.workloads.feed import collate
+from measure.workloads.loop import mark_loss
+from measure.workloads.model import build_model
+from measure.workloads.optimizer import LEARNING_RATE
+from measure.workloads.task import Task
+
+# Names of the Trainer where they differ from ours.
+_OPTIMIZERS = {"lion": "lion_32bit"}
+
+
+def run_trainer(task: Task) -> None:
+    """Train until the pace says enough, evaluate on the worst batch, and save where that is asked.
+
+    Raises:
+        EngineMismatchError: the Trainer wrapped the model in another engine than the one that was asked for.
+    """
+    model = build_model(task.case, task.scenario, task.probe.device, task.phases)
+    mark_loss(model, task)
+    batches = task.batches()
+    vocabulary = model.config.get_text_config().vocab_size
+    with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
+        trainer = _MeasuredTrainer(
+            task,
+            batches,
+            model=model,
+            args=_arguments(task, folder),
+            train_dataset=_Rows(batches, _micro_steps(task)),
+            data_collator=_Collator(task, vocabulary),
+        )
+        trainer.train()
+        _evaluate(task, trainer, batches[0])
+        if task.case.options.save:
+            task.phases.enter("save")
+            trainer.save_model(folder)
+    task.phases.say_readings()
+
+
+def _arguments(task: Task, folder: str) -> Any:
+    recipe, options = task.scenario.recipe, task.case.options
+    precision = recipe.numerics.precision
+    make: Any = transformers.TrainingArguments
+    return make(
+        output_dir=folder,
+        per_device_train_batch_size=int(recipe.batch.micro_batch),
+        per_device_eval_batch_size=int(recipe.batch.micro_batch),
+        gradient_accumulation_steps=int(recipe.batch.grad_accum),
+        max_steps=options.warmup + options.max_steps,
+        learning_rate=LEARNING_RATE,
+        optim=_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer),
+        bf16=precision == "bf16-mixed",
+        fp16=precision == "fp16-mixed",
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant},
+        use_cpu=task.probe.device.type == "cpu",
+        remove_unused_columns=False,
+        prediction_loss_only=True,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=options.seed,
+    )
+
+
+def _micro_steps(task: Task) -> int:
+    options = task.case.options
+    return (options.warmup + options.max_steps) * int(task.scenario.recipe.batch.grad_accum)
+
+
+class _Rows(Dataset[dict[str, int]]):
+    """Samples in the order of the plan; only their lengths matter, the ids are made when they are collated."""
+
+    def __init__(self, batches: tuple[MicroBatch, ...], micro_steps: int) -> None:
+        used = (batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False))
+        self._rows = [{"length": length, "width": batch.width_tokens} for batch in used for length in batch.lengths]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return self._rows[index]
+
+
+class _Collator:
+    """Rows -> padded tensors."""
+
+    def __init__(self, task: Task, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._generator = torch.Generator().manual_seed(task.case.options.seed)
+
+    def __call__(self, rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+        batch = MicroBatch(tuple(row["length"] for row in rows), rows[0]["width"])
+        return collate(batch, self._vocabulary, self._generator)
+
+
+_TrainerBase: Any = transformers.Trainer
+
+
+class _MeasuredTrainer(_TrainerBase):
+    """The Trainer, with marks between the phases; it computes nothing of its own."""
+
+    def __init__(self, task: Task, batches: tuple[MicroBatch, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._task = task
+        self._planned = cycle(batches)
+        self._used: list[MicroBatch] = []
+        self._pace = Pace(task.case.options)
+        self.add_callback(_StepMarks(self))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of one micro-batch."""
+        self._used.append(next(self._planned))
+        self._task.phases.enter("forward")
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self._task.phases.leave()
+        if self.accelerator.sync_gradients:
+            self._task.phases.enter("optimizer_step")
+        return loss
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and loss; what follows is the backward pass."""
+        result = super().compute_loss(*args, **kwargs)
+        if self.model.training:
+            self._task.phases.enter("backward")
+        return result
+
+    def begin(self) -> None:
+        """Training begins: all is wrapped."""
+        self._task.say_model(self.model, self._engine())
+
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
+        self._used.clear()
+        self._task.probe.start_clock()
+
+    def end_step(self) -> bool:
+        """An optimizer step is over; returns whether that was the last."""
+        self._task.phases.leave()
+        self._task.say_step(self._pace, self._task.probe.stop_clock(), self._used)
+        return self._pace.enough
+
+    def _engine(self) -> Any:
+        if self._task.scenario.recipe.sharding == "none" and self.model_wrapped is not self.model:
+            name = type(self.model_wrapped).__qualname__
+            raise EngineMismatchError(f"the Trainer wrapped the model in {name} although nothing was to be sharded")
+        return self.model_wrapped
+
+
+class _StepMarks(transformers.TrainerCallback):
+    """Tells the trainer where its steps begin and end."""
+
+    def __init__(self, trainer: _MeasuredTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """All is prepared."""
+        self._trainer.begin()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins."""
+        self._trainer.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        """A step is over."""
+        control.should_training_stop = self._trainer.end_step() or control.should_training_stop
+        return control
+
+
+def _evaluate(task: Task, trainer: Any, worst: MicroBatch) -> None:
+    task.phases.enter("eval")
+    trainer.evaluate(eval_dataset=_Rows((worst,), 1))
+    task.phases.leave()

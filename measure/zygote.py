@@ -1,0 +1,92 @@
+"""The warm parent: imports torch and Transformers once, then forks one child for each case.
+
+Run as ``python -m measure.zygote``.  It reads lines ``{"folder": ...}`` from standard input and answers each with
+``{"pid": ...}`` at once and ``{"status": ...}`` (as ``os.waitpid`` gives it) when the child is gone.  It never computes anything
+and never touches CUDA: a child that inherits either can hang or fail.  One case at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from measure.protocol import LOG_FILE
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it dies, so that nothing is left on the device."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    """Serve until standard input ends."""
+    die_with_parent()
+    # What libraries print must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _answer(answers, _warm_up())
+    for line in sys.stdin:
+        folder = Path(json.loads(line)["folder"])
+        pid = os.fork()
+        if pid == 0:
+            _become_child(folder)
+        _answer(answers, {"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        _answer(answers, {"status": status})
+    return 0
+
+
+def _warm_up() -> dict[str, Any]:
+    """Import what every case needs and say what is here."""
+    import torch
+    import transformers
+    import transformers.models.auto.modeling_auto
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda_build": torch.version.cuda,
+        # With PYTORCH_NVML_BASED_CUDA_CHECK=1 this asks NVML and does not open the device.
+        "cuda_available": torch.cuda.is_available(),
+        "device_count": torch.cuda.device_count(),
+        "cuda_initialized": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+    }
+
+
+def _become_child(folder: Path) -> None:
+    from measure.worker import run_worker
+
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent()
+        _redirect(folder / LOG_FILE)
+        code = 0 if run_worker(folder, started="fork") else 1
+    finally:
+        # Handlers and buffers of the parent are not the child's to run or to flush.
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    """Standard streams of the child: nothing to read, and a log file to write to."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+
+
+def _answer(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
