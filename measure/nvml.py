@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class Nvml:
     def state(self, index: int) -> Mapping[str, Any]:
         """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""
         n, handle = self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index)
-        questions = {
+        questions: dict[str, Callable[[], Any]] = {
             "sm_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
             "memory_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
             "sm_clock_max_mhz": lambda: n.nvmlDeviceGetMaxClockInfo(handle, n.NVML_CLOCK_SM),

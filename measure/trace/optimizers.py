@@ -76,7 +76,8 @@ def _bitsandbytes(model: nn.Module, name: str, groups: list[dict[str, Any]], opt
         raise UsageError("bitsandbytes is not installed; install the measure extra: pip install 'finetune-planner[measure]'")
     import bitsandbytes
 
-    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    library: Any = bitsandbytes.optim
+    manager = library.GlobalOptimManager.get_instance()
     # One registry serves the whole process: settings of an earlier trace must not stay.
     manager.initialize()
     optimizer = _made(getattr(bitsandbytes.optim, name), groups, options)

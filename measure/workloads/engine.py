@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from measure.trace.build import DTYPES
-from measure.workloads.optimizer import MAX_GRAD_NORM, make_optimizer
+from measure.trace.optimizers import make_optimizer
+from measure.trace.step import MAX_GRAD_NORM
 from measure.workloads.task import Task
 from planner.domain.recipe import Recipe
 
@@ -66,7 +67,7 @@ class PlainEngine:
         self._model = model
         self._recipe = task.scenario.recipe
         self._device = task.probe.device
-        self._optimizer = make_optimizer(model, self._recipe.optimizer)
+        self._optimizer = make_optimizer(model, self._recipe)
         self._scaler: Any = torch.amp.GradScaler(self._device.type, enabled=self._recipe.numerics.precision == "fp16-mixed")
 
     @property

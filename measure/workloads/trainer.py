@@ -16,9 +16,9 @@ from measure.workloads.engine import EngineMismatchError
 from measure.workloads.feed import collate
 from measure.workloads.loop import mark_loss
 from measure.workloads.model import build_model
-from measure.workloads.optimizer import LEARNING_RATE
 from measure.workloads.task import Task
 
+_LEARNING_RATE = 1e-4
 # Names of the Trainer where they differ from ours.
 _OPTIMIZERS = {"lion": "lion_32bit"}
 
@@ -60,7 +60,7 @@ def _arguments(task: Task, folder: str) -> Any:
         per_device_eval_batch_size=int(recipe.batch.micro_batch),
         gradient_accumulation_steps=int(recipe.batch.grad_accum),
         max_steps=options.warmup + options.max_steps,
-        learning_rate=LEARNING_RATE,
+        learning_rate=_LEARNING_RATE,
         optim=_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer),
         bf16=precision == "bf16-mixed",
         fp16=precision == "fp16-mixed",
@@ -111,7 +111,7 @@ class _Collator:
 _TrainerBase: Any = transformers.Trainer
 
 
-class _MeasuredTrainer(_TrainerBase):
+class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
     """The Trainer, with marks between the phases; it computes nothing of its own."""
 
     def __init__(self, task: Task, batches: tuple[MicroBatch, ...], **settings: Any) -> None:

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records.cells import parse_cell
-<<<<<<< HEAD
-from planner.records.schema import ADDED_COLUMNS, ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, border_model
-=======
-from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, LIST_COLUMNS, RECORD_SCHEMA_ID, attachment_models, border_model
->>>>>>> a93f719 (measure run: real training steps in a process of their own, kept as records)
+from planner.records.schema import (
+    ADDED_COLUMNS,
+    ATTACHMENT_KEYS,
+    COLUMNS,
+    LIST_COLUMNS,
+    RECORD_SCHEMA_ID,
+    attachment_models,
+    border_model,
+)
 from planner.units import MIB, format_bytes
 
 if TYPE_CHECKING:

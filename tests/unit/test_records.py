@@ -306,7 +306,7 @@ def test_what_travels_with_a_record_has_a_schema_too(tmp_path: Path) -> None:
     append_jsonl(path, MINIMAL)
     line = json.loads(path.read_text(encoding="utf-8")) | {"quality": {"verdict": "good", "colour": 1}}
     path.write_text(json.dumps(line) + "\n", encoding="utf-8")
-    with pytest.raises(InputFileError, match="quality.colour"):
+    with pytest.raises(InputFileError, match=r"quality\.colour"):
         read_records([path])
 
 
