@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small model's config.json."""
     path = tmp_path_factory.mktemp("small") / "config.json"
@@ -49,20 +49,20 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def machine() -> Machine:
     """This machine as one without GPUs."""
     return Machine(None, (), None, collect_environment(None, ()))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def launcher() -> Iterator[Launcher]:
     """A launcher whose zygote is warm from the second case on."""
     with Launcher() as opened:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def measure(config: str, machine: Machine, launcher: Launcher) -> Measure:
     """``measure(method=..., workload=..., ...)``: run one small case, with few steps unless more are asked for."""
 
