@@ -3,8 +3,9 @@
 A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases``; one table
 ``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a
 quantised base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each has ``value``, ``settled_by`` and ``source``.
-With ``extends`` a file states only what differs from another stack.
-``extends = "<id>"`` takes another stack's tables and changes only what the file names.
+With ``extends = "<id>"`` a file takes another stack's tables and changes only what it names.  ``[versions]`` names packages
+whose version decides switches (``data/stacks/versions``); what the file itself says of a switch wins, because it stands for a
+template that the stack hands to the package.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
+from planner.catalog.stack_versions import Setting, version_settings
 from planner.catalog.toml_file import read_toml, validate
-from planner.domain.settled import SettledBy
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset({"id", "title", "defaults", "quantized_defaults", "settled"})
+_NOT_SWITCHES = frozenset({"id", "title", "defaults", "quantized_defaults", "settled", "versions"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
+_TABLES = ("defaults", "quantized", "switches", "versions")
 _FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
 # Numbers and their allowed range; everything else is a closed list of words or a flag.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -38,16 +40,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "zero12_bucket_elements": (0, 1_000_000_000_000),
     "foreach_step_copies": (0, 8),
 }
-
-
-class Setting(BaseModel):
-    """One value of a stack with what settled it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    value: Any
-    settled_by: SettledBy
-    source: str = Field(min_length=1)
 
 
 class StackEntry(BaseModel):
@@ -60,6 +52,7 @@ class StackEntry(BaseModel):
     title: str = Field(min_length=1)
     aliases: list[str] = []
     extends: str | None = None
+    versions: dict[str, str] = {}
     defaults: dict[str, Setting] = {}
     quantized: dict[str, Setting] = {}
     switches: dict[str, Setting] = {}
@@ -71,11 +64,12 @@ def stack_ids() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def load_stack(name: str) -> Stack:
-    """The stack with this id or alias, for example ``hf-trainer@5``.
+def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
+    """The stack with this id or alias, for example ``hf-trainer@5``, with other ``versions`` of some packages where given.
 
     Raises:
-        UnknownNameError: no such stack; says the nearest.
+        UnknownNameError: no such stack, or no such package; says the nearest.
+        UsageError: not a version, or one too old to be known.
         InputFileError: the file is malformed, or lacks a switch or its source.
     """
     path = data_dir() / "stacks" / f"{name.replace('@', '-')}.toml"
@@ -88,7 +82,14 @@ def load_stack(name: str) -> Stack:
     entry = _extended(validate(StackEntry, read_toml(path), path), path)
     if path.stem != entry.id.replace("@", "-"):
         raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
-    return _stack_of(entry, path)
+    return _stack_of(_versioned(entry, dict(versions)), path)
+
+
+def _versioned(entry: StackEntry, asked: Mapping[str, str]) -> StackEntry:
+    """``entry`` with the switches that follow from its packages' versions, or from those that are ``asked`` for."""
+    versions = {**entry.versions, **asked}
+    settings = {name: setting for package in versions for name, setting in version_settings(package, versions[package]).items()}
+    return entry.model_copy(update={"versions": versions, "switches": {**settings, **entry.switches}})
 
 
 def _extended(entry: StackEntry, path: Path) -> StackEntry:
@@ -101,7 +102,7 @@ def _extended(entry: StackEntry, path: Path) -> StackEntry:
     base = validate(StackEntry, read_toml(base_path), base_path)
     if base.extends is not None:
         raise InputFileError(path, f"key 'extends' names '{entry.extends}', which itself extends another stack")
-    tables = {name: {**getattr(base, name), **getattr(entry, name)} for name in ("defaults", "quantized", "switches")}
+    tables = {name: {**getattr(base, name), **getattr(entry, name)} for name in _TABLES}
     return entry.model_copy(update=tables)
 
 
@@ -116,6 +117,7 @@ def _stack_of(entry: StackEntry, path: Path) -> Stack:
         id=entry.id,
         title=entry.title,
         defaults=StackDefaults(**values),
+        versions=tuple(sorted(entry.versions.items())),
         quantized_defaults=StackDefaults(**values | changed) if changed else None,
         settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
         **switches,

@@ -10,6 +10,9 @@ from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
 LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad"]
+ModelCode = Literal["transformers-4", "transformers-5", "own"]
+PinsMasters = Literal["never", "as_set", "always"]
+Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 PinnedRounding = Literal["power_of_two", "exact"]
 
 
@@ -49,6 +52,13 @@ class Stack:
     ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32.
     ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
     ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
+    ``model_code``: whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which attention kernels an
+    architecture has, or code of its own.  ``liger_loss``: the stack offers Liger's fused head and loss.
+    ``pins_offload``: what DeepSpeed offloads is in pinned host memory (``pin_memory``).  ``pins_masters``: whether that goes for
+    the fp32 masters of stages 1 and 2 too.  ``zero12_upload``: how these stages send weights that the host updated back to the
+    GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
+    ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
+    ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
     """
@@ -73,6 +83,13 @@ class Stack:
     int8_keeps_quantized_input: bool
     prepares_unquantized: bool
     foreach_step_copies: int
+    model_code: ModelCode
+    liger_loss: bool
+    pins_offload: bool
+    pins_masters: PinsMasters
+    zero12_upload: Zero12Upload
+    zero12_overlap: bool
+    versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
 

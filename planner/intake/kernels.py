@@ -13,14 +13,6 @@ from planner.domain.stack import Stack
 GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"})
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
-# Stacks that run the modules of Transformers as they are.
-_TRANSFORMERS_4_STACKS = frozenset({"hf-trainer@4", "hf-trainer@4-noprep", "firefly"})
-_TRANSFORMERS_STACKS = _TRANSFORMERS_4_STACKS | {"hf-trainer@5", "trl", "llama-factory", "axolotl", "swift"}
-# Stacks with a switch for Liger's fused head and loss.  Transformers has one since 4.45, after
-# hf-trainer@4 (training_args.py use_liger_kernel); LLaMA-Factory enable_liger_kernel, swift use_liger_kernel, axolotl
-# liger_fused_linear_cross_entropy.
-LIGER_STACKS = frozenset({"hf-trainer@5", "trl", "llama-factory", "axolotl", "swift"})
-
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt"})
@@ -48,11 +40,11 @@ def lacks_flash2(gpu: GpuSpec) -> bool:
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     """Whether the model's code in Transformers has no such attention kernel."""
-    if stack.id not in _TRANSFORMERS_STACKS or model.remote_code or attention == "eager":
+    if stack.model_code == "own" or model.remote_code or attention == "eager":
         return False
     if attention == "flash2":
         return model.architecture in _NO_FLASH
-    return model.architecture in (_NO_SDPA_BEFORE_2024_09 if stack.id in _TRANSFORMERS_4_STACKS else _NO_SDPA)
+    return model.architecture in (_NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA)
 
 
 def widest_head(model: ModelSpec) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.models import load_model
+from planner.catalog.stack_versions import versioned_packages
 from planner.catalog.stacks import load_stack
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
+from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
@@ -41,6 +43,8 @@ def resolve(request: ScenarioRequest, *, force: bool = False) -> Scenario:
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
     recipe = resolve_recipe(ledger, model, hardware, stack)
+    if recipe.uses_deepspeed and not ledger.said("versions"):
+        ledger.enter("versions", tuple(map("==".join, stack.versions)), f"default:{stack.id}")
     scenario = Scenario(model, hardware, recipe, stack, _resolve_run(ledger), ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
@@ -63,12 +67,34 @@ def _resolve_model(ledger: Ledger) -> ModelSpec:
 
 
 def _resolve_stack(ledger: Ledger) -> Stack:
-    stack = load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed"))
+    stack = load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed"), _versions(ledger))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:
         ledger.enter("stack", stack.id, "assumed", stack.title)
     return stack
+
+
+def _versions(ledger: Ledger) -> tuple[tuple[str, str], ...]:
+    """Package and version of what was said about versions.  A record may name any package: those without a switch say nothing."""
+    said = ledger.request.values.get("versions")
+    if said is None:
+        return ()
+    pairs = dict(_pair(text) for text in said.value)
+    known = {package: version for package, version in pairs.items() if package in versioned_packages()}
+    if ledger.request.record_id is None and (unknown := sorted(pairs.keys() - known.keys())):
+        names = ", ".join(versioned_packages())
+        raise UsageError(f"no switch follows from the version of '{show(unknown[0])}', only of: {names}; choose another --stack")
+    if known:
+        ledger.enter("versions", tuple(f"{package}=={version}" for package, version in known.items()), said.origin)
+    return tuple(sorted(known.items()))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    package, separator, version = text.partition("==")
+    if not (separator and package.strip() and version.strip()):
+        raise UsageError(f"versions must be written name==version, such as deepspeed==0.16.4, but one is '{show(text)}'")
+    return package.strip().lower(), version.strip()
 
 
 def _resolve_run(ledger: Ledger) -> RunPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, LIGER_STACKS, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -160,7 +160,7 @@ SYSTEM_RULES = (
         "liger-not-in-stack",
         "warn",
         "This stack has no switch for the Liger loss, or the model's own code does not go through it",
-        lambda case: case.recipe.loss == "liger" and (case.stack.id not in LIGER_STACKS or case.model.remote_code),
+        lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
     ),
     Rule(

@@ -97,9 +97,12 @@ def _coefficient(name: str) -> Callable[[Job, str], str]:
 
 
 def _pinned(job: Job, _: str) -> str:
-    return (
-        f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, rounding {job.stack.pinned_rounding}"
-    )
+    return f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, {_pinning(job)}"
+
+
+def _pinning(job: Job) -> str:
+    stack = job.stack
+    return f"pinned, rounding {stack.pinned_rounding}" if stack.pins_offload else "not pinned"
 
 
 def _slack(job: Job, _: str) -> str:
@@ -115,8 +118,9 @@ def _slack(job: Job, _: str) -> str:
 
 
 def _bucket(job: Job, _: str) -> str:
-    buffers = 1 if job.recipe.sharding == "zero3" else 2
-    return f"{buffers} x {format_count(sharding.reduce_bucket_elements(job))} elements x {job.regime.gradient} B"
+    return (
+        f"{sharding.bucket_count(job)} x {format_count(sharding.reduce_bucket_elements(job))} elements x {job.regime.gradient} B"
+    )
 
 
 def _gathered(job: Job, _: str) -> str:
@@ -126,7 +130,7 @@ def _gathered(job: Job, _: str) -> str:
 
 def _offloaded_params(job: Job, _: str) -> str:
     partition = format_count(float(job.counts.total / job.hardware.world_size))
-    return f"{partition} parameters per process x {job.regime.compute} B, rounding {job.stack.pinned_rounding}"
+    return f"{partition} parameters per process x {job.regime.compute} B, pinned, rounding {job.stack.pinned_rounding}"
 
 
 def _over(*shards: object) -> str:
@@ -163,6 +167,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
     "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
     "sharding:gradient_bucket_bytes": _bucket,
+    "sharding:offload_staging_bytes": lambda job, _: f"largest trained tensor x {job.regime.gradient} B",
     "sharding:gathered_parameter_bytes": _gathered,
     "sharding:persistent_parameter_bytes": lambda job, _: (
         f"{format_count(job.counts.norms + job.counts.block_rest)} parameters x {job.regime.compute} B"

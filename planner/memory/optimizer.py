@@ -127,6 +127,7 @@ def optimizer_temporary_bytes(job: Job) -> Number:
 
     foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
     place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition.
+    Offloaded under stages 1 and 2: :func:`upload_staging_bytes`.
     Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.  Adafactor: three fp32 tensors of the size of the largest
     one, five where weight and gradient are cast to fp32 first.  Fused, 8-bit and paged kernels: none.
     Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py
@@ -134,7 +135,7 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     if recipe.offloads_optimizer:
-        return 0
+        return upload_staging_bytes(job)
     partition = job.trained / job.optimizer_shards
     if regime.engine == "deepspeed":
         masters = job.master_params / job.optimizer_shards
@@ -165,13 +166,29 @@ def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
 SUB_GROUP_PARAMS = 1_000_000_000
 
 
+def upload_staging_bytes(job: Job) -> Number:
+    """Bytes of the fp32 tensor on the GPU through which updated weights of stages 1 and 2 come back from the host.
+
+    Formula: 4 bytes per parameter of the partition where the switch ``zero12_upload`` is ``fp32_on_gpu``, else 0.
+    Source: DeepSpeed 0.14.1 to 0.16.9 zero/stage_1_and_2.py step (``fp32_partition.to(device)``).
+    """
+    recipe = job.recipe
+    if not recipe.offloads_optimizer or recipe.sharding == "zero3" or job.stack.zero12_upload != "fp32_on_gpu":
+        return 0
+    return 4 * job.master_params / job.optimizer_shards
+
+
 def step_block_bytes(job: Job) -> Number:
-    """Largest single block that the DeepSpeed step allocates: the fp32 copy of the flattened gradients; 0 for other engines.
+    """Largest single block that the DeepSpeed step allocates; 0 for other engines.
+
+    Formula: the fp32 copy of the flattened gradients, or that of the updated weights where the optimizer is offloaded.
 
     Source: DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py _prepare_sub_group.
     """
     recipe = job.recipe
-    if recipe.offloads_optimizer or job.regime.engine != "deepspeed":
+    if job.regime.engine != "deepspeed":
         return 0
+    if recipe.offloads_optimizer:
+        return upload_staging_bytes(job)
     masters = job.master_params / job.optimizer_shards
     return 4 * minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters

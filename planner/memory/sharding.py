@@ -26,14 +26,35 @@ def reduce_bucket_elements(job: Job) -> int:
 
 
 def gradient_bucket_bytes(job: Job) -> Number:
-    """Bytes of ZeRO's contiguous gradient buckets (two under stages 1 and 2 with overlap, one under stage 3); 0 without ZeRO.
+    """Bytes of ZeRO's contiguous gradient buckets; 0 without ZeRO.
 
-    Source: DeepSpeed 0.19 zero/stage_1_and_2.py (ipg_buffer, double-buffered), zero/stage3.py (__ipg_bucket_flat_buffer).
+    Formula: elements of the bucket times the gradient's bytes times :func:`bucket_count`.
+    Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py (ipg_buffer), zero/stage3.py (__ipg_bucket_flat_buffer).
     """
     if job.regime.engine != "deepspeed":
         return 0
-    buffers = 1 if job.recipe.sharding == "zero3" else 2
-    return reduce_bucket_elements(job) * buffers * job.regime.gradient
+    return reduce_bucket_elements(job) * bucket_count(job) * job.regime.gradient
+
+
+def bucket_count(job: Job) -> int:
+    """Gradient buckets: one under stage 3; under stages 1 and 2 two where reduction overlaps backward, else one.
+
+    Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py (a second buffer with ``overlap_comm``); the switch ``zero12_overlap``.
+    """
+    return 2 if job.recipe.sharding in ("zero1", "zero2") and job.stack.zero12_overlap else 1
+
+
+def offload_staging_bytes(job: Job) -> Number:
+    """Bytes of the GPU buffer through which stages 1 and 2 send gradients to an offloaded optimizer, from start to end.
+
+    Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py
+    (temp_grad_buffer_for_gpu_offload).  Ignored: its twin in host RAM, of the same size.
+    """
+    recipe = job.recipe
+    if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2"):
+        return 0
+    largest = job.counts.largest if recipe.method == "full" else minimum(job.trained, _largest_adapter(job))
+    return largest * job.regime.gradient
 
 
 def gathered_parameter_bytes(job: Job) -> Number:

@@ -236,6 +236,14 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
             "transient",
         ),
         make_term(
+            "gradient_buckets",
+            "staging of offloaded gradients",
+            sharding.offload_staging_bytes(job),
+            _STEPS,
+            "sharding:offload_staging_bytes",
+            "replicated",
+        ),
+        make_term(
             "gathered_parameters",
             "gathered parameters",
             sharding.gathered_parameter_bytes(job),

@@ -9,7 +9,7 @@ from planner.catalog.gpus import gpu_ids, load_gpu
 from planner.domain.hardware import GpuSpec
 from planner.domain.recipe import Offload, Optimizer, Sharding
 from planner.domain.scenario import Scenario
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, LIGER_STACKS, code_lacks, lacks_flash2
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_flash2
 from planner.search.variants import Flags, request_of
 
 MAX_LARGER_CARDS = 3
@@ -104,7 +104,7 @@ def _loss(scenario: Scenario) -> Iterator[Move]:
         return
     if scenario.stack.defaults.loss == "chunked":
         yield Move("loss", "head and loss in chunks", {"loss": "chunked"})
-    if scenario.stack.id in LIGER_STACKS and not scenario.model.remote_code:
+    if scenario.stack.liger_loss and not scenario.model.remote_code:
         yield Move("loss", "head and loss in one Liger kernel", {"loss": "liger"})
 
 

@@ -93,6 +93,15 @@ def collective_seconds(job: Job) -> Number:
     return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(job) / rates.network_bytes_per_s
 
 
+def overlaps_collectives(job: Job) -> bool:
+    """Whether collectives run beside the kernels: not under ZeRO stages 1 and 2 without ``overlap_comm``.
+
+    Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with ``overlap_comm``, else the
+    kernels' own); the switch ``zero12_overlap``.
+    """
+    return job.recipe.sharding not in ("zero1", "zero2") or job.scenario.stack.zero12_overlap
+
+
 def hook_seconds(job: Job) -> Number:
     """Host time of sharding hooks per micro-step; seconds.
 

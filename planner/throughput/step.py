@@ -9,7 +9,7 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import collective_seconds, hook_seconds
+from planner.throughput.communication import collective_seconds, hook_seconds, overlaps_collectives
 from planner.throughput.details import detail_of
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
@@ -97,7 +97,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     hidden: Number = 0.0
     if recipe.sharding != "none":
         seconds = collective_seconds(job)
-        hidden = minimum(seconds * overlap, gpu_s)
+        hidden = minimum(seconds * overlap, gpu_s) if overlaps_collectives(job) else 0.0
         terms += _term(job, "collectives", seconds, "communication:collective_seconds", hidden)
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
