@@ -107,8 +107,8 @@ def upload_buffer_bytes(job: Job) -> Number:
 def offloaded_parameter_bytes(job: Job) -> Number:
     """16-bit weight shards in host RAM, frozen ones included, when parameters are offloaded; k-bit ones as they are stored.
 
-    k-bit matrices that the engine cannot divide stay on the GPU.  Pinned whatever ``pin_memory`` says.  Source: DeepSpeed 0.12-0.19
-    zero/stage3.py _create_param_groups_fp16_flat_cpu_memory.
+    k-bit matrices that the engine cannot divide stay on the GPU.  Pinned whatever ``pin_memory`` says.  Source: DeepSpeed
+    0.12-0.19 zero/stage3.py _create_param_groups_fp16_flat_cpu_memory.
     """
     if not job.recipe.offloads_params or job.recipe.offloads_to_nvme:
         return 0
