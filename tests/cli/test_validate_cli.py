@@ -115,7 +115,12 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
     """The report for people has the three errors side by side, the number of free numbers and the coverage of the intervals."""
     out = _printed(capsys, PATTERN, "--cv", "source")
-    for words in ("no fit  in-sample  held out", "free numbers (at most 40)", "inside the 90% interval", "each source group is predicted"):
+    for words in (
+        "no fit  in-sample  held out",
+        "free numbers (at most 40)",
+        "inside the 90% interval",
+        "each source group is predicted",
+    ):
         assert words in out
 
 
