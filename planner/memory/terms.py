@@ -226,6 +226,7 @@ def _tied_table_bytes(job: Job) -> int:
 
 def _sharding_terms(job: Job) -> tuple[Term, ...]:
     live = _FORWARD | _LOSS | _BACKWARD
+    staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
     return (
         make_term(
             "gradient_buckets",
@@ -235,14 +236,7 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
             "sharding:gradient_bucket_bytes",
             "transient",
         ),
-        make_term(
-            "gradient_buckets",
-            "staging of offloaded gradients",
-            sharding.offload_staging_bytes(job),
-            _STEPS,
-            "sharding:offload_staging_bytes",
-            "replicated",
-        ),
+        make_term("gradient_buckets", "staging of offloaded gradients", staged, _STEPS, staging, "replicated"),
         make_term(
             "gathered_parameters",
             "gathered parameters",
