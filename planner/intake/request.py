@@ -109,6 +109,10 @@ def from_record(record: RunRecord) -> ScenarioRequest:
         raise NotModelledError(f"record '{record.id}': selective gradient checkpointing is not modelled")
     if record.optimizer is not None and record.optimizer not in REQUEST_FIELDS["optimizer"].choices:
         raise NotModelledError(f"record '{record.id}': optimizer '{show(record.optimizer)}' is not modelled")
+    if record.offload not in (None, "none", "activations") and record.sharding in ("none", "ddp"):
+        raise NotModelledError(
+            f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
+        )
     columns = {name: name for name in REQUEST_FIELDS if name in RunRecord.__slots__} | _RECORD_COLUMNS
     said = ((field, getattr(record, column), origin) for column, field in columns.items())
     values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))

@@ -270,6 +270,7 @@ def test_two_documents_of_one_group_count_once() -> None:
         ({"tensor_parallel": 2}, "tensor parallel"),
         ({"optimizer": "galore_adamw"}, "galore_adamw"),
         ({"gradient_checkpointing": "selective"}, "selective"),
+        ({"sharding": "none", "offload": "params"}, "loader of the program's own"),
         ({"seq_len": None}, "sequence length"),
     ],
 )
