@@ -16,6 +16,8 @@ _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt"})
+# Modules that ship with the checkpoint and write attention out.  Source: mosaicml/llm-foundry layers/attention.py.
+_REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 
@@ -39,8 +41,10 @@ def lacks_flash2(gpu: GpuSpec) -> bool:
 
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
-    """Whether the model's code in Transformers has no such attention kernel."""
-    if stack.model_code == "own" or model.remote_code or attention == "eager":
+    """Whether the model's code, in Transformers or shipped with the checkpoint, has no such attention kernel."""
+    if model.remote_code:
+        return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
+    if stack.model_code == "own" or attention == "eager":
         return False
     if attention == "flash2":
         return model.architecture in _NO_FLASH

@@ -147,6 +147,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "weights:autocast_copy_bytes": _adapters,
     "weights:saved_module_bytes": _saved_modules,
     "optimizer:gradient_bytes": _gradients,
+    "optimizer:step_gradient_bytes": _gradients,
     "optimizer:ddp_bucket_bytes": _gradients,
     "optimizer:master_weight_bytes": _masters,
     "optimizer:optimizer_state_bytes": _states,

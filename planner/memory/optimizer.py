@@ -18,7 +18,7 @@ _PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
 
 
 def gradient_bytes(job: Job) -> Number:
-    """Bytes of gradients that stay on one GPU between backward and step.
+    """Bytes of gradients that stay on one GPU at the end of backward, before the engine gathers what the step needs.
 
     Formula: trained parameters times the gradient's bytes over the gradient shards; 0 where the optimizer is offloaded, because
     gradients then go to the host as they are made.  Source: DeepSpeed 0.19 zero/stage_1_and_2.py, zero/stage3.py.
@@ -28,6 +28,17 @@ def gradient_bytes(job: Job) -> Number:
     if job.regime.engine == "deepspeed":
         return job.trained * job.regime.gradient / job.gradient_shards
     return job.trained_weight_bytes / job.gradient_shards
+
+
+def step_gradient_bytes(job: Job) -> Number:
+    """Bytes of gradients on one GPU while the optimizer steps.
+
+    Formula: as at the end of backward, but under ZeRO stage 1 this process's partition only: the engine copies that and drops the
+    whole gradients before the step.  Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py independent_gradient_partition_epilogue
+    (``averaged_gradients``, then ``zero_grad``).
+    """
+    at_end = gradient_bytes(job)
+    return at_end / job.optimizer_shards if job.recipe.sharding == "zero1" else at_end
 
 
 def ddp_bucket_bytes(job: Job) -> Number:

@@ -195,6 +195,8 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     first: frozenset[Phase] = frozenset({"backward"})
     second: frozenset[Phase] = frozenset({"backward_2"})
     formula, kind = "optimizer:gradient_bytes", _kind(job.gradient_shards)
+    in_step = optimizer.step_gradient_bytes(job)
+    step_kind = _kind(job.optimizer_shards) if job.recipe.sharding == "zero1" else kind
     return (
         make_term("saved_activations", "saved, first backward", kept_first, first, "activations:activations", "transient"),
         make_term(
@@ -205,7 +207,7 @@ def _backward_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
             "activations:activations",
             "transient",
         ),
-        make_term("gradients", "gradients", gradients, _AFTER_BACKWARD, formula, kind),
+        make_term("gradients", "gradients", in_step, _AFTER_BACKWARD, "optimizer:step_gradient_bytes", step_kind),
         make_term("gradients", "gradients, first backward", gradients_first, first, formula, "transient"),
         make_term(
             "gradients", "gradients, later backward", where(accumulates, gradients, gradients_first), second, formula, kind

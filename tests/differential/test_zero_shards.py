@@ -22,7 +22,7 @@ from scenarios import Setup, job
 
 from planner.domain.recipe import Dtype, Sharding
 from planner.memory.job import Job
-from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes
+from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
 from planner.memory.sharding import persistent_parameter_bytes
 from planner.memory.weights import adapter_bytes, unquantized_weight_bytes
 
@@ -194,6 +194,7 @@ def test_gradients(name: str, reports: Reports) -> None:
         assert report["whole_gradients"] == 0
         assert (report["end_of_backward"] == whole) == (case.stage == 1)
     assert gradient_bytes(expected) == (whole if case.stage == 1 else whole / WORLD)
+    assert step_gradient_bytes(expected) == whole / WORLD
 
 
 @every_case

@@ -24,7 +24,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "internlm": ("internlm", "internlm2", "internlm3"),
     "gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
     "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
-    "llm_foundry": ("mpt_causal_lm",),
+    "llm_foundry": ("mpt_causal_lm", "mosaic_gpt"),
     "from_scratch": ("gpt_from_scratch",),
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
