@@ -62,6 +62,11 @@ def _gradients(job: Job, _: str) -> str:
     return f"{format_count(float(job.trained))} trained parameters, {size}{_over(job.gradient_shards)}"
 
 
+def _step_gradients(job: Job, _: str) -> str:
+    shards = job.optimizer_shards if job.recipe.sharding == "zero1" else job.gradient_shards
+    return f"{format_count(float(job.trained))} trained parameters{_over(shards)}"
+
+
 def _masters(job: Job, _: str) -> str:
     return f"{format_count(float(job.master_params))} parameters x 4 B{_over(job.optimizer_shards)}"
 
@@ -147,7 +152,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "weights:autocast_copy_bytes": _adapters,
     "weights:saved_module_bytes": _saved_modules,
     "optimizer:gradient_bytes": _gradients,
-    "optimizer:step_gradient_bytes": _gradients,
+    "optimizer:step_gradient_bytes": _step_gradients,
     "optimizer:ddp_bucket_bytes": _gradients,
     "optimizer:master_weight_bytes": _masters,
     "optimizer:optimizer_state_bytes": _states,
