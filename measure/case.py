@@ -14,6 +14,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.request import Given, ScenarioRequest
 from planner.intake.resolve import resolve
+from planner.units import format_bytes
 
 Workload = Literal["loop", "trainer"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
@@ -96,7 +97,7 @@ def case_key(case: Case, scenario: Scenario) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
 
 
-def describe(scenario: Scenario) -> str:
+def describe(scenario: Scenario, options: RunOptions) -> str:
     """The case in a line, for progress and tables."""
     recipe = scenario.recipe
     numerics = recipe.numerics
@@ -106,6 +107,8 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"x{recipe.batch.grad_accum}")
     parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
     parts += ["checkpointing"] if recipe.gradient_checkpointing else []
+    parts += [options.workload] if options.workload != RunOptions().workload else []
+    parts += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
     return " ".join(str(part) for part in parts)
 
 
@@ -129,6 +132,8 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
     if recipe.loss == "liger":
         raise NotModelledError("the Liger loss cannot be run yet: say --loss hf")
+    if recipe.loss == "chunked" and case.options.workload != "loop":
+        raise NotModelledError("the Trainer has no chunked loss of its own: say --workload loop")
     if scenario.hardware.nodes > 1:
         raise NotModelledError(
             "several nodes cannot be run by this command: start it under your cluster's launcher, one node at a time"

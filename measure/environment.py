@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +34,7 @@ _VARIABLES = (
     "DS_PIN_MEMORY_BACKEND",
 )
 _KEY_DIGITS = 12
+_CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 # Readings of the moment, which differ between two runs on one machine.
 _NOT_IN_KEY = frozenset({"gpu_state"})
 
@@ -58,6 +61,7 @@ def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, A
             for gpu in gpus
         ],
         "gpu_state": [dict(nvml.state(gpu.index)) for gpu in gpus] if nvml is not None else [],
+        "torch_cuda": torch_cuda(),
         "libraries": library_versions(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
@@ -84,6 +88,15 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built with, read from its files because importing it is slow."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    match = _CUDA_LINE.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
+    return match[1] if match else None
 
 
 def machine_hash() -> str:

@@ -64,10 +64,10 @@ def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store,
     store.prepare()
     if prepared.scenario.hardware.gpu.id == CPU:
         say(_CPU_SENTENCE if not machine.gpus else "this runs on the CPU, as asked")
-    say(describe(prepared.scenario))
+    say(describe(prepared.scenario, options))
     with Launcher(machine.nvml) as launcher:
         measured = run_prepared(prepared, machine, launcher)
-    return Finished(describe(prepared.scenario), measured, store.add(measured))
+    return Finished(describe(prepared.scenario, options), measured, store.add(measured))
 
 
 def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Measured:
@@ -82,8 +82,7 @@ def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Me
         raise UsageError("the installed torch cannot use the GPU of this machine: install a CUDA build of it, or say --gpu cpu")
     devices = [gpu.index for gpu in machine.gpus[: hardware.gpus_per_node]] if on_gpu else []
     run = launcher.run(prepared.case, ranks=hardware.gpus_per_node, devices=devices)
-    environment = {**machine.environment, "torch_cuda": launcher.facts["cuda_build"]}
-    return assemble(prepared.case, prepared.scenario, run, environment)
+    return assemble(prepared.case, prepared.scenario, run, machine.environment)
 
 
 def _need_libraries(scenario: Scenario) -> None:

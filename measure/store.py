@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,7 +64,7 @@ class Store:
         return read_records(files) if files else None
 
 
-def recorded_keys(records: RecordSet) -> Mapping[str, str]:
-    """Case keys of the records that have one, with the key of the environment they were made in."""
+def recorded_counts(records: RecordSet) -> Counter[tuple[str, str]]:
+    """How often each case was recorded in each environment: (case key, environment key)."""
     raws = (attachments.get("raw", {}) for attachments in records.attachments.values())
-    return {f"{raw['case_key']} {raw['environment_key']}": raw["environment_key"] for raw in raws if "case_key" in raw}
+    return Counter((raw["case_key"], raw["environment_key"]) for raw in raws if "case_key" in raw)

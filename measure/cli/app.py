@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from measure.cli.campaign import campaign
+from measure.cli.check import check, env
 from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
@@ -38,4 +40,7 @@ def _root() -> None:
 
 
 app.command("run")(with_scenario_options(run, RUN_OPTIONS))
+app.command("campaign")(campaign)
+app.command("check")(check)
+app.command("env")(env)
 app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))

@@ -12,6 +12,7 @@ import torch
 from measure.trace.build import DTYPES
 from measure.trace.optimizers import make_optimizer
 from measure.trace.step import MAX_GRAD_NORM
+from measure.workloads.chunked import chunked_loss
 from measure.workloads.task import Task
 from planner.domain.recipe import Recipe
 
@@ -67,6 +68,7 @@ class PlainEngine:
         self._model = model
         self._recipe = task.scenario.recipe
         self._device = task.probe.device
+        self._before_head = task.begin_loss
         self._optimizer = make_optimizer(model, self._recipe)
         self._scaler: Any = torch.amp.GradScaler(self._device.type, enabled=self._recipe.numerics.precision == "fp16-mixed")
 
@@ -88,8 +90,14 @@ class PlainEngine:
     def forward(self, inputs: dict[str, torch.Tensor], *, last: bool) -> torch.Tensor:  # noqa: ARG002
         """Loss of one micro-batch, scaled to its share of the step."""
         with autocast(self._recipe, self._device):
-            loss: torch.Tensor = self._model(**inputs).loss
+            loss = self._loss(inputs)
         return loss / int(self._recipe.batch.grad_accum)
+
+    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        if self._recipe.loss == "chunked":
+            return chunked_loss(self._model, inputs, before_head=self._before_head)
+        loss: torch.Tensor = self._model(**inputs).loss
+        return loss
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of one micro-batch."""

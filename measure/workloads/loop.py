@@ -72,11 +72,6 @@ def _evaluate(task: Task, engine: Engine, feed: Feed) -> None:
 
 def mark_loss(model: Any, task: Task) -> None:
     """Let the phase ``loss`` begin where the output projection does: full-size logits live from there on."""
-
-    def begin(*_: Any) -> None:
-        if task.phases.phase in ("forward", "forward_2"):
-            task.phases.enter("loss")
-
     head = model.get_output_embeddings()
     if head is not None:
-        head.register_forward_pre_hook(begin)
+        head.register_forward_pre_hook(lambda *_: task.begin_loss())

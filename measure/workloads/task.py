@@ -28,6 +28,11 @@ class Task:
         """The micro-batches of this case."""
         return plan_batches(self.scenario.recipe.batch, self.case.options.lengths, self.case.options.seed)
 
+    def begin_loss(self) -> None:
+        """The output projection begins; in an evaluation that is no phase of its own."""
+        if self.phases.phase in ("forward", "forward_2"):
+            self.phases.enter("loss")
+
     def say_model(self, model: Any, engine: Any, **configs: Any) -> None:
         """Report which classes really run, and the size of what they run."""
         total = sum(_elements(tensor) for tensor in model.parameters())

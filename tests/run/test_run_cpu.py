@@ -167,3 +167,11 @@ def test_bad_input_is_refused_before_anything_starts(config: str, arguments: lis
     assert message in done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_chunked_loss_runs_and_has_its_phase(measure: Any) -> None:
+    """The loss in chunks runs in the plain loop, with the same phases as the full one."""
+    done = measure(loss="chunked")
+    assert done.record.outcome == "ok", raw(done).error
+    assert phases(done) == ["load", "adapters", *FIRST, *LATER, "eval"]

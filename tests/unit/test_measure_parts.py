@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from measure.case import Case, RunOptions, case_from_json, case_key
-from measure.cli.options import checked_options, memory_limit_bytes
+from measure.options import checked_options, memory_limit_bytes
 from measure.environment import cpu_name, differences, environment_key
 from measure.host import cgroup_bytes, cgroup_kills
 from measure.lengths import plan_batches

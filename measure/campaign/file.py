@@ -1,0 +1,137 @@
+"""A campaign file (TOML) -> its cases.
+
+Top level: ``schema = 1``, ``title``, and optionally ``[defaults]``, any number of ``[[grid]]`` and of ``[[case]]``.  Keys are the
+names of ``REQUEST_FIELDS`` and of the options of a run (``workload``, ``steps``, ``memory_limit``); ``repeat`` says how often a
+case is run.  In a grid a list is an axis: every combination is a case.  A model that is a path is meant from the file's folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure.case import RunOptions, option_names
+from measure.options import checked_options, memory_limit_bytes
+from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.request import from_flags
+from planner.units import MIB
+
+SCHEMA = 1
+MAX_CASES = 10_000
+_MAX_BYTES = 1 * MIB
+_SECTIONS = ("schema", "title", "defaults", "grid", "case")
+_REPEAT = "repeat"
+_MAX_REPEAT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """One case of a campaign: what it says about the job, how it is measured, and which repeat it is, from 0."""
+
+    values: Mapping[str, Any]
+    options: RunOptions
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """A file of cases, in the order of the file."""
+
+    title: str
+    cases: tuple[PlannedCase, ...]
+
+
+def read_campaign(path: str | Path) -> Campaign:
+    """Cases of a campaign file.
+
+    Raises:
+        InputFileError: missing, too large, not TOML, an unknown key, a value that cannot be used, or no cases.
+    """
+    file = Path(path)
+    table = _read(file)
+    if unknown := [key for key in table if key not in _SECTIONS]:
+        raise InputFileError(file, str(UnknownNameError("key", show(unknown[0]), _SECTIONS)))
+    if table.get("schema") != SCHEMA:
+        raise InputFileError(
+            file, f"schema must be {SCHEMA}, but it is {show(table.get('schema'))}; a newer one needs a newer planner"
+        )
+    defaults = _section(file, "defaults", table.get("defaults", {}))
+    cases: list[PlannedCase] = []
+    for place, entry in _entries(file, table):
+        try:
+            cases.extend(_planned({**defaults, **entry}, file.parent))
+        except UsageError as error:
+            raise InputFileError(file, f"{place}: {error}") from None
+        if len(cases) > MAX_CASES:
+            raise InputFileError(file, f"more than {MAX_CASES:,} cases")
+    if not cases:
+        raise InputFileError(file, "holds no cases: write [[case]] or [[grid]]")
+    return Campaign(str(table.get("title", file.stem)), tuple(cases))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise InputFileError(file, "not a regular file" if file.exists() else "no such file")
+        if file.stat().st_size > _MAX_BYTES:
+            raise InputFileError(file, "too large for a campaign file")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputFileError(file, f"cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InputFileError(file, f"not valid TOML: {show(str(error)) or 'nested too deeply'}") from None
+
+
+def _entries(file: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every case with its place; grids multiplied out."""
+    for kind in ("case", "grid"):
+        sections = table.get(kind, [])
+        if not isinstance(sections, list):
+            raise InputFileError(file, f"{kind} must be written [[{kind}]]")
+        for number, section in enumerate(sections, 1):
+            place = f"{kind} {number}"
+            entry = _section(file, place, section)
+            if kind == "case":
+                yield place, entry
+                continue
+            axes = [[(key, each) for each in (value if isinstance(value, list) else [value])] for key, value in entry.items()]
+            for combination in itertools.islice(itertools.product(*axes), MAX_CASES + 1):
+                yield place, dict(combination)
+
+
+def _section(file: Path, place: str, section: object) -> dict[str, Any]:
+    if not isinstance(section, dict):
+        raise InputFileError(file, f"{place} must be a table")
+    known = (*REQUEST_FIELDS, *option_names(), "memory_limit", _REPEAT)
+    entry = {}
+    for key, value in section.items():
+        name = key.replace("-", "_")
+        if name not in known or name == "memory_limit_bytes":
+            raise InputFileError(file, f"{place}: {UnknownNameError('key', show(key), known)}")
+        entry[name] = value
+    return entry
+
+
+def _planned(entry: Mapping[str, Any], folder: Path) -> Iterator[PlannedCase]:
+    said = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
+    chosen = {name: value for name, value in entry.items() if name not in REQUEST_FIELDS}
+    repeat = chosen.pop(_REPEAT, 1)
+    if not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
+        raise UsageError(f"repeat must be a whole number from 1 to {_MAX_REPEAT}, but it is {show(repeat)}")
+    if "memory_limit" in chosen:
+        chosen["memory_limit_bytes"] = memory_limit_bytes(str(chosen.pop("memory_limit")))
+    model = said.get("model")
+    if isinstance(model, str) and (model.startswith(".") or model.endswith(".json")):
+        said["model"] = str(folder / model)
+    for needed in ("model", "method", "seq"):
+        if needed not in said:
+            raise UsageError(f"'{needed}' is missing")
+    values = {name: given.value for name, given in from_flags(said).values.items()}
+    options = checked_options(chosen)
+    for number in range(repeat):
+        yield PlannedCase(values, options, number)

@@ -1,0 +1,149 @@
+"""Runs the cases of a campaign one after the other, records each at once, and stops when the time is over."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from measure.assemble import Measured
+from measure.campaign.file import Campaign, PlannedCase
+from measure.campaign.order import in_teaching_order
+from measure.case import Case, case_key, describe
+from measure.environment import environment_key
+from measure.launcher import Launcher
+from measure.machine import Machine
+from measure.single import Prepared, prepare, run_prepared
+from measure.store import Store, recorded_counts
+from planner.errors import PlannerError
+
+# A case is not begun when less than this is left: it could not even start.
+_SHORTEST_CASE_S = 10.0
+_MARGIN = 1.2
+_NO_GPU = "no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A case that this machine can run, ready to be started."""
+
+    label: str
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A case that cannot run here, and why."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here."""
+
+    queue: tuple[Queued, ...]
+    recorded: int
+    refused: tuple[Refused, ...]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of a campaign so far."""
+
+    measured: list[tuple[str, Measured]] = field(default_factory=list)
+    left: int = 0
+    stopped: bool = False
+
+
+class Progress(Protocol):
+    """Who shows how far a campaign is."""
+
+    def begin(self, label: str, eta_s: float | None) -> None:
+        """A case begins; ``eta_s`` is about how long the rest takes, ``None`` before the first."""
+
+    def end(self, label: str, measured: Measured) -> None:
+        """A case is over and recorded."""
+
+
+def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bool) -> Agenda:
+    """Place every case on this machine, in teaching order, less those that are recorded with this environment.
+
+    Raises:
+        InputFileError: a record file of the folder cannot be read.
+    """
+    records = store.read()
+    counts: Counter[tuple[str, str]] = recorded_counts(records) if records is not None else Counter()
+    environment = environment_key(machine.environment)
+    queue, refused, recorded = [], [], 0
+    for planned in in_teaching_order(campaign.cases):
+        if not machine.gpus and "gpu" not in planned.values:
+            refused.append(Refused(_plain_label(planned), _NO_GPU))
+            continue
+        try:
+            prepared = prepare(planned.values, planned.options, machine, force=force)
+        except PlannerError as error:
+            refused.append(Refused(_plain_label(planned), str(error)))
+            continue
+        key = (case_key(prepared.case, prepared.scenario), environment)
+        if counts[key] > 0:
+            counts[key] -= 1
+            recorded += 1
+            continue
+        queue.append(Queued(describe(prepared.scenario, planned.options), prepared))
+    return Agenda(tuple(queue), recorded, tuple(refused))
+
+
+def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progress, budget_s: float | None) -> Tally:
+    """Run what is on the agenda; each record is on the disk before the next case begins.
+
+    Raises:
+        PlannerError: nothing can be run at all, or a record cannot be written.
+    """
+    end_s = None if budget_s is None else time.monotonic() + budget_s
+    tally = Tally(left=len(agenda.queue))
+    durations_s: list[float] = []
+    with Launcher(machine.nvml) as launcher:
+        for queued in agenda.queue:
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s < _least_time_s(durations_s):
+                tally.stopped = True
+                break
+            progress.begin(queued.label, statistics.mean(durations_s) * tally.left if durations_s else None)
+            start_s = time.monotonic()
+            measured = run_prepared(_within(queued.prepared, left_s), machine, launcher)
+            if _ran_out_of_budget(measured, queued.prepared.case, left_s):
+                tally.stopped = True
+                break
+            store.add(measured)
+            durations_s.append(time.monotonic() - start_s)
+            tally.measured.append((queued.label, measured))
+            tally.left -= 1
+            progress.end(queued.label, measured)
+    return tally
+
+
+def _least_time_s(durations_s: Sequence[float]) -> float:
+    return _MARGIN * statistics.median(durations_s) if durations_s else _SHORTEST_CASE_S
+
+
+def _within(prepared: Prepared, left_s: float | None) -> Prepared:
+    """The case with a timeout that ends it when the time of the campaign is over."""
+    if left_s is None or left_s >= prepared.case.options.timeout_s:
+        return prepared
+    case = prepared.case
+    return replace(prepared, case=replace(case, options=replace(case.options, timeout_s=left_s)))
+
+
+def _ran_out_of_budget(measured: Measured, case: Case, left_s: float | None) -> bool:
+    """Whether the campaign's own end killed the case, which says nothing about the case."""
+    return measured.record.outcome == "timeout" and left_s is not None and left_s < case.options.timeout_s
+
+
+def _plain_label(planned: PlannedCase) -> str:
+    values = planned.values
+    return f"{values['model']} {values['method']} seq {values['seq']} batch {values.get('batch', 1)}"

@@ -1,0 +1,41 @@
+"""What a campaign will do, and what came of it, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from measure.campaign.progress import HEADER, result_row
+from measure.campaign.runner import Agenda, Tally
+
+
+def agenda_text(title: str, agenda: Agenda) -> str:
+    """The cases left in their order, and those that cannot run here with the reason."""
+    lines = [f"{title}: {len(agenda.queue)} to run, {agenda.recorded} recorded already, {len(agenda.refused)} not possible here"]
+    lines += [f"{number:4d}  {queued.label}" for number, queued in enumerate(agenda.queue, 1)]
+    lines += [f"   -  {refused.label}: {refused.reason}" for refused in agenda.refused]
+    return "\n".join(lines) + "\n"
+
+
+def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
+    """A table of what was measured, and what is left."""
+    rows = [result_row(label, measured) for label, measured in tally.measured]
+    outcomes = Counter(measured.record.outcome for _, measured in tally.measured)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()) or "nothing"
+    lines = [
+        *_table(rows),
+        f"{title}: {counts}; {agenda.recorded} were recorded before, {len(agenda.refused)} are not possible here",
+    ]
+    if tally.left:
+        reason = "the time is over" if tally.stopped else "not begun"
+        lines.append(f"{tally.left} cases are left ({reason}); the same command goes on with them")
+    lines.append(f"records: {folder}; look at them with: measure check '{folder}/*.jsonl'; plan validate '{folder}/*.jsonl'")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (HEADER, *rows)]

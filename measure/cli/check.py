@@ -1,0 +1,43 @@
+"""``measure check FILE...`` and ``measure env``: whether records can be trusted, and what this machine is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from planner.errors import ExitCode
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON")]
+
+
+def check(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")],
+    as_json: Json = False,
+) -> int:
+    """Look at records: quality, repeats that disagree, environments that must not be merged, torn lines."""
+    from measure.checking import check_records, findings_text
+    from planner.records import read_records
+
+    findings = check_records(read_records(files))
+    sys.stdout.write(json.dumps(findings, indent=2) + "\n" if as_json else findings_text(findings))
+    return int(ExitCode.FITS)
+
+
+def env(as_json: Json = False) -> int:
+    """Say what a measurement on this machine would be made on."""
+    from measure.environment import environment_key
+    from measure.machine import this_machine
+
+    machine = this_machine()
+    facts = {"environment_key": environment_key(machine.environment), "gpu_id": machine.gpu_id, **machine.environment}
+    if as_json:
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        return int(ExitCode.FITS)
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        text = ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
+        sys.stdout.write(f"{name:{width}}  {'none' if value in (None, [], {}) else text}\n")
+    return int(ExitCode.FITS)

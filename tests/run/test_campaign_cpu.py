@@ -1,0 +1,131 @@
+"""Campaigns for real, on the CPU: recorded case by case, resumed, and never lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from measure.launcher import Launcher
+from measure.machine import Machine
+from planner.records import read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def campaign_file(folder: Path, config: str, cases: int) -> Path:
+    """A campaign of small cases that differ in length."""
+    text = f'schema = 1\n[defaults]\nmodel = "{config}"\ngpu = "cpu"\nworkload = "loop"\nwarmup = 1\nsteps = 1\nmax_steps = 1\n'
+    text += f'[[grid]]\nmethod = "lora"\nseq = {[16 * (number + 1) for number in range(cases)]}\n'
+    path = folder / "campaign.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def command(file: Path, out: Path, *more: str) -> list[str]:
+    """The command line."""
+    return [sys.executable, "-m", "measure", "campaign", str(file), "--out", str(out), *more]
+
+
+def lines(out: Path) -> list[str]:
+    """All lines of the record files."""
+    return [line for path in sorted(out.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def wait_for(condition: object, timeout_s: float = 120.0) -> bool:
+    """Whether ``condition()`` came true in time."""
+    assert callable(condition)
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_killed_campaign_goes_on_where_it_stopped(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """``kill -9`` loses at most the running case and leaves no process; a torn line is put aside; the rest is run once."""
+    file, out = campaign_file(tmp_path, config, 3), tmp_path / "out"
+    process = subprocess.Popen(command(file, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert wait_for(lambda: len(lines(out)) >= 1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert family
+    assert wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), 20)
+    first = lines(out)
+    assert 1 <= len(first) <= 2
+    (path,) = out.glob("*.jsonl")
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write('{"schema": "planner/record@1", "id": "half')
+    done = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(first)} were recorded before" in done.stdout
+    records = read_records([path]).records
+    assert lines(out)[: len(first)] == first
+    assert sorted(record.seq_len for record in records) == [16, 32, 48]
+    assert (out / (path.name + ".torn")).exists()
+    again = subprocess.run(command(file, out, "--dry-run"), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "0 to run, 3 recorded already" in again.stdout
+
+
+def test_the_time_budget_ends_a_campaign_in_order(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """A budget that is too short for a case runs none of them, says so, and counts nothing as a timeout."""
+    file, out = campaign_file(tmp_path, config, 2), tmp_path / "out"
+    done = subprocess.run(command(file, out, "--time-budget", "1s"), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 cases are left (the time is over)" in done.stdout
+    assert lines(out) == []
+
+
+def test_records_are_checked(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """``measure check`` says why each record is doubtful; a record file of a newer schema stops a campaign before it starts."""
+    file, out = campaign_file(tmp_path, config, 1), tmp_path / "out"
+    done = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check = [sys.executable, "-m", "measure", "check", str(out / "*.jsonl")]
+    checked = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "1 records: 0 good, 1 doubtful; 1 environments" in checked.stdout
+    assert "too few steps: 1 warm-up and 1 counted" in checked.stdout
+    assert "a CPU run" in checked.stdout
+    (path,) = out.glob("*.jsonl")
+    path.write_text(path.read_text(encoding="utf-8").replace("planner/record@1", "planner/record@9"), encoding="utf-8")
+    refused = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "newer planner" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["nowhere.toml"], "no such file"), (["x", "--time-budget", "soon"], "must be a time")]
+)
+def test_bad_calls_of_a_campaign(arguments: list[str], message: str) -> None:
+    """One sentence and exit code 2."""
+    call = [sys.executable, "-m", "measure", "campaign", *arguments]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert message in done.stderr
+
+
+def test_the_environment_is_said(machine: Machine) -> None:
+    """``measure env`` prints what a measurement would be made on, with the key that records carry."""
+    done = subprocess.run([sys.executable, "-m", "measure", "env"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "environment_key" in done.stdout
+    assert any(line.split() == ["machine", machine.environment["machine"]] for line in done.stdout.splitlines())
+
+
+def test_a_campaign_for_a_gpu_needs_one() -> None:
+    """On a machine without GPUs the first campaign runs nothing and says why."""
+    call = [sys.executable, "-m", "measure", "campaign", "data/campaigns/first.toml"]
+    done = subprocess.run(
+        call, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no GPU is here" in done.stderr

@@ -1,0 +1,114 @@
+"""Campaign files and the order of their cases; no framework needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from measure.campaign.file import PlannedCase, read_campaign
+from measure.campaign.order import in_teaching_order
+from measure.campaign.runner import plan_agenda
+from measure.case import RunOptions
+from measure.machine import Machine
+from measure.nvml import Gpu
+from measure.options import duration_s
+from measure.store import Store
+from planner.catalog.location import data_dir
+from planner.errors import InputFileError, UsageError
+from planner.units import MIB
+
+CAMPAIGNS = sorted((data_dir() / "campaigns").glob("*.toml"))
+HEAD = "schema = 1\n"
+CASE = '[[case]]\nmodel = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 64\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    """A campaign file with this text."""
+    path = folder / "c.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_grid_is_every_combination_over_the_defaults(tmp_path: Path) -> None:
+    """Two methods and two lengths are four cases; a repeat makes second ones; options and job are told apart."""
+    grid = '[[grid]]\nmodel = "qwen2.5-0.5b"\nmethod = ["lora", "full"]\nseq = [64, 128]\nrepeat = 2\n'
+    text = HEAD + "[defaults]\nsteps = 7\nbatch = 2\n" + grid
+    cases = read_campaign(written(tmp_path, text)).cases
+    assert len(cases) == 8
+    assert {(case.values["method"], case.values["seq"], case.number) for case in cases} == {
+        (method, seq, number) for method in ("lora", "full") for seq in (64, 128) for number in (0, 1)
+    }
+    assert {case.options.steps for case in cases} == {7}
+    assert {case.values["batch"] for case in cases} == {2}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "schema must be 1"),
+        ("schema = 2\n" + CASE, "newer"),
+        (HEAD, "holds no cases"),
+        (HEAD + "[[case]]\nmethod = 'lora'\nseq = 1\n", "case 1: 'model' is missing"),
+        (HEAD + CASE + "sequence = 3\n", "case 1: unknown key 'sequence'"),
+        (HEAD + "colour = 3\n", "unknown key 'colour'"),
+        (HEAD + CASE + "repeat = 0\n", "repeat must be"),
+        (HEAD + CASE + "steps = 'many'\n", "steps must be"),
+        (HEAD + CASE + "memory_limit = 'huge'\n", "memory_limit must be"),
+        (HEAD + CASE + "workload = 'treadmill'\n", "unknown workload"),
+        (HEAD + CASE.replace("lora", "lorra"), "unknown method"),
+        (HEAD + "[case]\nseq = 1\n", "must be written"),
+        (HEAD + "[[", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_whole(tmp_path: Path, text: str, problem: str) -> None:
+    """One sentence with the file, the place and the problem, before anything runs."""
+    path = written(tmp_path, text)
+    with pytest.raises(InputFileError, match=str(path)) as raised:
+        read_campaign(path)
+    assert problem in str(raised.value)
+
+
+def case(number: int = 0, **values: object) -> PlannedCase:
+    """A case with these values."""
+    return PlannedCase({"model": "a", "method": "lora", "seq": 64, **values}, RunOptions(), number)
+
+
+def test_new_methods_and_models_come_before_more_of_the_same() -> None:
+    """After one case the next differs in model and method; repeats come when everything was seen once."""
+    cases = [case(), case(1), case(seq=128), case(model="b"), case(method="full"), case(model="b", method="full", seq=256)]
+    ordered = in_teaching_order(cases)
+    assert ordered[0] == cases[0]
+    assert ordered[1] == cases[5]
+    assert ordered[-1] == cases[1]
+    assert sorted(map(id, ordered)) == sorted(map(id, cases))
+
+
+@pytest.mark.parametrize("path", CAMPAIGNS, ids=lambda path: path.stem)
+def test_shipped_campaigns_resolve(path: Path) -> None:
+    """Every case of the shipped files is a job that the intake accepts."""
+    campaign = read_campaign(path)
+    card = Gpu(0, "NVIDIA H200", "0" * 12, 143771 * MIB, "580.1", "13.0")
+    machine = Machine(None, (card,), "h200-sxm", {"machine": "x"})
+    agenda = plan_agenda(campaign, machine, Store(Path("/nowhere")), force=False)
+    on_gpu = path.stem != "cpu"
+    bad = [each for each in agenda.refused if "is not installed" not in each.reason]
+    assert bad == []
+    assert len(agenda.queue) + len(agenda.refused) == len(campaign.cases)
+    assert len(campaign.cases) >= (70 if on_gpu else 3)
+
+
+def test_a_campaign_for_a_gpu_does_not_fall_back_to_the_cpu() -> None:
+    """Large models would fill the host: a case runs on the CPU only where the file says so."""
+    campaign = read_campaign(data_dir() / "campaigns" / "first.toml")
+    agenda = plan_agenda(campaign, Machine(None, (), None, {"machine": "x"}), Store(Path("/nowhere")), force=False)
+    assert agenda.queue == ()
+    assert {each.reason for each in agenda.refused} == {"no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"}
+
+
+def test_times_are_read_with_their_units() -> None:
+    """Hours, minutes, seconds and bare seconds."""
+    assert [duration_s("--time-budget", text) for text in ("9m", "90", "1h30m", "45s", "1m30s")] == [540, 90, 5400, 45, 90]
+    for text in ("", "0", "soon", "-5m"):
+        with pytest.raises(UsageError, match="must be a time"):
+            duration_s("--time-budget", text)
