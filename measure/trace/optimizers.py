@@ -5,6 +5,7 @@ Source: transformers 5.23 trainer.py ``create_optimizer``, trainer_optimizer.py.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,13 +75,11 @@ def _bitsandbytes(model: nn.Module, name: str, groups: list[dict[str, Any]], opt
     """An optimizer of bitsandbytes; the Trainer keeps the states of tables in 32 bits under an 8-bit one."""
     if find_spec("bitsandbytes") is None:
         raise UsageError("bitsandbytes is not installed; install the measure extra: pip install 'finetune-planner[measure]'")
-    import bitsandbytes
-
-    library: Any = bitsandbytes.optim
+    library: Any = import_module("bitsandbytes.optim")
     manager = library.GlobalOptimManager.get_instance()
     # One registry serves the whole process: settings of an earlier trace must not stay.
     manager.initialize()
-    optimizer = _made(getattr(bitsandbytes.optim, name), groups, options)
+    optimizer = _made(getattr(library, name), groups, options)
     if options["optim_bits"] == 8:
         for module in model.modules():
             if isinstance(module, nn.Embedding):

@@ -31,7 +31,10 @@ Role = Literal[
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
 _ACCUMULATE_GRAD = 2**64 - 1
+# Uses of a tensor, and of its storage, that a gradient has inside of a dispatch mode when only autograd's buffer holds it.
+_USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
+_ADD = torch.ops.aten.add.Tensor
 _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 
 
@@ -163,6 +166,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._product_workspace_bytes = 0
         workspace = self._workspaces.get(func)
         taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
+        if func is _ADD and self._sums_in_place(args, kwargs):
+            func = torch.ops.aten.add_.Tensor
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
             self.trace.operators.append(_describe(func, out))
@@ -172,6 +177,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for block in reversed(taken):
             self.give_back(block)
         return out
+
+    def _sums_in_place(self, args: Any, kwargs: Any) -> bool:
+        """Whether autograd would add these two gradients of one tensor in place, were it not for this mode.
+
+        It does where nothing else holds the first of them, and never under a dispatch mode or on fake tensors.  A gradient that
+        is a view, as that of a linear layer's weight is, shares its memory with the tensor that it is a view of.
+        Source: torch 2.13 torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace, ATen/TensorSubclassLikeUtils.h.
+        """
+        if self._stage != "backward" or self.modules.path or kwargs or len(args) != 2 or torch.is_grad_enabled():
+            return False
+        held, new = args
+        if not isinstance(new, torch.Tensor) or held.shape != new.shape or held.dtype != new.dtype:
+            return False
+        storage_uses = torch._C._storage_Use_Count(held.untyped_storage()._cdata)
+        return held._use_count() <= _USES_OF_LAST and storage_uses <= _STORAGE_USES_OF_LAST and not held._is_view()
 
     def _locate(self) -> None:
         """Work out the module of the operator that runs: from the call stack, or from the autograd node in the backward pass."""

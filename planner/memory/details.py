@@ -166,7 +166,9 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "logits:logits_forward_bytes": _logits,
     "logits:uncounted_logits_bytes": _coefficient("logits_extra_copies"),
     "activations:uncounted_activation_bytes": _coefficient("activation_share"),
-    "terms:_tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
+    "backward:tied_table_bytes": lambda job, _: (
+        f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B"
+    ),
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "runtime:allocator_slack_bytes": _slack,

@@ -114,7 +114,7 @@ def normhead_backward_bytes(job: Job) -> int:
 
 
 def head_dequant_bytes(job: Job) -> int:
-    """16-bit cast of an fp32 head under autocast, alive while the product runs (a frozen head is cast anew each time).
+    """16-bit cast of an fp32 head under autocast, alive in the loss (kept by the product; a frozen head is cast anew each time).
 
     Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast, which caches only leaves that require a gradient.
     """

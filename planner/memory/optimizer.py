@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.anatomy.adapters import adapter_shapes
 from planner.arrays import maximum, minimum, where
+from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -137,10 +138,11 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     """Bytes that the optimizer step needs beyond states and gradients, on one GPU.
 
     foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
-    place).  DeepSpeed stage 1/2: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition.
+    place). DeepSpeed stage 1/2: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition.
     Offloaded under stages 1 and 2: :func:`upload_staging_bytes`.
-    Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters.  Adafactor: three fp32 tensors of the size of the largest
-    one, five where weight and gradient are cast to fp32 first.  Fused, 8-bit and paged kernels: none.
+    Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters. Adafactor: two fp32 tensors of the size of the largest
+    one, four where weight and gradient are cast to fp32 first, and one of the size of the tensor before it. Fused, 8-bit and
+    paged kernels: none.
     Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py
     _prepare_sub_group.
     """
@@ -161,16 +163,29 @@ def optimizer_temporary_bytes(job: Job) -> Number:
 
 
 def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
-    """Bytes of Adafactor's temporaries for the tensor that needs most: 12 per element of an fp32 tensor, 20 of a 16-bit one."""
-    regime, adapter = job.regime, job.recipe.adapter
+    """Bytes of Adafactor's temporaries at the tensor that needs most.
+
+    Formula: per element 4 for the update and 4 for the one it is made from, 8 more where weight and gradient are 16-bit and are
+    cast first; and 4 per element of the tensor before it, whose update the loop still holds.  A table is the first tensor; the
+    head follows the last layer; adapters, saved modules and the matrices of a layer follow others of their size.
+    Source: transformers 5.23 optimization.py Adafactor.step.
+    """
+    regime, adapter, counts = job.regime, job.recipe.adapter, job.counts
     if adapter is None:
-        return (12 if regime.trained == 4 else 20) * minimum(partition, maximum(job.counts.largest, 1))
+        own, in_layer = (8 if regime.trained == 4 else 16), max(linear.weight_count for linear in _block_matrices(job))
+        alone = own * max(job.model.token_embedding.param_count, counts.head)
+        follows = 4 * in_layer if counts.head else 0
+        return minimum(alone + follows, own * partition) if alone >= own * in_layer else (own + 4) * minimum(partition, in_layer)
     largest: Number = 0
     for ranks, width, _ in adapter_shapes(job.model, adapter.targets):
         largest = maximum(largest, adapter.rank * ranks * width)
     # Modules that are saved whole have the dtype of table and head, which may be wider than that of the adapters.
     of_adapter = (12 if regime.adapter == 4 else 20) * minimum(partition, largest)
     return maximum(of_adapter, (12 if regime.outside == 4 else 20) * minimum(partition, job.saved_params))
+
+
+def _block_matrices(job: Job) -> tuple[LinearSpec, ...]:
+    return tuple(linear for group in job.model.groups for linear in group.block.linears)
 
 
 # DeepSpeed's ``sub_group_size`` default.  Source: DeepSpeed 0.19 runtime/zero/config.py.

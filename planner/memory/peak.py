@@ -8,7 +8,8 @@ from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term
 from planner.memory import optimizer, runtime, sharding
 from planner.memory.job import Job
-from planner.memory.terms import ALL_PHASES, driver_terms, make_term, tensor_terms
+from planner.memory.phases import ALL_PHASES, make_term
+from planner.memory.terms import driver_terms, tensor_terms
 
 
 def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:

@@ -85,18 +85,18 @@ def saved_module_bytes(job: Job) -> Number:
 
 
 def autocast_copy_bytes(job: Job) -> Number:
-    """16-bit copies of fp32 trained weights that autocast caches until its region ends.
+    """16-bit copies of fp32 trained weights of blocks that autocast caches until its region ends.
 
-    Formula: 2 bytes per fp32 trained parameter, native engine only.  Source: torch 2.13 aten/src/ATen/autocast_mode.cpp
-    cached_cast (leaf tensors that require a gradient).  Norm weights are not cast; they are below 0.1 % of the parameters.
+    Formula: 2 bytes per fp32 trained parameter of a product, native engine only.  Source: torch 2.13
+    aten/src/ATen/autocast_mode.cpp cached_cast (leaf tensors that require a gradient).  Norm weights and tables are not cast; the
+    head's copy is made when the loss begins (:func:`planner.memory.logits.head_dequant_bytes`).
     """
-    regime = job.regime
+    regime, counts = job.regime, job.counts
     if not regime.autocast:
         return 0
     adapters = job.adapter_params * 2 if regime.adapter == 4 else 0
-    saved = job.saved_params * 2 if regime.outside == 4 else 0
-    full = job.counts.total * 2 if job.recipe.method == "full" and regime.base == 4 else 0
-    return adapters + saved + full
+    in_blocks = counts.quantizable + counts.fused_experts + counts.block_rest
+    return adapters + (in_blocks * 2 if job.recipe.method == "full" and regime.base == 4 else 0)
 
 
 def outlier_weight_bytes(job: Job) -> Number:

@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Public functions of the formula packages that state no physics of their own, with what they do instead.
 NO_FORMULA = {
+    "memory/backward.py:backward_terms": "lists the terms of the other files",
+    "memory/phases.py:make_term": "builds a term",
+    "memory/phases.py:kind_of": "names a kind",
     "memory/details.py:with_memory_details": "writes text",
     "memory/details.py:with_host_details": "writes text",
     "memory/host.py:predict_host": "adds up the terms of this file",
@@ -20,7 +23,6 @@ NO_FORMULA = {
     "memory/peak.py:predict_memory": "adds up the terms of the other files",
     "memory/terms.py:tensor_terms": "lists the terms of the other files",
     "memory/terms.py:driver_terms": "lists the terms of the other files",
-    "memory/terms.py:make_term": "builds a term",
     "throughput/details.py:detail_of": "writes text",
     "throughput/job.py:job_of": "gathers what the formulas read",
     "throughput/job.py:profile_of": "gathers what the formulas read",

@@ -99,13 +99,18 @@ def test_torch_optimizers_to_the_byte(optimizer: Optimizer, name: str, setup: st
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_adafactor(name: str, setup: str) -> None:
-    """Row and column sums are exact; the temporaries of the largest tensor are an upper bound, at most half too high."""
+    """Row and column sums are exact; the temporaries of the largest tensor are an upper bound, at most a fifth too high.
+
+    Matrices and vectors are in groups of their own, as the Trainer makes them: each tensor follows one of its kind.
+    """
     tensors = trained(model_of(name, SETUPS[setup]))
-    adafactor = transformers.Adafactor(tensors, scale_parameter=False, relative_step=False, lr=1e-3)
+    groups = [{"params": [each for each in tensors if (each.dim() > 1) is matrix]} for matrix in (True, False)]
+    groups = [group for group in groups if group["params"]]
+    adafactor = transformers.Adafactor(groups, scale_parameter=False, relative_step=False, lr=1e-3)
     states, temporaries = step_twice(adafactor)
     assert states == predicted_states(name, SETUPS[setup], "adafactor")
     scalars = 8 * len(tensors)
-    assert temporaries - scalars <= predicted_temporaries(name, SETUPS[setup], "adafactor") <= 1.6 * temporaries
+    assert temporaries - scalars <= predicted_temporaries(name, SETUPS[setup], "adafactor") <= 1.2 * temporaries
 
 
 @pytest.mark.parametrize("setup", SETUPS)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from measure.case import Case, RunOptions, case_from_json, case_key
-from measure.options import checked_options, memory_limit_bytes
 from measure.environment import cpu_name, differences, environment_key
 from measure.host import cgroup_bytes, cgroup_kills
 from measure.lengths import plan_batches
 from measure.machine import Machine, catalog_id
 from measure.nvml import Gpu, throttle_names
+from measure.options import checked_options, memory_limit_bytes
 from measure.pace import Pace, interquartile_range, relative_spread
 from measure.protocol import EventReader, Reporter
 from measure.quality import Evidence, drift, is_censored, judge
