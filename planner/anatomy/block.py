@@ -17,7 +17,7 @@ from planner.anatomy.attention import attention_steps
 from planner.anatomy.feed_forward import mlp_steps
 from planner.anatomy.int8 import int8_context_bytes
 from planner.anatomy.ledger import BlockView, Step
-from planner.anatomy.matrices import linear_step
+from planner.anatomy.matrices import context_4bit_bytes, linear_step
 from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
 from planner.domain.model import NormSpec
@@ -55,7 +55,7 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
         forward.append(tokens * (kept + step.forward + keys * (kept_pair + step.pair_forward)) + fixed + step.fixed_forward)
         backward.append(tokens * (kept + step.backward + keys * (kept_pair + step.pair_backward)) + fixed + step.fixed_backward)
     regime = view.regime
-    held = tokens * int8_context_bytes(view)
+    held = tokens * (int8_context_bytes(view) + context_4bit_bytes(view))
     return BlockBytes(
         saved=tokens * (kept + keys * kept_pair) + fixed,
         forward_peak=maximum(*forward),

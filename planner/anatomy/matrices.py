@@ -185,6 +185,26 @@ def _keeps_4bit_input(view: BlockView, linear: LinearSpec) -> bool:
     return view.stack.linear4bit_keeps_input and _is_4bit(view) and view.quantized(linear)
 
 
+def context_4bit_bytes(view: BlockView) -> Number:
+    """Bytes per token of the inputs that 4-bit matrices hold as attributes of the autograd context, not as saved tensors.
+
+    Formula: compute bytes per input feature, once for the matrices that read one tensor; where the input has another dtype, each
+    matrix holds its own cast.  Saved-tensor hooks do not see attributes: non-reentrant checkpointing keeps them for all layers.
+    Source: bitsandbytes 0.41.3 autograd/_functions.py:522 MatMul4Bit.forward (``ctx.tensors = (A, B)``); none since 0.45.
+    """
+    shared: dict[str, int] = {}
+    casts = 0
+    for linear in view.block.linears:
+        if not _keeps_4bit_input(view, linear):
+            continue
+        width = linear.in_features * view.regime.compute * (linear.active_copies if linear.group == "expert" else 1)
+        if input_bytes(view, linear) == view.regime.compute:
+            shared[linear.reads] = width
+        else:
+            casts += width
+    return sum(shared.values()) + casts
+
+
 def _is_4bit(view: BlockView) -> bool:
     return view.recipe.numerics.quantization in ("nf4", "fp4")
 

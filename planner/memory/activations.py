@@ -29,8 +29,8 @@ class Activations:
 def activations(job: Job) -> Activations:
     """Saved and transient activations of all blocks.
 
-    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases hold their
-    inputs in spite of non-reentrant checkpointing.  Without: everything each block saves stays.
+    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases, and 4-bit ones
+    of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each block saves stays.
     Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer; torch 2.13 utils/checkpoint.py.
     """
     kept: Number = 0
