@@ -46,16 +46,18 @@ def _head_norm_steps(view: BlockView, live: Number) -> list[Step]:
 def _fused_step(view: BlockView, stream: Number) -> Step:
     """A kernel that keeps query, key, value, output and one fp32 number per row and head (log-sum-exp).
 
-    Keys and values are expanded to all heads first where the code does so, or where a mask is given.  A value that is a slice of
+    Keys and values are expanded to all heads first where the code does so, or where a mask is given.  A mask of another dtype
+    than the query is turned into the query's in each layer and kept: one element per token and key.  A value that is a slice of
     one fused product keeps all of that product alive; rotary positions make new queries and keys beside it.
-    Source: transformers 5.23 integrations/sdpa_attention.py; torch 2.13 derivatives.yaml.
+    Source: transformers 5.23 integrations/sdpa_attention.py; torch 2.13 derivatives.yaml, ATen/native/transformers/attention.cpp
+    convert_boolean_attn_mask, autocast_mode.cpp (casts the arguments of the product).
+    Ignored: rows padded to 16 elements, which copy a shared mask too where the length is no multiple of 16.
     """
     attention, regime = view.block.attention, view.regime
+    masked = view.padded and view.recipe.attention == "sdpa" and view.stack.sdpa_mask != "none"
     c, lo = regime.compute, regime.linear_out
     q, k, v, out = attention.q_width, attention.k_width, attention.v_width, attention.out_width
-    expanded = attention.sdpa_input == "expanded" or (
-        view.padded and attention.n_kv_heads < attention.n_heads and view.recipe.attention == "sdpa"
-    )
+    expanded = attention.sdpa_input == "expanded" or (masked and attention.n_kv_heads < attention.n_heads)
     cast_live = (q + k + v) * lo if lo != c else 0
     if expanded:
         k, v = q, out
@@ -64,7 +66,8 @@ def _fused_step(view: BlockView, stream: Number) -> Step:
     kept: Number = c * (q + k + value + out) + 4 * attention.n_heads
     # Backward: gradients of q, k, v and out, an fp32 accumulator for dq and the row sums.
     backward = stream + c * (2 * out + q + k + v) + 4 * q + 4 * attention.n_heads
-    return Step("attention", kept, stream + cast_live, backward)
+    converted = masked and (view.stack.sdpa_mask == "bool" or regime.outside != c)
+    return Step("attention", kept, stream + cast_live, backward, pair_saves=c if converted else 0)
 
 
 def _unfused_step(view: BlockView, stream: Number) -> Step:

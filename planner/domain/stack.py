@@ -13,6 +13,7 @@ LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
+SdpaMask = Literal["bool", "stream", "none"]
 PinnedRounding = Literal["power_of_two", "exact"]
 
 
@@ -58,6 +59,8 @@ class Stack:
     the fp32 masters of stages 1 and 2 too.  ``zero12_upload``: how these stages send weights that the host updated back to the
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
+    ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
+    the compute dtype in every layer; one in the dtype of the embeddings, shared by the layers where that is the compute dtype; or none.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
@@ -89,6 +92,7 @@ class Stack:
     pins_masters: PinsMasters
     zero12_upload: Zero12Upload
     zero12_overlap: bool
+    sdpa_mask: SdpaMask
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None

@@ -86,10 +86,12 @@ def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
 
 
 def attention_mask_bytes(job: Job) -> Number:
-    """Bytes of the attention mask: one element per pair of positions and sample, alive during the whole forward.
+    """Bytes of the attention mask that all layers share: one element per pair of positions and sample, alive during the forward.
 
-    Eager attention adds a mask in the stream's dtype; SDPA keeps a one-byte mask where the batch is padded; flash attention none.
-    Source: transformers 5.23 masking_utils.py.
+    Eager attention adds a mask in the stream's dtype.  SDPA has one where the batch is padded, boolean or in the dtype of the
+    embeddings (switch ``sdpa_mask``); what layers make of it is in the ledger of a layer.  Flash attention has none.
+    Source: transformers 5.23 masking_utils.py sdpa_mask; 4.37
+    modeling_attn_mask_utils.py _prepare_4d_causal_attention_mask_for_sdpa.
     """
     batch, recipe = job.recipe.batch, job.recipe
     if recipe.attention == "flash2":
@@ -97,7 +99,8 @@ def attention_mask_bytes(job: Job) -> Number:
     pairs = batch.micro_batch * batch.seq_len * batch.seq_len
     if recipe.attention == "eager":
         return pairs * job.regime.residual
-    return pairs if batch.is_padded else 0
+    element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
+    return pairs * element if batch.is_padded else 0
 
 
 def final_norm_bytes(job: Job) -> Number:

@@ -154,15 +154,14 @@ def saved_per_layer_prediction(setup: Setup) -> tuple[None, float]:
     return None, (deep.kept - shallow.kept) / TOKENS
 
 
-def test_padding_expands_grouped_heads() -> None:
-    """A mask makes Transformers expand keys and values to all heads.
-
-    Not in the ledger: torch turns the boolean mask into one of the compute dtype in every layer, and keeps it (2 bytes per pair
-    of positions and sample).  It is added here.
-    """
-    kept, ledger = saved_per_layer(CONFIGS["llama"], Setup(padded=True))
-    mask = 2 * BATCH * LENGTH * LENGTH / TOKENS
-    assert ledger + mask == pytest.approx(kept, rel=1e-9)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt"])
+def test_padding_expands_grouped_heads_and_converts_the_mask(name: str, dtype: Any) -> None:
+    """A boolean mask makes Transformers expand grouped keys and values, and torch keep a mask of the dtype in every layer."""
+    kept, ledger = saved_per_layer(CONFIGS[name], Setup(padded=True, dtype=dtype))
+    _, without = saved_per_layer(CONFIGS[name], Setup(padded=True, dtype=dtype, stack="litgpt"))
+    assert ledger == pytest.approx(kept, rel=1e-9)
+    assert ledger - without >= {"bf16": 2, "fp32": 4}[dtype] * LENGTH
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
