@@ -60,7 +60,7 @@ class Stack:
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
     ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
-    the compute dtype in every layer; one in the dtype of the embeddings, shared by the layers where that is the compute dtype; or none.
+    the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
