@@ -36,13 +36,14 @@ class Measured:
 def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> Measured:
     """The record of one run."""
     counted = [event for event in _steps(run) if not event["warmup"]]
-    evidence = _evidence(run, scenario, counted)
+    evidence = _evidence(case, run, scenario, counted)
     verdict, reasons = judge(evidence)
     raw = _raw(case, scenario, run, environment)
     record = RunRecord(
         **_identity(raw, environment, scenario),
         **scenario_columns(scenario),
         **_measured_columns(scenario, run, counted),
+        memory_limit_mib=_limit_mib(case, scenario),
         censored=is_censored(evidence),
         notes=_CPU_NOTE if scenario.hardware.gpu.id == CPU else None,
     )
@@ -172,7 +173,7 @@ def _steps(run: Run) -> list[Event]:
     return [event for event in run.events[0] if event["event"] == "step"]
 
 
-def _evidence(run: Run, scenario: Scenario, counted: Sequence[Event]) -> Evidence:
+def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]) -> Evidence:
     retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
     known = [value for value in retries if value is not None]
     fullest = max(run.devices, key=lambda each: each.peak_bytes, default=None)
@@ -184,8 +185,26 @@ def _evidence(run: Run, scenario: Scenario, counted: Sequence[Event]) -> Evidenc
         throttled=tuple(dict.fromkeys(reason for device in run.devices for reason in device.throttle_reasons)),
         other_processes=max((device.other_processes for device in run.devices), default=0),
         device_peak_bytes=None if fullest is None else fullest.peak_bytes,
-        device_bytes=scenario.hardware.gpu.visible_memory_bytes,
+        device_bytes=case.options.memory_limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
+        warnings=_boundary_warnings(case, scenario),
     )
+
+
+def _limit_mib(case: Case, scenario: Scenario) -> float | None:
+    """The limit on device memory; a CPU has none, its limit on the process is in ``raw``."""
+    limit_bytes = case.options.memory_limit_bytes
+    return None if limit_bytes is None or scenario.hardware.gpu.id == CPU else limit_bytes / MIB
+
+
+def _boundary_warnings(case: Case, scenario: Scenario) -> tuple[str, ...]:
+    """What escapes a memory limit, so that the outcome says nothing about a smaller card."""
+    if case.options.memory_limit_bytes is None:
+        return ()
+    if scenario.recipe.optimizer.startswith("paged"):
+        return ("paged states are outside of the memory limit: no evidence about a card of that size",)
+    if scenario.hardware.world_size > 1:
+        return ("NCCL's buffers are outside of the memory limit: no evidence about cards of that size",)
+    return ()
 
 
 def _raw(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from planner.errors import PlannerError
 
 _START_TIMEOUT_S = 180.0
 # The zygote may ask whether there is a GPU without opening it.
-_WORKER_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_WORKER_VARIABLES = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # The driver's library counts devices in this order.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 
 
 class Child(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import traceback
 from pathlib import Path
@@ -45,11 +44,14 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
     scenario = case.scenario()
     if started == "fork" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # With several devices in sight the Trainer would use them all, by nn.DataParallel.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     wants_cuda = scenario.hardware.gpu.id != CPU
     probe = open_device(wants_cuda, int(os.environ.get("LOCAL_RANK", "0")))
-    reporter.say(
-        "hello", pid=os.getpid(), started=started, torch=torch.__version__, cuda=torch.version.cuda, cap=_cap(case, probe)
-    )
+    limit_bytes = case.options.memory_limit_bytes
+    cap = None if limit_bytes is None else probe.cap(limit_bytes)
+    reporter.say("hello", pid=os.getpid(), started=started, torch=torch.__version__, cap=cap, context_bytes=probe.context_bytes)
     torch.manual_seed(case.options.seed)
     phases = PhaseRecorder(probe, reporter)
     task = Task(case, scenario, probe, phases, reporter)
@@ -68,17 +70,6 @@ def _workload(case: Case) -> Any:
     from measure.workloads.trainer import run_trainer
 
     return run_trainer
-
-
-def _cap(case: Case, probe: Any) -> dict[str, Any] | None:
-    """Limit the memory that this process may have, and say how."""
-    limit_bytes = case.options.memory_limit_bytes
-    if limit_bytes is None:
-        return None
-    if probe.device.type == CPU:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-        return {"kind": "rlimit_data", "limit_bytes": limit_bytes}
-    return dict(probe.cap(limit_bytes))
 
 
 def _outcome(error: BaseException) -> Outcome:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need
-from planner.errors import ExitCode, UsageError
+from planner.errors import ExitCode, UnknownNameError, UsageError
+from planner.intake.fields import show
 from planner.intake.flags import Config, Force, OwnOptions
+
+if TYPE_CHECKING:
+    from measure.case import RunOptions
+    from measure.solve import Boundary
+    from measure.store import Store
 
 EXAMPLE = "measure run --model qwen2.5-0.5b --method lora --seq 512 --batch 2"
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the records")]
@@ -21,6 +27,12 @@ OPTIONS: OwnOptions = {
     "force": (Force, False),
     **RUN_OPTIONS,
     "out": (Out, DEFAULT_OUT),
+    "solve": (
+        Annotated[
+            str | None, typer.Option("--solve", metavar="batch|seq", help="Find the largest that runs; every probe is recorded")
+        ],
+        None,
+    ),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write the record as JSON")], False),
 }
 
@@ -28,17 +40,36 @@ OPTIONS: OwnOptions = {
 def run(**said: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
     from measure.single import measure_one
+    from measure.solve import boundary_text
     from measure.store import Store
 
-    as_json, store = said.pop("as_json"), Store(Path(said.pop("out")))
+    as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
     options = run_options(said)
     values, force = said_values(said), said.pop("force")
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
+    if quantity is not None:
+        boundary = solve_for(quantity, values, options, store=store, force=force)
+        sys.stdout.write(boundary_text(boundary))
+        return int(outcome_code(boundary.outcome))
     finished = measure_one(values, options, store=store, force=force, say=_say)
     from measure.report import record_json, record_text
 
     sys.stdout.write(record_json(finished) if as_json else record_text(finished))
     return int(outcome_code(finished.measured.record.outcome))
+
+
+def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, store: Store, force: bool) -> Boundary:
+    """The boundary of one job.
+
+    Raises:
+        UnknownNameError: not a quantity that can be solved for.
+    """
+    from measure.solve import QUANTITIES, solve
+
+    for known in QUANTITIES:
+        if quantity == known:
+            return solve(values, options, known, store=store, force=force, say=_say)
+    raise UnknownNameError("quantity", show(quantity), QUANTITIES, hint=f"allowed: {', '.join(QUANTITIES)}")
 
 
 def said_values(said: dict[str, Any]) -> dict[str, Any]:

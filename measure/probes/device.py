@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from measure.nvml import open_nvml
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,13 @@ class DeviceProbe(Protocol):
     def reset_peaks(self) -> None:
         """Start a new interval."""
 
+    def cap(self, limit_bytes: int) -> dict[str, Any]:
+        """Limit the memory of this process to ``limit_bytes``, and say how that is done."""
+
+    @property
+    def context_bytes(self) -> int | None:
+        """What the process held on the device before its first tensor; ``None`` where that is not known."""
+
     def counters(self) -> Counters:
         """Counts since the start."""
 
@@ -70,6 +80,16 @@ class CpuProbe:
     def reset_peaks(self) -> None:
         """Nothing to reset."""
 
+    def cap(self, limit_bytes: int) -> dict[str, Any]:
+        """Private memory of the process, as the kernel counts it: what was allocated before this counts too."""
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+        return {"kind": "rlimit_data", "limit_bytes": limit_bytes}
+
+    @property
+    def context_bytes(self) -> int | None:
+        """There is no device."""
+        return None
+
     def counters(self) -> Counters:
         """Nothing is counted."""
         return Counters()
@@ -88,7 +108,15 @@ class CudaProbe:
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
+        self._nvml, self._nvml_index = open_nvml(), index
+        if self._nvml is not None:
+            self._nvml_index = self._nvml.gpus()[index].index
+        self._used_before_bytes = self._used_bytes()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self._device)
+        # A context is opened by the first thing that needs one.
+        torch.cuda.synchronize(self._device)
+        self._context_bytes = self._outside_bytes()
         self._start_s = 0.0
         self._begin: torch.cuda.Event | None = None
 
@@ -110,6 +138,51 @@ class CudaProbe:
             reserved_peak_bytes=torch.cuda.max_memory_reserved(self._device),
             device_used_bytes=used,
         )
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Device memory that opening CUDA took, by the driver."""
+        return self._context_bytes
+
+    def cap(self, limit_bytes: int) -> dict[str, Any]:
+        """Let torch's allocator have ``limit_bytes`` less what this process holds outside of it.
+
+        Kernels of matrix products are loaded first, because every job loads them.
+
+        Raises:
+            ValueError: the context alone is larger than the limit.
+        """
+        warm = torch.ones((256, 256), dtype=torch.float16, device=self._device, requires_grad=True)
+        (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
+        del warm
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        outside = self._outside_bytes()
+        if outside is None:
+            free, total = torch.cuda.mem_get_info(self._device)
+            outside = total - free - torch.cuda.memory_reserved(self._device)
+        allowed = limit_bytes - outside
+        total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        if allowed <= 0:
+            raise ValueError(f"the CUDA context takes {outside} bytes, which leaves nothing of the limit of {limit_bytes}")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total_bytes), self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return {
+            "kind": "cuda_memory_fraction",
+            "limit_bytes": limit_bytes,
+            "outside_bytes": outside,
+            "allowed_bytes": min(allowed, total_bytes),
+        }
+
+    def _used_bytes(self) -> int | None:
+        return None if self._nvml is None else self._nvml.used_bytes(self._nvml_index)
+
+    def _outside_bytes(self) -> int | None:
+        """Device memory of this process outside of torch's allocator: what was added since the start, less what is reserved."""
+        now, before = self._used_bytes(), self._used_before_bytes
+        if now is None or before is None:
+            return None
+        return max(0, now - before - torch.cuda.memory_reserved(self._device))
 
     def reset_peaks(self) -> None:
         """Start a new interval of the allocator's peaks."""
@@ -151,5 +224,4 @@ def open_device(wants_cuda: bool, local_rank: int) -> DeviceProbe:
     """
     if not wants_cuda:
         return CpuProbe()
-    torch.cuda.init()  # type: ignore[no-untyped-call]
     return CudaProbe(local_rank)

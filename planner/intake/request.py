@@ -114,7 +114,9 @@ def from_record(record: RunRecord) -> ScenarioRequest:
             f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
         )
     columns = {name: name for name in REQUEST_FIELDS if name in RunRecord.__slots__} | _RECORD_COLUMNS
-    said = ((field, getattr(record, column), origin) for column, field in columns.items())
+    said = [(field, getattr(record, column), origin) for column, field in columns.items()]
+    if record.memory_limit_mib is not None:
+        said.append(("gpu_memory", f"{record.memory_limit_mib:f} MiB", origin))
     values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))
     return ScenarioRequest(values, record_id=record.id)
 

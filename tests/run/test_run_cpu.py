@@ -175,3 +175,39 @@ def test_a_chunked_loss_runs_and_has_its_phase(measure: Any) -> None:
     done = measure(loss="chunked")
     assert done.record.outcome == "ok", raw(done).error
     assert phases(done) == ["load", "adapters", *FIRST, *LATER, "eval"]
+
+
+def test_memory_that_runs_out_on_the_host_is_told_by_the_worker(measure: Any) -> None:
+    """A cap on the private memory of the worker ends a large batch as ``host_oom`` with its phase, never as GPU memory."""
+    done = measure(batch=16_384, options={"memory_limit_bytes": 1_000_000_000})
+    assert done.record.outcome == "host_oom", raw(done).error
+    assert done.record.phase_reached in ("forward", "loss", "backward")
+    assert "can't allocate memory" in raw(done).error
+    assert raw(done).ranks[0].cap == {"kind": "rlimit_data", "limit_bytes": 1_000_000_000}
+    assert done.record.memory_limit_mib is None
+
+
+@pytest.mark.slow
+def test_solve_finds_the_largest_batch_within_a_limit(config: str, tmp_path: Path) -> None:
+    """The largest batch runs, the next does not, and every probe is a record of one series."""
+    command = [sys.executable, "-m", "measure", "run", "--model", config, "--method", "lora", "--seq", "64", "--gpu", "cpu"]
+    more = ["--workload", "loop", "--solve", "batch", "--batch", "2048", "--memory-limit", "1GB", "--out", str(tmp_path)]
+    done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.iterdir()
+    records = read_records([file])
+    ran = max(record.micro_batch for record in records.records if record.outcome == "ok")
+    short = min(record.micro_batch for record in records.records if record.outcome == "host_oom")
+    assert short == ran + 1
+    assert f"largest micro-batch that runs: {ran}; {short} does not run" in done.stdout
+    assert len({extra["raw"]["probe_of"] for extra in records.attachments.values()}) == 1
+
+
+def test_solve_on_a_cpu_needs_a_limit(config: str, tmp_path: Path) -> None:
+    """Without a limit the search would fill the host."""
+    command = [sys.executable, "-m", "measure", "run", "--model", config, "--method", "lora", "--seq", "32", "--gpu", "cpu"]
+    done = subprocess.run(
+        [*command, "--solve", "batch", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs --memory-limit" in done.stderr

@@ -17,8 +17,12 @@ from measure.options import checked_options, memory_limit_bytes
 from measure.pace import Pace, interquartile_range, relative_spread
 from measure.protocol import EventReader, Reporter
 from measure.quality import Evidence, drift, is_censored, judge
+from measure.solve import bisect
 from planner.domain.recipe import Batch
+from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
+from planner.intake.request import from_record
+from planner.intake.resolve import resolve
 from planner.units import GIB, MIB
 
 H200 = Gpu(0, "NVIDIA H200", "0" * 12, 143771 * MIB, "580.1", "13.0")
@@ -240,3 +244,40 @@ def test_more_counted_steps_than_the_limit_raise_the_limit() -> None:
     assert checked_options({"steps": 100}).max_steps == 100
     with pytest.raises(UsageError, match="steps must be"):
         checked_options({"steps": 0})
+
+
+@pytest.mark.parametrize("boundary", [1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("start", [1, 4, 64])
+def test_bisection_finds_the_last_that_runs(boundary: int, start: int) -> None:
+    """Wherever it starts, neighbours on both sides of the boundary are found, in few probes and none twice."""
+    asked: list[int] = []
+
+    def runs(value: int) -> bool:
+        asked.append(value)
+        return value <= boundary
+
+    assert bisect(runs, start, 1, 65_536) == (boundary, boundary + 1)
+    assert len(asked) == len(set(asked)) <= 16
+
+
+def test_bisection_at_the_ends() -> None:
+    """Nothing runs, or everything up to the limit does; lengths are told apart to their step."""
+    assert bisect(lambda _: False, 8, 1, 100) == (None, 1)
+    assert bisect(lambda _: True, 8, 1, 100) == (100, None)
+    assert bisect(lambda value: value <= 1000, 64, 64, 4096) == (960, 1024)
+
+
+def test_a_limit_reaches_the_planner_as_the_memory_of_the_card() -> None:
+    """A run within 24 GiB of a larger card is judged against 24 GiB."""
+    limited = RunRecord(
+        id="r",
+        source="s",
+        source_group="g",
+        model="7b",
+        gpu="h200-sxm",
+        method="lora",
+        seq_len=64,
+        outcome="oom",
+        memory_limit_mib=24576.0,
+    )
+    assert resolve(from_record(limited)).hardware.gpu.visible_memory_bytes == 24 * GIB

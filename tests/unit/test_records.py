@@ -76,6 +76,7 @@ FULL = RunRecord(
     epochs=3.0,
     eval_samples=200,
     eval_micro_batch=4,
+    memory_limit_mib=24576.0,
     run_time_s=12920.0,
     host_memory_mib=131072.0,
     host_memory_kind="rss_peak",
