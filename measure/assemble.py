@@ -31,6 +31,7 @@ class Measured:
 
     record: RunRecord
     attachments: dict[str, Any]
+    history: bytes | None = None
 
 
 def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> Measured:
@@ -48,7 +49,9 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
         notes=_CPU_NOTE if scenario.hardware.gpu.id == CPU else None,
     )
     return Measured(
-        record, {"raw": raw, "environment": dict(environment), "quality": {"verdict": verdict, "reasons": list(reasons)}}
+        record,
+        {"raw": raw, "environment": dict(environment), "quality": {"verdict": verdict, "reasons": list(reasons)}},
+        run.history,
     )
 
 

@@ -134,6 +134,8 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         raise NotModelledError("the Liger loss cannot be run yet: say --loss hf")
     if recipe.loss == "chunked" and case.options.workload != "loop":
         raise NotModelledError("the Trainer has no chunked loss of its own: say --workload loop")
+    if case.options.history and scenario.hardware.gpu.id == CPU:
+        raise UsageError("there is no allocator history on a CPU: leave --history out")
     if scenario.hardware.nodes > 1:
         raise NotModelledError(
             "several nodes cannot be run by this command: start it under your cluster's launcher, one node at a time"

@@ -16,7 +16,7 @@ from measure.case import Case
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml
 from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
-from measure.protocol import JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
+from measure.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from planner.domain.run_record import Outcome
 
 _INTERVAL_S = 0.05
@@ -49,6 +49,7 @@ class Run:
     started_s: float
     duration_s: float
     how: str
+    history: bytes | None = None
 
 
 class Launcher:
@@ -120,6 +121,7 @@ class Launcher:
             started_s=started_s,
             duration_s=time.monotonic() - start_s,
             how=how,
+            history=_read_if_there(folder / HISTORY_FILE),
         )
 
     def _start(self, folder: Path, ranks: int) -> tuple[Child, str]:
@@ -199,6 +201,13 @@ def _verdict(events: Sequence[Sequence[Event]], end: _End, case: Case) -> tuple[
         return "host_oom", "killed by the kernel because the container ran out of memory"
     died = f"killed by signal {signal.Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
     return "crash", f"{died} and said nothing; the end of its log: {_tail(end.log)}"
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _tail(log: Path) -> str:

@@ -4,6 +4,7 @@ A file, not a pipe: nobody waits for the other, and what a killed worker said re
 (the system's monotonic clock, which processes share).  Events, in their order:
 
 ========= ===================================================================================================================
+history   the allocator's history is in a file of the folder
 hello     the worker runs: pid, library versions, device, whether it was forked or spawned
 phase     a phase begins for the first time: phase, micro-step
 model     the model is there: parameters, engine class, configuration files
@@ -26,6 +27,7 @@ from typing import Any
 
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"
+HISTORY_FILE = "history.jsonl.gz"
 
 
 def events_file(folder: Path, rank: int) -> Path:

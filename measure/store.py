@@ -15,6 +15,7 @@ from planner.records import RecordSet, append_jsonl, read_records
 from planner.units import MIB, format_bytes
 
 _MIN_FREE_BYTES = 64 * MIB
+_HISTORIES = "histories"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,20 @@ class Store:
         """
         record, environment = measured.record, measured.attachments["environment"]
         path = self.folder / f"{record.gpu}-{environment['machine']}-{datetime.now(UTC):%Y-%m-%d}.jsonl"
+        if measured.history is not None:
+            self._add_history(measured)
         append_jsonl(path, record, measured.attachments)
         return path
+
+    def _add_history(self, measured: Measured) -> None:
+        """Put the allocator's history beside the records, before the record that names it."""
+        name = f"{_HISTORIES}/{measured.record.id}.jsonl.gz"
+        try:
+            (self.folder / _HISTORIES).mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(measured.history or b"")
+        except OSError as error:
+            raise UsageError(f"the history of '{measured.record.id}' cannot be written: {error.strerror or error}") from None
+        measured.attachments["raw"]["history"] = name
 
     def read(self) -> RecordSet | None:
         """All records of the folder, ``None`` when there are none yet.

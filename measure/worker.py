@@ -52,6 +52,8 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
     limit_bytes = case.options.memory_limit_bytes
     cap = None if limit_bytes is None else probe.cap(limit_bytes)
     reporter.say("hello", pid=os.getpid(), started=started, torch=torch.__version__, cap=cap, context_bytes=probe.context_bytes)
+    if case.options.history:
+        probe.start_history()
     torch.manual_seed(case.options.seed)
     phases = PhaseRecorder(probe, reporter)
     task = Task(case, scenario, probe, phases, reporter)
@@ -59,6 +61,7 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
         _workload(case)(task)
     except torch.OutOfMemoryError:
         phases.say_readings()
+        task.keep_history()
         raise
 
 

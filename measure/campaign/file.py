@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ class Campaign:
 
     title: str
     cases: tuple[PlannedCase, ...]
+
+    def with_histories(self) -> Campaign:
+        """The same cases, each keeping the allocator's history."""
+        cases = tuple(replace(case, options=replace(case.options, history=True)) for case in self.cases)
+        return Campaign(self.title, cases)
 
 
 def read_campaign(path: str | Path) -> Campaign:

@@ -6,6 +6,7 @@ import typer
 
 from measure.cli.campaign import campaign
 from measure.cli.check import check, env
+from measure.cli.replay import replay_history
 from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
@@ -43,4 +44,5 @@ app.command("run")(with_scenario_options(run, RUN_OPTIONS))
 app.command("campaign")(campaign)
 app.command("check")(check)
 app.command("env")(env)
+app.command("replay")(replay_history)
 app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))

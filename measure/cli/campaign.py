@@ -19,6 +19,7 @@ def campaign(
     time_budget: Annotated[str | None, typer.Option("--time-budget", metavar="TIME", help="Stop after this, such as 9m")] = None,
     out: Out = DEFAULT_OUT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")] = False,
     force: Force = False,
 ) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
@@ -32,6 +33,8 @@ def campaign(
 
     budget_s = None if time_budget is None else duration_s("--time-budget", time_budget)
     planned, store = read_campaign(file), Store(Path(out))
+    if history:
+        planned = planned.with_histories()
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
     machine = this_machine()
     agenda = plan_agenda(planned, machine, store, force=force)

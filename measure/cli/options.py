@@ -44,6 +44,10 @@ RUN_OPTIONS: OwnOptions = {
         Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that ships with the model's checkpoint")],
         False,
     ),
+    "history": (
+        Annotated[bool, typer.Option("--history", help="Keep the allocator's events up to the end of the warm-up (GPU)")],
+        False,
+    ),
     "save": (Annotated[bool, typer.Option("--save", help="Measure saving too, to a temporary folder")], False),
 }
 

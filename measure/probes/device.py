@@ -1,5 +1,7 @@
 """Readings of the device that a worker runs on.  A CPU has no allocator statistics: there the readings are None, never zero."""
 
+# ruff: noqa: SLF001 - torch has no public name for the allocator's history
+
 from __future__ import annotations
 
 import resource
@@ -10,6 +12,9 @@ from typing import Any, Protocol
 import torch
 
 from measure.nvml import open_nvml
+from measure.trace.history_file import PhaseMarks, pack_history
+
+_MAX_HISTORY_ENTRIES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,12 @@ class DeviceProbe(Protocol):
     def cap(self, limit_bytes: int) -> dict[str, Any]:
         """Limit the memory of this process to ``limit_bytes``, and say how that is done."""
 
+    def start_history(self) -> None:
+        """Keep every event of the allocator from here on."""
+
+    def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:
+        """What was kept as a compressed file, once; ``None`` afterwards and where nothing was kept."""
+
     @property
     def context_bytes(self) -> int | None:
         """What the process held on the device before its first tensor; ``None`` where that is not known."""
@@ -85,6 +96,13 @@ class CpuProbe:
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
         return {"kind": "rlimit_data", "limit_bytes": limit_bytes}
 
+    def start_history(self) -> None:
+        """There is none: torch's CPU allocator keeps no events."""
+
+    def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:  # noqa: ARG002
+        """Nothing was kept."""
+        return None
+
     @property
     def context_bytes(self) -> int | None:
         """There is no device."""
@@ -108,6 +126,7 @@ class CudaProbe:
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
+        self._keeps_history = False
         self._nvml, self._nvml_index = open_nvml(), index
         if self._nvml is not None:
             self._nvml_index = self._nvml.gpus()[index].index
@@ -173,6 +192,21 @@ class CudaProbe:
             "outside_bytes": outside,
             "allowed_bytes": min(allowed, total_bytes),
         }
+
+    def start_history(self) -> None:
+        """Keep every event, without stacks, which would cost time and memory."""
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MAX_HISTORY_ENTRIES)
+        self._keeps_history = True
+
+    def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:
+        """The events so far; nothing is kept from here on."""
+        if not self._keeps_history:
+            return None
+        self._keeps_history = False
+        torch.cuda.synchronize(self._device)
+        snapshot = torch.cuda.memory._snapshot(self._device)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return pack_history(snapshot, self._device.index, phase_marks)
 
     def _used_bytes(self) -> int | None:
         return None if self._nvml is None else self._nvml.used_bytes(self._nvml_index)

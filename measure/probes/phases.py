@@ -55,6 +55,7 @@ class PhaseRecorder:
         self._entered_s = 0.0
         self._process = psutil.Process()
         self._first_backward_over = False
+        self.marks: list[tuple[int, str]] = []
 
     @property
     def phase(self) -> Phase | None:
@@ -68,6 +69,8 @@ class PhaseRecorder:
             return
         self.leave()
         self._phase, self._entered_s = named, time.perf_counter()
+        # The allocator's history counts microseconds of the system's clock.
+        self.marks.append((time.time_ns() // 1000, named))
         if named not in self._readings:
             self._readings[named] = _Reading()
             self._reporter.say("phase", phase=named)

@@ -10,7 +10,7 @@ from measure.lengths import MicroBatch, plan_batches
 from measure.pace import Pace
 from measure.probes.device import DeviceProbe
 from measure.probes.phases import PhaseRecorder
-from measure.protocol import Reporter
+from measure.protocol import HISTORY_FILE, Reporter
 from planner.domain.scenario import Scenario
 
 
@@ -53,6 +53,15 @@ class Task:
             padded_tokens=sum(batch.padded_tokens for batch in batches),
         )
         pace.add(times_s[0])
+        if not pace.in_warmup:
+            self.keep_history()
+
+    def keep_history(self) -> None:
+        """Write the allocator's history, where one is kept: it ends with the warm-up, so that counted steps are undisturbed."""
+        packed = self.probe.stop_history(self.phases.marks)
+        if packed is not None:
+            (self.reporter.path.parent / HISTORY_FILE).write_bytes(packed)
+            self.reporter.say("history", n_bytes=len(packed))
 
 
 def _name(thing: Any) -> str:
