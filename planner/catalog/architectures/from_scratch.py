@@ -15,7 +15,11 @@ from planner.domain.model import BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec
 
 
 def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
-    """``gpt_from_scratch``: separate query, key and value, learned positions, the keys of ``GPT_CONFIG_124M``."""
+    """``gpt_from_scratch``: separate query, key and value, learned positions, the keys of ``GPT_CONFIG_124M``.
+
+    ``activation_function`` is ours: the book writes GELU out (``gelu_new``), its later scripts take ``nn.GELU``, one kernel.
+    Ignored: norms written out, which keep about two tensors more each than ``nn.LayerNorm``.
+    """
     hidden, heads = fields.integer("emb_dim"), fields.integer("n_heads")
     positions = fields.integer("context_length")
     bias = fields.flag("qkv_bias", False)
@@ -25,7 +29,7 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
     linears = tuple(replace(linear, name=name) for linear, name in zip(projections, names, strict=True))
     block = BlockSpec(
         attention=attention,
-        mlp=MlpSpec(4 * hidden, gated=False, activation="gelu_new"),
+        mlp=MlpSpec(4 * hidden, gated=False, activation=fields.text("activation_function", "gelu_new")),
         linears=linears + plain_mlp(hidden, 4 * hidden, ("layers.0", "layers.2"), bias=True),
         norms=(layer_norm(hidden, copies=2),),
     )
