@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import nn
 
+from measure.trace.adapters import DTYPES, adapted
 from measure.trace.period import Pattern, find_pattern
 from measure.trace.quantized import CONSTANTS, quantize_on_meta
 from measure.trace.tracer import Block, Recorder, Role
@@ -21,14 +22,14 @@ from planner.catalog.hf_config import parse_config
 from planner.catalog.hub import fetch_config
 from planner.catalog.models import model_entry
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Adapter, Recipe
+from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UnknownNameError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Names under which layers keep their own number, which is no difference between them.
 _LAYER_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx"})
-_ATTENTION = {"eager": "eager", "sdpa": "sdpa"}
+# FlashAttention 2 is switched on when the model is made, because making it asks for the package.
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "sdpa"}
 _REMOTE_CODE = "its code ships with the checkpoint and not with Transformers; the closed form still answers: plan --model ..."
 
 
@@ -56,13 +57,11 @@ def make_config(scenario: Scenario) -> Any:
     """The configuration object of Transformers for the scenario's model.
 
     Raises:
-        NotModelledError: an architecture that Transformers does not ship, or an attention kernel that is not traced.
+        NotModelledError: an architecture that Transformers does not ship.
     """
     model, recipe = scenario.model, scenario.recipe
     if model.remote_code:
         raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}")
-    if recipe.attention not in _ATTENTION:
-        raise NotModelledError(f"attention '{recipe.attention}' is not traced; use --attention sdpa, which runs the same kernel")
     fields = config_fields(model)
     if fields.get("model_type") not in transformers.CONFIG_MAPPING:
         raise NotModelledError(f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}")
@@ -85,11 +84,26 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
             quantize_on_meta(model, recipe)
             _prepare_for_kbit(model, scenario)
         if recipe.adapter is not None:
-            model = _adapted(model, recipe.adapter)
+            model = adapted(model, recipe.adapter, scenario.model)
     model.train()
+    if recipe.attention == "flash2":
+        _use_flash(model, scenario.model.id)
     _checkpointing(model, recipe)
     layer_list = find_layer_list(model, config)
     return Built(model, layer_list, len(model.get_submodule(layer_list)))
+
+
+def _use_flash(model: Any, name: str) -> None:
+    """Switch to FlashAttention 2 after the model was made with SDPA.
+
+    Raises:
+        NotModelledError: an architecture that has no code for it, which Transformers refuses too.
+    """
+    if not next(module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))._supports_flash_attn:
+        raise NotModelledError(f"model '{name}' has no FlashAttention 2 in Transformers; use --attention sdpa")
+    for module in model.modules():
+        if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
+            module.config._attn_implementation_internal = "flash_attention_2"
 
 
 def _base_model(scenario: Scenario, config: Any) -> Any:
@@ -170,29 +184,6 @@ def shortened(config: Any, n_layers: int) -> Any:
             setattr(text, name, value[:n_layers])
     text.num_hidden_layers = n_layers
     return short
-
-
-def _adapted(model: Any, adapter: Adapter) -> Any:
-    import peft
-
-    targets: Any = list(adapter.targets)
-    if adapter.targets == ("all-linear",):
-        targets = "all-linear"
-    elif adapter.targets == ("attention",):
-        raise NotModelledError("lora targets 'attention' are not traced; name the modules with --lora-targets")
-    config = peft.LoraConfig(
-        r=int(adapter.rank),
-        lora_alpha=2 * int(adapter.rank),
-        target_modules=targets,
-        lora_dropout=adapter.dropout,
-        modules_to_save=list(adapter.modules_to_save) or None,
-        task_type="CAUSAL_LM",
-    )
-    adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
-    for name, tensor in adapted.named_parameters():
-        if "lora_" in name and tensor.dtype != DTYPES[adapter.dtype]:
-            tensor.data = tensor.data.to(DTYPES[adapter.dtype])
-    return adapted
 
 
 def _checkpointing(model: Any, recipe: Recipe) -> None:

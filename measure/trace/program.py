@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from measure.trace.build import Built, build_on_meta, layer_pattern, make_config, materialize, shortened
 from measure.trace.events import AllocEvent
 from measure.trace.expansion import repeat
+from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.labels import to_events
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
@@ -57,8 +58,9 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         NotModelledError: an operator that fake tensors cannot run, with the module it is in.
     """
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
-    recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
-    situation = Situation(scenario.recipe.batch.is_padded, recorder)
+    recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
+    batch = scenario.recipe.batch
+    situation = Situation(batch.is_padded, recorder, int(batch.micro_batch * batch.tokens_per_sample))
     with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
         try:
             materialize(built.model, recorder)
@@ -78,14 +80,17 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         NotModelledError: names the setting and the way out.
     """
     recipe, stack = scenario.recipe, scenario.stack
+    trained = recipe.adapter.dtype if recipe.adapter else "fp32" if stack.trainable_fp32 else recipe.numerics.load_dtype
+    unscales = recipe.numerics.precision == "fp16-mixed"
+    wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
+        (unscales and trained == "fp16", "fp16 gradients under loss scaling, which torch refuses to unscale,", wider),
         (scenario.hardware.world_size > 1 or recipe.sharding != "none", "several GPUs", "--gpus 1"),
         (recipe.offload != "none", f"offload '{recipe.offload}'", "--offload none"),
         (recipe.loss != "hf", f"loss '{recipe.loss}'", "--loss hf"),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
         (stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
-        (recipe.numerics.compute_dtype == "fp16", "fp16 compute with loss scaling", "--precision bf16-mixed"),
     )
     for applies, what, way_out in refused:
         if applies:

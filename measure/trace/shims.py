@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from measure.trace.autocast import cuda_autocast_lists
+from measure.trace.flash import flash_attention
 from measure.trace.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.sdpa import attention_on_cuda
 from measure.trace.tracer import Recorder
@@ -22,10 +23,14 @@ from measure.trace.tracer import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What shims need to know.  ``padded``: whether a batch holds padding, which the program asks the mask for."""
+    """What shims need to know.
+
+    ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its tokens without padding.
+    """
 
     padded: bool
     recorder: Recorder
+    real_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,10 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # th
     return out
 
 
+def _flash_attention(situation: Situation) -> AbstractContextManager[None]:
+    return flash_attention(padded=situation.padded, real_tokens=situation.real_tokens)
+
+
 @contextmanager
 def _fused_dropout(_: Situation) -> Iterator[None]:
     with torch.library._scoped_library("aten", "IMPL") as library:
@@ -139,6 +148,16 @@ def _paged_states(situation: Situation) -> Iterator[None]:
         yield
 
 
+def _step_without_question(_scaler: object, optimizer: Any, _state: object, *args: Any, **options: Any) -> Any:
+    return optimizer.step(*args, **options)
+
+
+@contextmanager
+def _no_overflow(_: Situation) -> Iterator[None]:
+    with mock.patch("torch.amp.GradScaler._maybe_opt_step", _step_without_question):
+        yield
+
+
 def _any_code_book(*_args: object, **_options: object) -> torch.Tensor:
     return torch.zeros(256)
 
@@ -175,6 +194,13 @@ SHIMS: tuple[Shim, ...] = (
         _attention_kernel,
     ),
     Shim(
+        "flash_attention",
+        "cuda",
+        "the package of FlashAttention 2 needs CUDA; torch has the same kernel, and the batch knows what the mask is asked for",
+        "transformers/modeling_flash_attention_utils.py lazy_import_flash_attention",
+        _flash_attention,
+    ),
+    Shim(
         "fused_dropout",
         "cuda",
         "CUDA keeps a mask of one byte per element, the CPU one in the dtype of the input",
@@ -208,6 +234,13 @@ SHIMS: tuple[Shim, ...] = (
         "step counts that an optimizer makes without naming a device are in host memory, as is all that torch.tensor makes",
         "torch/optim/adam.py _init_group",
         _host_steps,
+    ),
+    Shim(
+        "no_overflow",
+        "fake",
+        "whether a gradient overflowed in fp16 is read as a value, which fake tensors do not have: it did not",
+        "torch/amp/grad_scaler.py _maybe_opt_step",
+        _no_overflow,
     ),
     Shim(
         "code_books",

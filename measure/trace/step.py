@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from measure.trace.build import DTYPES
+from measure.trace.adapters import DTYPES
 from measure.trace.optimizers import make_optimizer
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
@@ -28,26 +28,29 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
     if mixed:
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
     optimizer = make_optimizer(model, recipe)
-    vocabulary = model.config.get_text_config().vocab_size
+    # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
+    scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
+    batch = _Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
     _mark_gradients(model, recorder)
     accumulates = int(recipe.batch.grad_accum) > 1
     with recorder:
-        micro_step(model, recorder, 0, _Inputs(recipe, vocabulary))
+        micro_step(model, recorder, 0, batch)
         recorder.enter_stage("optimizer_step")
-        _optimizer_step(model, optimizer)
+        _optimizer_step(model, optimizer, scaler)
         _mark_states(optimizer, recorder)
-        micro_step(model, recorder, 1, _Inputs(recipe, vocabulary))
+        micro_step(model, recorder, 1, batch)
         if accumulates:
-            micro_step(model, recorder, 2, _Inputs(recipe, vocabulary))
+            micro_step(model, recorder, 2, batch)
         recorder.close()
 
 
 class _Inputs:
-    """What the data collator hands over."""
+    """What the data collator hands over, and what scales the loss."""
 
-    def __init__(self, recipe: Recipe, vocabulary: int) -> None:
+    def __init__(self, recipe: Recipe, vocabulary: int, scaler: torch.amp.GradScaler | None = None) -> None:
         self.shape = (int(recipe.batch.micro_batch), int(recipe.batch.seq_len))
         self.vocabulary = vocabulary
+        self.scaler = scaler
 
     def make(self) -> dict[str, torch.Tensor]:
         ids = torch.randint(0, self.vocabulary, self.shape)
@@ -61,6 +64,8 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> N
     inputs = batch.make()
     count = torch.ones((), dtype=torch.int64)
     loss = model(**inputs, num_items_in_batch=count).loss
+    if batch.scaler is not None:
+        loss = batch.scaler.scale(loss)
     recorder.enter_stage("backward", number)
     loss.backward()
     # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
@@ -69,10 +74,17 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> N
     gc.collect()
 
 
-def _optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    """Clip, then update; scaled gradients are unscaled in place first, before their norm is taken."""
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(trained, MAX_GRAD_NORM, foreach=True)
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
 

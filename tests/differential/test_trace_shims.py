@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional
 
 from measure.trace.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
+from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.sdpa import KERNEL_WORKSPACES
 from measure.trace.shims import SHIMS, Situation
 from measure.trace.tracer import Recorder
@@ -32,6 +34,8 @@ TESTED = {
     "host_steps",
     "code_books",
     "paged_states",
+    "no_overflow",
+    "flash_attention",
 }
 
 
@@ -198,6 +202,54 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
     states = [record.block.n_bytes for record in recorder.trace.records if record.alloc and "zeros_like" in record.block.op]
     assert states == [16 * 16 * 4] * 2
     assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
+
+
+def test_scaled_gradients_are_taken_not_to_overflow() -> None:
+    """Under fp16 the scaler asks whether a gradient overflowed, which needs a value; with the shim the update is done."""
+    stepped: list[bool] = []
+    for context in (FakeTensorMode(), shimmed("no_overflow")):
+        with context:
+            weight = torch.nn.Parameter(torch.ones(4))
+            optimizer, scaler = torch.optim.SGD([weight], lr=0.1), torch.amp.GradScaler("cpu")
+            scaler.scale(weight.sum()).backward()
+            try:
+                scaler.step(optimizer)
+                stepped.append(True)
+            except DataDependentOutputException:
+                stepped.append(False)
+    assert stepped == [False, True]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
+    """Query, key, value, output and one fp32 number per row and head; of a padded batch only what is no padding."""
+    from transformers import LlamaConfig
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    batch, tokens, real, heads, grouped, width = 2, 64, 100, 4, 2, 32
+    recorder = Recorder(FLASH_WORKSPACES)
+    situation = Situation(padded, recorder, real)
+    module = torch.nn.Linear(1, 1)
+    module.config, module.is_causal = LlamaConfig(attn_implementation="eager"), True  # type: ignore[assignment]
+    module.config._attn_implementation_internal = "flash_attention_2"  # type: ignore[union-attr]
+    with FakeTensorMode(), BY_NAME["flash_attention"].apply(situation), recorder:
+        query = torch.empty((batch, heads, tokens, width), dtype=torch.bfloat16, requires_grad=True)
+        key, value = (torch.empty((batch, grouped, tokens, width), dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        mask = torch.ones((batch, tokens), dtype=torch.bool) if padded else None
+        out: list[Tensor] = []
+
+        def attend(*inputs: Tensor) -> None:
+            out.append(flash_attention_forward(module, *inputs, mask)[0])
+
+        kept = [shape for dtype, shape in _saved_by(attend, query, key, value) if dtype != torch.int64 and len(shape) > 1]
+        recorder.enter_stage("backward")
+        out[0].sum().backward()
+    rows = real if padded else batch * tokens
+    wanted = [heads * width * rows] * 2 + [grouped * width * rows] * 2 + [heads * rows]
+    assert sorted(math.prod(shape) for shape in kept) == sorted(wanted)
+    workspace = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op]
+    rounded = real + 128 * batch if padded else batch * 128
+    assert workspace == [4 * heads * rounded, 4 * heads * rounded * width, *[2 * heads * width * rows] * 2]
 
 
 def test_code_books_are_made_without_their_values() -> None:

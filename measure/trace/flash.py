@@ -1,0 +1,142 @@
+"""FlashAttention 2 without its package: Transformers' own calls to it, with torch's copy of the kernel in its place.
+
+Both kernels are the same code: the autograd function keeps query, key, value, output and one fp32 number per row and head.
+Source: flash-attn 2.8 flash_attn_interface.py FlashAttnFunc, FlashAttnVarlenFunc; csrc/flash_attn/flash_api.cpp mha_bwd and
+mha_varlen_bwd.
+"""
+
+# ruff: noqa: SLF001 - what torch and Transformers call private here has no public name
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import masking_utils
+from transformers import modeling_flash_attention_utils as flash
+
+_HEAD_MULTIPLE = 8
+# Of flash_attn_varlen_func in flash-attn 2.8, but for query, key and value.
+_PARAMETERS = (
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "dropout_p",
+    "softmax_scale",
+    "causal",
+    "window_size",
+    "softcap",
+    "alibi_slopes",
+    "deterministic",
+    "return_attn_probs",
+    "block_table",
+)
+_aten = torch.ops.aten
+_kernel = _aten._flash_attention_forward
+
+
+def _attend(inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None, int], options: dict[str, Any]) -> torch.Tensor:
+    query, key, value = inputs
+    edges, longest = bounds
+    width = query.size(-1)
+    missing = -width % _HEAD_MULTIPLE
+    scale = options.get("softmax_scale") or width**-0.5
+    if missing:
+        query, key, value = (torch.nn.functional.pad(each, (0, missing)) for each in inputs)
+    dropout, causal = options.get("dropout_p", 0.0), options.get("causal", True)
+    out: torch.Tensor = _kernel(query, key, value, edges, edges, longest, longest, dropout, causal, False, scale=scale)[0]
+    return out[..., :width] if missing else out
+
+
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, **options: Any
+) -> torch.Tensor:
+    """The package's function for batches without padding; tensors are (batch, tokens, heads, width)."""
+    causal = bool(options.get("causal", False))
+    said = {"dropout_p": dropout_p, "softmax_scale": softmax_scale, "causal": causal}
+    return _attend((q, k, v), (None, q.size(1)), said)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, **options: Any
+) -> torch.Tensor:
+    """The package's function for tokens of many samples without padding; tensors are (tokens, heads, width)."""
+    return _attend((q, k, v), (cu_seqlens_q, max_seqlen_q), options)
+
+
+def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
+    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``; per-head dk and dv where heads are grouped.
+
+    Rows are rounded to 128 per sample; without padding their number is the tokens plus 128 for each sample.
+    """
+    del grad_out
+    edges = rest[3]
+    heads, width = query.size(-2), query.size(-1)
+    rounded = -(-width // 32) * 32 if width <= 192 else 256
+    rows = query.size(0) * (-(-query.size(1) // 128) * 128) if edges is None else query.size(0) + 128 * (edges.numel() - 1)
+    sizes = [rows * heads * 4, rows * heads * rounded * 4]
+    if key.size(-2) != heads:
+        expanded = key.numel() // key.size(-2) * heads * key.element_size()
+        sizes += [expanded, expanded]
+    return sizes
+
+
+FLASH_WORKSPACES: dict[Any, Callable[..., list[int]]] = {_aten._flash_attention_backward.default: flash_workspace}
+
+
+def _answer_unpadding(real_tokens: int, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """``_get_unpad_data``: which tokens are real, where samples begin, and the longest of them; the batch knows how many."""
+    indices = torch.zeros(real_tokens, dtype=torch.int64)
+    edges = torch.zeros(mask.shape[0] + 1, dtype=torch.int32)
+    return indices, edges, mask.shape[-1]
+
+
+def _answer_mask(padded: bool, **options: Any) -> torch.Tensor | None:
+    """``flash_attention_mask``: the two-dimensional mask where there is padding, else none."""
+    mask: torch.Tensor | None = options.get("attention_mask")
+    if mask is None:
+        return None
+    mask.all()
+    return mask[:, -int(options["kv_length"]) :] if padded else None
+
+
+def _not_packed(_positions: object, _batch: object) -> bool:
+    return False
+
+
+class _Described:
+    """Says which parameters the package's functions have, from which Transformers sees what it may pass."""
+
+    __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _PARAMETERS])
+
+    def __call__(self) -> None:
+        """Never called."""
+
+
+@contextmanager
+def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
+    """Inside, ``flash_attention_2`` of Transformers runs without the package, on fake tensors too.
+
+    Questions to values are answered from the batch: whether it is padded, how many tokens are real.  Positions never start anew,
+    because the Trainer's collator passes none.
+    """
+    functions = (flash_attn_func, flash_attn_varlen_func, None, flash._pad_input, flash._unpad_input)
+    describe: Any = flash._lazy_define_process_function
+    options = (describe(_Described()), None)
+
+    def load(*_: object, **__: object) -> Any:
+        return functions, options
+
+    masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(flash, "lazy_import_flash_attention", load))
+        stack.enter_context(mock.patch.object(flash, "_get_unpad_data", partial(_answer_unpadding, real_tokens)))
+        stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", _not_packed))
+        stack.enter_context(mock.patch.dict(masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded)}))
+        yield
