@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, Dtype, Loss, Optimizer, Padding, Precision, Quantization
+from planner.domain.recipe import Attention, Loss, Optimizer, Padding, Precision, Quantization
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
@@ -19,11 +19,14 @@ PinnedRounding = Literal["power_of_two", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class StackDefaults:
-    """What a stack does where the user says nothing."""
+    """What a stack does where the user says nothing.
+
+    ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit weights.
+    """
 
     load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
     precision: Precision
-    adapter_dtype: Dtype
+    adapter_dtype: Literal["fp32", "bf16", "fp16", "base"]
     optimizer: Optimizer
     attention: Attention
     loss: Loss

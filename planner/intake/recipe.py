@@ -59,7 +59,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
     return Recipe(
         method=method,
         numerics=numerics,
-        adapter=_resolve_adapter(ledger, setting, sharding, numerics.precision) if method == "lora" else None,
+        adapter=_resolve_adapter(ledger, setting, sharding, numerics) if method == "lora" else None,
         optimizer=_resolve_optimizer(ledger, setting, offload),
         sharding=sharding,
         offload=offload,
@@ -142,9 +142,20 @@ def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precisi
     return ledger.choose("load_dtype", default, origin, note)
 
 
-def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, precision: Precision) -> Adapter:
+def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
+    """The stack's dtype of adapters with a note; before PEFT 0.12 they follow the weight that they adapt."""
+    default = setting.defaults.adapter_dtype
+    if default != "base":
+        return default, ""
+    if numerics.quantization != "none" or setting.stack.prepares_unquantized:
+        return "fp32", "made in fp32 over a prepared base: this PEFT makes them so, or in the base's dtype"
+    return numerics.load_dtype, "the dtype in which the base is loaded, as PEFT before 0.12 makes them"
+
+
+def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numerics: Numerics) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
-    dtype, dtype_origin, note = defaults.adapter_dtype, origin, ""
+    dtype_origin, precision = origin, numerics.precision
+    dtype, note = _adapter_dtype(setting, numerics)
     if dtype != "fp32" and precision == "fp16-mixed" and sharding in ("none", "ddp"):
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")

@@ -86,7 +86,7 @@ def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
 
 
 def attention_mask_bytes(job: Job) -> Number:
-    """Bytes of the attention mask that all layers share: one element per pair of positions and sample, alive during the forward.
+    """Bytes of the attention mask that all layers share: one element per pair of positions and sample.
 
     Eager attention adds a mask in the stream's dtype.  SDPA has one where the batch is padded, boolean or in the dtype of the
     embeddings (switch ``sdpa_mask``); what layers make of it is in the ledger of a layer.  Flash attention has none.
@@ -101,6 +101,17 @@ def attention_mask_bytes(job: Job) -> Number:
         return pairs * job.regime.residual
     element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
     return pairs * element if batch.is_padded else 0
+
+
+def mask_is_held(job: Job) -> bool:
+    """Whether the shared mask outlives the forward: as an argument of checkpointed layers, or saved as it is by fused attention.
+
+    Source: torch 2.13 utils/checkpoint.py keeps the arguments; derivatives.yaml, _scaled_dot_product_efficient_attention saves
+    ``attn_bias``.  Adding a mask to written-out scores saves nothing.
+    """
+    recipe, regime = job.recipe, job.regime
+    shared = recipe.attention == "sdpa" and job.stack.sdpa_mask == "stream" and regime.outside == regime.compute
+    return recipe.gradient_checkpointing or shared
 
 
 def final_norm_bytes(job: Job) -> Number:

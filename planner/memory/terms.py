@@ -109,12 +109,13 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     """What the forward and backward passes of the blocks hold."""
     copies = weights.autocast_copy_bytes(job)
     mask = act.attention_mask_bytes(job)
+    mask_phases = FORWARD | LOSS | BACKWARD if act.mask_is_held(job) else FORWARD
     formula = "activations:activations"
     return (
         make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
         make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
         make_term("block_recompute", "one block, backward", amounts.backward_extra, BACKWARD, formula, "transient"),
-        make_term("other_temporaries", "attention mask", mask, FORWARD | LOSS, "activations:attention_mask_bytes", "transient"),
+        make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
         make_term(
             "autocast_copies", "autocast weight copies", copies, FORWARD | LOSS, "weights:autocast_copy_bytes", "transient"
         ),

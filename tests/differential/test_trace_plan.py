@@ -38,3 +38,24 @@ def test_the_closed_form_agrees_with_the_trace(model: str, method: str, checkpoi
     traced = summarize(trace_events(case)).allocated_peak_bytes
     predicted = predict_memory(job_of(case, Coefficients())).allocated_peak_bytes
     assert 100 * abs(predicted - traced) / traced <= LIMITS[model, method, checkpointing]
+
+
+def _allocated_by_phase(padding: dict[str, str], *, checkpointing: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Allocated bytes by phase as (traced, predicted) for a model with grouped heads."""
+    flags = {"model": "smollm2-135m", "method": "lora", "gpu": "a100-80gb", "seq": "256", "batch": "2", **padding}
+    case = resolve(from_flags({**flags, "gradient_checkpointing": str(checkpointing).lower()}))
+    traced = {each.phase: each.allocated_bytes for each in summarize(trace_events(case)).phases}
+    predicted = {each.phase: int(each.allocated_bytes) for each in predict_memory(job_of(case, Coefficients())).phases}
+    return traced, {phase: predicted[phase] for phase in traced}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_padding_costs_the_same_bytes_in_both(checkpointing: bool) -> None:
+    """What a padded batch adds under SDPA agrees to the byte in every phase: masks of layers, the shared one, whole heads."""
+    packed = _allocated_by_phase({"padding": "packed"}, checkpointing=checkpointing)
+    padded = _allocated_by_phase({"padding": "max_length", "tokens_per_sample": "200"}, checkpointing=checkpointing)
+    traced, predicted = (
+        {phase: with_pad[phase] - without[phase] for phase in without} for without, with_pad in zip(packed, padded, strict=True)
+    )
+    assert traced == predicted
+    assert traced["forward"] > 0

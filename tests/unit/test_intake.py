@@ -252,6 +252,27 @@ def test_every_published_row_becomes_a_scenario() -> None:
 # ---- resolving ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"load_dtype": "bf16"}, "bf16"),
+        ({"load_dtype": "fp32"}, "fp32"),
+        ({}, "fp32"),
+        ({"load_dtype": "bf16", "adapter_dtype": "fp32"}, "fp32"),
+        ({"quantization": "nf4"}, "fp32"),
+        ({"load_dtype": "fp16", "precision": "fp16-mixed"}, "fp32"),
+        ({"load_dtype": "fp16", "precision": "fp16-mixed", "sharding": "zero2", "gpus": 2}, "fp16"),
+        ({"load_dtype": "fp16", "stack": "firefly"}, "fp32"),
+        ({"load_dtype": "bf16", "stack": "hf-trainer@5"}, "fp32"),
+    ],
+)
+def test_adapters_follow_the_base_before_peft_0_12(flags: dict[str, object], expected: str) -> None:
+    """Under Transformers 4 a 16-bit base has 16-bit adapters, unless the base is prepared or gradients are scaled natively."""
+    adapter = scenario_of(**{"method": "lora", "stack": "hf-trainer@4", **flags}).recipe.adapter
+    assert adapter is not None
+    assert adapter.dtype == expected
+
+
 def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     """Whatever was not said has an entry too, each name once, and each origin is one of the documented kinds."""
     scenario = scenario_of(stack="trl")
