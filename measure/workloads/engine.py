@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from measure.trace.build import DTYPES
+from measure.trace.adapters import DTYPES
 from measure.trace.optimizers import make_optimizer
 from measure.trace.step import MAX_GRAD_NORM
 from measure.workloads.chunked import chunked_loss

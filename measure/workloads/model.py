@@ -12,7 +12,8 @@ from torch import nn
 
 from measure.case import Case
 from measure.probes.phases import PhaseRecorder
-from measure.trace.build import DTYPES, config_fields
+from measure.trace.adapters import DTYPES
+from measure.trace.build import config_fields
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Adapter, Recipe
 from planner.domain.scenario import Scenario
