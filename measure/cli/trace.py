@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import typer
 
 from measure.cli.said import need, quiet, scenario_of, size_bytes
+from measure.trace.events import AllocEvent
+from measure.trace.files import check_writable
+from measure.trace.report import to_text
+from measure.trace.settings_text import parse_settings
+from measure.trace.summary import Summary, summarize, timeline_of
+from measure.trace.to_json import to_json
+from planner.domain.scenario import Scenario
 from planner.errors import ExitCode
 from planner.intake.flags import Config, Force, OwnOptions
 
@@ -19,22 +27,76 @@ OPTIONS: OwnOptions = {
         Annotated[str | None, typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE")],
         None,
     ),
+    "allocator": (
+        Annotated[str | None, typer.Option("--allocator", metavar="TEXT", help="Settings as in PYTORCH_CUDA_ALLOC_CONF")],
+        None,
+    ),
+    "plot": (Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline as a PNG")], None),
+    "export": (
+        Annotated[str | None, typer.Option("--export", metavar="FILE", help="Write a snapshot for PyTorch's memory visualiser")],
+        None,
+    ),
     "all_layers": (Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")], False),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write JSON")], False),
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How to answer, beside what the job is."""
+
+    fits: str | None
+    allocator: str | None
+    plot: str | None
+    export: str | None
+    all_layers: bool
+    as_json: bool
+
+
 def trace(**said: Any) -> int:
     """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU."""
-    fits, as_json, all_layers = said.pop("fits"), said.pop("as_json"), said.pop("all_layers")
-    limit_bytes = None if fits is None else size_bytes("--fits", fits)
+    answer = Answer(**{field.name: said.pop(field.name) for field in fields(Answer)})
+    # Everything that can be wrong is found before the work begins.
+    limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
+    settings = parse_settings(answer.allocator or "")
     scenario = scenario_of(said, config=said.pop("config"), force=said.pop("force"), example=EXAMPLE)
+    for path in (answer.plot, answer.export):
+        if path is not None:
+            check_writable(path)
+    if answer.plot is not None:
+        need("plots", "matplotlib")
     need("measure", "torch", "transformers", "peft", "accelerate")
     quiet()
     from measure.trace.program import TraceOptions, trace_events
-    from measure.trace.report import summarize, to_json, to_text
 
-    summary = summarize(trace_events(scenario, TraceOptions(all_layers)), limit_bytes)
-    sys.stdout.write(to_json(summary, scenario.assumptions) if as_json else to_text(summary))
+    events = trace_events(scenario, TraceOptions(answer.all_layers))
+    summary = summarize(events, limit_bytes, settings)
+    _write_files(answer, scenario, events, summary)
+    timeline = timeline_of(events, summary)
+    sys.stdout.write(to_json(summary, timeline, scenario.assumptions) if answer.as_json else to_text(summary))
     full = summary.verdict is not None and summary.verdict.out_of_memory is not None
     return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
+
+
+def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
+    if answer.plot is not None:
+        from measure.trace.plot import draw_timeline
+
+        draw_timeline(answer.plot, _title(scenario), events, summary)
+    if answer.export is not None:
+        from measure.trace.export import write_snapshot
+
+        write_snapshot(answer.export, events, answer.allocator or "")
+
+
+def _title(scenario: Scenario) -> str:
+    recipe, batch = scenario.recipe, scenario.recipe.batch
+    method = recipe.method if recipe.numerics.quantization == "none" else f"{recipe.method} on {recipe.numerics.quantization}"
+    parts = (
+        scenario.model.id,
+        method,
+        recipe.optimizer,
+        f"{batch.micro_batch} x {batch.seq_len} tokens",
+        "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
+    )
+    return ", ".join(parts)

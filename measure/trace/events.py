@@ -7,13 +7,12 @@ allocator's business.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from measure.trace.files import whole_file
 from planner.errors import InputFileError, UsageError
 from planner.units import GIB, KIB, format_bytes
 
@@ -85,25 +84,14 @@ def write_jsonl(path: str | Path, events: Iterable[AllocEvent]) -> None:
     Raises:
         InputFileError: the file cannot be written.
     """
-    target = Path(path)
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(json.dumps({"schema": EVENTS_SCHEMA_ID, "fields": FIELDS}) + "\n")
-            for event in events:
-                stream.write(json.dumps(astuple(event), separators=(",", ":")) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except OSError as error:
-        raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    with whole_file(path) as stream:
+        stream.write(_line({"schema": EVENTS_SCHEMA_ID, "fields": FIELDS}))
+        for event in events:
+            stream.write(_line(astuple(event)))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def read_jsonl(path: str | Path) -> list[AllocEvent]:

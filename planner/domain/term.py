@@ -52,6 +52,10 @@ TermKind = Literal["replicated", "sharded", "transient"]
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
+# Place of each allocated term in every table that has a row per term.
+ALLOCATED_TERM_ORDER: dict[str, int] = {
+    name: place for place, name in enumerate(each for each in get_args(TermName) if each in ALLOCATED_TERMS)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from planner.domain.term import ALLOCATED_TERMS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
@@ -31,7 +34,8 @@ needs_torch = pytest.mark.skipif(
 _WITHOUT = """
 import importlib.util, json, sys
 real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else real(name, *rest)
+hidden = sys.argv[2] if len(sys.argv) > 2 else "torch"
+importlib.util.find_spec = lambda name, *rest: None if name == hidden else real(name, *rest)
 from measure.cli.main import main
 code = main(json.loads(sys.argv[1]))
 assert "torch" not in sys.modules
@@ -102,7 +106,19 @@ def test_a_trace_in_json_adds_up(config: str) -> None:
     phases = {each["phase"]: each for each in answer["phases"]}
     wanted = ["load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"]
     assert list(phases) == wanted
-    assert sum(term["bytes"] for term in answer["terms_at_peak"]) == answer["allocated_peak_bytes"]
+    assert answer["schema"] == "measure/trace@1"
+    for each in answer["phases"]:
+        moment = each["at_peak"]
+        assert sum(term["bytes"] for term in moment["terms"]) == moment["allocated_bytes"] == each["allocated_bytes"]
+        assert moment["unused_bytes"] == moment["reserved_bytes"] - moment["allocated_bytes"] >= 0
+    names = [name for each in answer["phases"] for name in (term["name"] for term in each["at_peak"]["terms"])]
+    assert set(names) <= ALLOCATED_TERMS
+    assert answer["peak"]["allocated_bytes"] == answer["allocated_peak_bytes"]
+    assert answer["reserved_peak"]["reserved_bytes"] == answer["reserved_peak_bytes"]
+    timeline = answer["timeline"]
+    assert [each["event"] for each in timeline] == sorted(each["event"] for each in timeline)
+    assert max(each["allocated_bytes"] for each in timeline) == answer["allocated_peak_bytes"]
+    assert list(dict.fromkeys(each["phase"] for each in timeline)) == wanted
     assert answer["allocated_peak_bytes"] == max(each["allocated_bytes"] for each in answer["phases"])
     assert answer["reserved_peak_bytes"] >= answer["allocated_peak_bytes"]
     assert answer["peak"]["operator"].startswith("aten.")
@@ -120,6 +136,75 @@ def test_a_card_that_is_too_small_is_exit_code_3(config: str) -> None:
     large = run(*job, "--fits", "1GiB")
     assert large.returncode == 0, large.stderr
     assert "FITS in 1.00 GiB" in large.stdout
+
+
+@needs_torch
+def test_picture_and_snapshot_are_written_whole(config: str, tmp_path: Path) -> None:
+    """A PNG with all its pixels and a pickle without any class, and nothing else in the folder."""
+    picture, snapshot = tmp_path / "timeline.png", tmp_path / "snapshot.pickle"
+    done = run(
+        "trace", "--model", config, "--method", "lora", "--seq", "64", "--plot", str(picture), "--export", str(snapshot)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["snapshot.pickle", "timeline.png"]
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n")
+    assert content.rstrip().endswith(b"IEND\xaeB`\x82")
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(snapshot.read_bytes())}
+    assert not opcodes & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "BUILD"}
+
+
+def test_without_matplotlib_the_extra_is_named(config: str, tmp_path: Path) -> None:
+    """Before any work is done: one sentence, exit code 2, and no file."""
+    arguments = ["trace", "--model", config, "--method", "lora", "--seq", "64", "--plot", str(tmp_path / "a.png")]
+    command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments), "matplotlib"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "measure: matplotlib is not installed; install the plots extra: pip install 'finetune-planner[plots]'\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_cannot_be_written_is_said_first(config: str, tmp_path: Path) -> None:
+    """A missing folder, or a folder in the place of the file, is exit code 2 before any work."""
+    job = ["trace", "--model", config, "--method", "lora", "--seq", "64"]
+    for flag in ("--plot", "--export"):
+        for target, says in ((tmp_path / "none" / "a", "there is no folder"), (tmp_path, "not a regular file")):
+            done = run(*job, flag, str(target))
+            assert done.returncode == 2, done.stderr
+            assert says in done.stderr
+
+
+@needs_torch
+def test_an_interrupt_leaves_no_files(config: str, tmp_path: Path) -> None:
+    """Interrupted while the snapshot is being written: exit code 130, no traceback, and no file, whole or half."""
+    program = (
+        "import json, pickle, sys\n"
+        "from measure.cli.main import main\n"
+        "def dump(value, stream, **_):\n"
+        "    stream.write(b'half')\n"
+        "    raise KeyboardInterrupt\n"
+        "pickle.dump = dump\n"
+        "sys.exit(main(json.loads(sys.argv[1])))\n"
+    )
+    arguments = ["trace", "--model", config, "--method", "lora", "--seq", "64", "--export", str(tmp_path / "a.pickle")]
+    command = [sys.executable, "-c", program, json.dumps(arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@needs_torch
+def test_allocator_settings_change_the_replay(config: str) -> None:
+    """Larger segments reserve more for the same events; a wrong setting is exit code 2."""
+    job = ["trace", "--model", config, "--method", "full", "--seq", "64", "--json"]
+    plain = json.loads(run(*job).stdout)
+    other = json.loads(run(*job, "--allocator", "large_segment_size_mb:64").stdout)
+    assert other["allocated_peak_bytes"] == plain["allocated_peak_bytes"]
+    assert other["reserved_peak_bytes"] > plain["reserved_peak_bytes"]
+    wrong = run(*job, "--allocator", "garbage:1")
+    assert wrong.returncode == 2
+    assert "allocator setting" in wrong.stderr
 
 
 @needs_torch

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("peft", reason="tracing needs the measure extra")
 
 from measure.trace.program import trace_events
-from measure.trace.report import summarize
+from measure.trace.summary import summarize
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
