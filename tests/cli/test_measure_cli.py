@@ -213,10 +213,8 @@ def test_allocator_settings_change_the_replay(config: str) -> None:
     [
         (["--model", "chatglm3-6b", "--method", "lora"], "its code ships with the checkpoint"),
         (["--model", "7b", "--method", "full", "--gpus", "4"], "--gpus 1"),
-        (["--model", "7b", "--method", "full", "--optimizer", "adafactor"], "optimizer 'adafactor' is not traced"),
         (["--model", "7b", "--method", "full", "--loss", "liger"], "--loss hf"),
-        (["--model", "7b", "--method", "int8"], "quantization 'int8' cannot be traced yet"),
-        (["--model", "7b", "--method", "lora", "--attention", "flash2"], "use --attention sdpa"),
+        (["--model", "7b", "--method", "lora", "--quantization", "gptq-int4"], "quantization 'gptq-int4'"),
     ],
 )
 def test_what_is_not_traced_is_exit_code_6(flags: list[str], says: str) -> None:
