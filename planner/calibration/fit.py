@@ -15,6 +15,7 @@ STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
 DEFAULT_STRENGTH = 3.0
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
+_FAR = 4.0
 _MAX_ROUNDS = 8
 _MAX_STEP = 1.5
 _CONVERGED = 0.01
@@ -105,7 +106,7 @@ def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: f
         return np.vstack([slope[:, None] * slopes, np.diag(pull)])
 
     start = linear.point
-    solution: Floats = least_squares(residuals, start, jac=jacobian, method="trf", xtol=1e-4, ftol=1e-6, max_nfev=30).x
+    solution: Floats = least_squares(residuals, start, jac=jacobian, method="lm", xtol=1e-4, ftol=1e-6, max_nfev=30).x
     return solution
 
 
@@ -156,7 +157,12 @@ def _posterior(problem: Problem, slopes: Floats, weights: Floats, strength: floa
 
 
 def mean_error(problem: Problem, errors: Floats, group: str) -> float:
-    """Mean absolute log error that counts, over the readings of one group, by their grades."""
+    """Mean absolute log error that counts, over the readings of one group, by their grades.
+
+    An error far outside the noise is a mechanism that no coefficient can mend: it counts as just that far, so that such rows do
+    not decide how strong a prior should be.
+    """
+    limit = _FAR * problem.noise
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]
-    sizes = [abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]) for i in mine]
+    sizes = [min(abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]), limit) for i in mine]
     return float(np.average(sizes, weights=[problem.targets[i].weight for i in mine]))
