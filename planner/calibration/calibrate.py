@@ -89,7 +89,7 @@ def support_of(targets: Sequence[Target]) -> Support:
     return Support(
         generations=tuple(sorted({each.hardware.gpu.generation for each in scenarios})),
         gpus=tuple(sorted({each.hardware.gpu.id for each in scenarios})),
-        families=tuple(sorted({stack_family(each.stack.id) for each in scenarios})),
+        families=tuple(sorted({stack_family(each.stack) for each in scenarios})),
         methods=tuple(sorted({method_of(each) for each in scenarios})),
     )
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from planner.calibration.rows import THROUGHPUT_COLUMNS
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.units import MIB
 
 RULES: Mapping[str, str] = {
     "not_modelled": "the configuration is not modelled",
+    "unusable": "a name that no catalog knows, or a value outside its range",
     "cpu_record": "a run without a GPU says nothing of GPU memory or speed",
     "failed_run": "the run neither ended well nor ran out of GPU memory",
     "repeat": "the notes mark it as a repeat of another row",
@@ -76,8 +77,12 @@ def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | No
         return None, "no_reading", ""
     try:
         scenario = resolve(from_record(record), force=True)
-    except (NotModelledError, UsageError) as error:
+    except NotModelledError as error:
         return None, "not_modelled", str(error)
+    except InputFileError:
+        raise
+    except UsageError as error:
+        return None, "unusable", str(error)
     if reason := _above_card(record, scenario):
         return None, "above_card", reason
     return scenario, "", ""

@@ -29,7 +29,7 @@ from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset({"id", "title", "defaults", "quantized_defaults", "settled", "versions"})
+_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _TABLES = ("defaults", "quantized", "switches", "versions")
 _FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
@@ -116,6 +116,7 @@ def _stack_of(entry: StackEntry, path: Path) -> Stack:
     return Stack(
         id=entry.id,
         title=entry.title,
+        extends=entry.extends or "",
         defaults=StackDefaults(**values),
         versions=tuple(sorted(entry.versions.items())),
         quantized_defaults=StackDefaults(**values | changed) if changed else None,

@@ -10,6 +10,7 @@ from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, Level, moved
 from planner.domain.interval import Distance, Spread, SpreadOf
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
 
 # Raised by hand when a formula changes what it means for a coefficient; a change of priors changes the version by itself.
 _FORMULAS = 1
@@ -86,7 +87,7 @@ class Calibration:
         method = method_of(scenario)
         asked = (
             ("GPU generation", scenario.hardware.gpu.generation, self.support.generations),
-            ("stack", stack_family(scenario.stack.id), self.support.families),
+            ("stack", stack_family(scenario.stack), self.support.families),
             ("method", method, self.support.methods),
         )
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
@@ -117,7 +118,7 @@ def level_key(level: Level, scenario: Scenario) -> str:
     if level == "gpu":
         return scenario.hardware.gpu.id
     if level == "family":
-        return stack_family(scenario.stack.id)
+        return stack_family(scenario.stack)
     if level == "host":
         return "" if scenario.hardware.host.id == "unknown" else scenario.hardware.host.id
     if level == "quantization":
@@ -126,9 +127,9 @@ def level_key(level: Level, scenario: Scenario) -> str:
     return ""
 
 
-def stack_family(stack_id: str) -> str:
-    """``hf-trainer`` of ``hf-trainer@4-noprep``: the name without the version."""
-    return stack_id.partition("@")[0]
+def stack_family(stack: Stack) -> str:
+    """The name without version of the stack, or of the one that it is a variant of: ``hf-trainer`` of ``firefly``."""
+    return (stack.extends or stack.id).partition("@")[0]
 
 
 def applies(knob: Knob, scenario: Scenario, host: str = "") -> bool:

@@ -66,6 +66,7 @@ class Stack:
     the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
+    ``extends``: id of the stack that this one is a variant of; empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
     """
 
@@ -99,6 +100,7 @@ class Stack:
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
+    extends: str = ""
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""
