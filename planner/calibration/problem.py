@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.calibration.targets import NOISE, Floats, Quantity, Target, log_errors
-from planner.domain.calibration import Knob, applies
+from planner.domain.calibration import Knob, Offset, applies
 from planner.domain.hierarchy import FREEDOM, Level
 
 # A key of a level gets a number of its own only where this many readings depend on it.
@@ -29,7 +29,7 @@ class Problem:
     """Readings of one quantity and the free numbers they depend on.
 
     ``centre`` and ``spread`` are the prior of each knob's offset; a fit works on ``z = (offset - centre) / spread``.  ``active``
-    gives, for each reading, the columns of the knobs that move it.
+    gives, for each reading, the columns of the knobs that move it.  ``base``: offsets of an earlier fit that stay.
     """
 
     quantity: Quantity
@@ -38,6 +38,7 @@ class Problem:
     centre: Floats
     spread: Floats
     active: tuple[npt.NDArray[np.intp], ...]
+    base: tuple[Offset, ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class Problem:
     def errors(self, points: Floats) -> Floats:
         """Log errors of every reading (columns) at every point (rows)."""
         offsets = self.offsets(points)
-        return np.stack([log_errors(target, self.knobs, offsets) for target in self.targets], axis=1)
+        return np.stack([log_errors(target, self.knobs, offsets, self.base) for target in self.targets], axis=1)
 
     def linearise(self, points: Floats) -> tuple[Floats, Floats]:
         """Log errors (points x readings) and their slopes by ``z`` (points x readings x knobs), by forward differences.
@@ -77,7 +78,7 @@ class Problem:
             stacked = np.repeat(points[None, :, :], 1 + len(active), axis=0)
             for index, column in enumerate(active, start=1):
                 stacked[index, :, column] += _STEP
-            values = log_errors(target, self.knobs, self.offsets(stacked.reshape(-1, n_knobs)))
+            values = log_errors(target, self.knobs, self.offsets(stacked.reshape(-1, n_knobs)), self.base)
             values = values.reshape(1 + len(active), n_points)
             errors[:, row] = values[0]
             slopes[:, row, active] = ((values[1:] - values[0]) / _STEP).T
@@ -120,6 +121,23 @@ def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Pr
     )
     spread = np.array([knob.spread for knob in knobs])
     return Problem(quantity, mine, knobs, np.zeros(len(knobs)), spread, active)
+
+
+def machine_problem(quantity: Quantity, targets: Sequence[Target], base: Sequence[Offset], machine: str) -> Problem | None:
+    """The problem of one machine on top of an earlier fit: an offset of its own for each coefficient that its readings depend on.
+
+    ``None`` where it has no such reading.  All ``targets`` are taken to be of the machine.
+    """
+    mine = tuple(replace(target, machine=machine) for target in targets if target.quantity == quantity)
+    names = list(FREEDOM)
+    moves = np.array([_dependence(target, names) for target in mine]).reshape(len(mine), len(names))
+    columns = np.flatnonzero(moves.any(axis=0))
+    if not len(columns):
+        return None
+    knobs = tuple(Knob(names[column], "host", machine) for column in columns)
+    active = tuple(np.flatnonzero(row[columns]) for row in moves)
+    spread = np.array([knob.spread for knob in knobs])
+    return Problem(quantity, mine, knobs, np.zeros(len(knobs)), spread, active, tuple(base))
 
 
 def _dependence(target: Target, names: Sequence[str]) -> list[bool]:

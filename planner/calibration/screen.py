@@ -21,11 +21,8 @@ RULES: Mapping[str, str] = {
     "repeat": "the notes mark it as a repeat of another row",
     "duplicate": "configuration and readings are those of an earlier row",
     "above_card": "more memory than the card has: its unit or its GPU is wrong",
-    "impossible_rate": "faster than 75 % of the dense peak rate",
     "no_reading": "nothing measured that can be compared",
 }
-# No training step sustains more of the dense peak than this: kept and scored, but it teaches the fit nothing about the machine.
-MAX_SHARE_OF_PEAK = 0.75
 # What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
 _DRIVER_MARGIN = 1.04
 _REPEAT_MARK = "REPEAT"
@@ -63,18 +60,12 @@ def screen(records: Iterable[RunRecord]) -> Screened:
 
 
 def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | None, str, str]:
-    if record.gpu == "cpu":
-        return None, "cpu_record", ""
-    if record.outcome not in ("ok", "oom"):
-        return None, "failed_run", f"{RULES['failed_run']}: {record.outcome}"
-    if _REPEAT_MARK in (record.notes or ""):
-        return None, "repeat", ""
+    """(scenario, rule, reason): a scenario where the record can be used, else the rule that leaves it out."""
     identity = replace(record, id="", locator=None, notes=None, grade=None)
-    if identity in seen:
-        return None, "duplicate", f"{RULES['duplicate']}: {seen[identity]}"
+    rule, reason = _unfit(record, seen.get(identity))
+    if rule:
+        return None, rule, reason
     seen[identity] = record.id
-    if record.outcome == "ok" and not _has_reading(record):
-        return None, "no_reading", ""
     try:
         scenario = resolve(from_record(record), force=True)
     except NotModelledError as error:
@@ -86,6 +77,19 @@ def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | No
     if reason := _above_card(record, scenario):
         return None, "above_card", reason
     return scenario, "", ""
+
+
+def _unfit(record: RunRecord, twin: str | None) -> tuple[str, str]:
+    """(rule, reason) of what is wrong with a record before it is looked up; empty where nothing is."""
+    if record.gpu == "cpu":
+        return "cpu_record", ""
+    if record.outcome not in ("ok", "oom"):
+        return "failed_run", f"{RULES['failed_run']}: {record.outcome}"
+    if _REPEAT_MARK in (record.notes or ""):
+        return "repeat", ""
+    if twin is not None:
+        return "duplicate", f"{RULES['duplicate']}: {twin}"
+    return ("no_reading", "") if record.outcome == "ok" and not _has_reading(record) else ("", "")
 
 
 def _has_reading(record: RunRecord) -> bool:

@@ -18,7 +18,7 @@ from planner.calibration.rows import (
     predicted_throughput,
     throughput_column,
 )
-from planner.domain.calibration import Knob, applies, level_key
+from planner.domain.calibration import Knob, Offset, applies, level_key
 from planner.domain.coefficients import Coefficients
 from planner.domain.hierarchy import Level, moved
 from planner.domain.recipe import Number
@@ -40,6 +40,8 @@ Bound = Literal["both", "at_least", "at_most"]
 # One standard deviation of the logarithm of a reading around a right model: runs of one recipe on two cards differ by 8-10 %
 # in memory in document 001, and by 15 % in one of its cells; times follow clocks, hosts and the lengths of samples.
 NOISE: Mapping[Quantity, float] = {"memory": 0.05, "throughput": 0.12, "host_memory": 0.15}
+# No training step sustains more of the dense peak than this: the configuration must be another than the record says.
+MAX_SHARE_OF_PEAK = 0.75
 # A reading whose configuration had to be inferred says less: weights by grade.
 GRADE_WEIGHT: Mapping[str | None, float] = {"A": 1.0, "B": 0.6, "C": 0.25, None: 1.0}
 
@@ -48,7 +50,8 @@ GRADE_WEIGHT: Mapping[str | None, float] = {"A": 1.0, "B": 0.6, "C": 0.25, None:
 class Target:
     """One reading.  ``measured`` in bytes, or as a time (the inverse of a rate, so that more is always slower).
 
-    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.
+    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.  ``machine`` names the
+    machine in a personal calibration.
     """
 
     record: RunRecord
@@ -56,6 +59,7 @@ class Target:
     quantity: Quantity
     measured: float
     bound: Bound = "both"
+    machine: str = ""
 
     @property
     def group(self) -> str:
@@ -64,12 +68,13 @@ class Target:
 
     @property
     def host(self) -> str:
-        """What stands for the machine where the record does not name its host: one document's machine with this GPU."""
-        return f"{self.record.source_group}:{self.scenario.hardware.gpu.id}"
+        """The machine: as named, or what stands for it where nothing names it, one document's machine with this GPU."""
+        host = self.scenario.hardware.host.id
+        return self.machine or (f"{self.record.source_group}:{self.scenario.hardware.gpu.id}" if host == "unknown" else host)
 
     def key(self, level: Level) -> str:
         """Key of the reading at one level of the hierarchy."""
-        return level_key(level, self.scenario) or (self.host if level == "host" else "")
+        return level_key(level, self.scenario, self.host)
 
     @property
     def weight(self) -> float:
@@ -103,7 +108,16 @@ def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)
-    return target if predicted(target, Coefficients()) is not None else None
+    return None if predicted(target, Coefficients()) is None or is_impossible(target) else target
+
+
+def is_impossible(target: Target) -> bool:
+    """Whether a time means more than :data:`MAX_SHARE_OF_PEAK` of the dense peak: kept and scored, but no lesson for the fit."""
+    time = predict_time(target.scenario, Coefficients())
+    value = predicted(target, Coefficients())
+    if time is None or value is None or time.mfu is None:
+        return False
+    return bool(time.mfu * value / target.measured > MAX_SHARE_OF_PEAK)
 
 
 def _host_target(record: RunRecord, scenario: Scenario) -> Target | None:
@@ -133,9 +147,15 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record.phase_reached)
 
 
-def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats) -> Floats:
-    """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob, in the unit of the prior's spread)."""
-    totals: dict[str, Floats] = {}
+def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats, base: Sequence[Offset] = ()) -> Floats:
+    """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob, in the unit of the prior's spread).
+
+    ``base``: offsets that are there already, the same for all rows.
+    """
+    totals: dict[str, Floats | float] = {}
+    for each in base:
+        if applies(each.knob, target.scenario, target.host):
+            totals[each.knob.coefficient] = totals.get(each.knob.coefficient, 0.0) + each.offset
     for column, knob in enumerate(knobs):
         if applies(knob, target.scenario, target.host):
             totals[knob.coefficient] = totals.get(knob.coefficient, 0.0) + offsets[:, column]

@@ -111,8 +111,11 @@ def method_of(scenario: Scenario) -> str:
     return {"none": "lora", "int8": "int8"}.get(quantization, "qlora")
 
 
-def level_key(level: Level, scenario: Scenario) -> str:
-    """Key of ``scenario`` at one level; empty where the level says nothing of it (an unknown host, no quantisation)."""
+def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
+    """Key of ``scenario`` at one level; empty where the level says nothing of it (no quantisation, an unknown host).
+
+    ``machine`` names the host where a calibration or a document knows better than the scenario.
+    """
     if level == "generation":
         return scenario.hardware.gpu.generation
     if level == "gpu":
@@ -120,7 +123,7 @@ def level_key(level: Level, scenario: Scenario) -> str:
     if level == "family":
         return stack_family(scenario.stack)
     if level == "host":
-        return "" if scenario.hardware.host.id == "unknown" else scenario.hardware.host.id
+        return machine or ("" if scenario.hardware.host.id == "unknown" else scenario.hardware.host.id)
     if level == "quantization":
         quantization = scenario.recipe.numerics.quantization
         return "" if quantization == "none" else quantization
@@ -132,12 +135,11 @@ def stack_family(stack: Stack) -> str:
     return (stack.extends or stack.id).partition("@")[0]
 
 
-def applies(knob: Knob, scenario: Scenario, host: str = "") -> bool:
-    """Whether the knob moves its coefficient for this scenario; ``host`` names its machine where the scenario does not."""
+def applies(knob: Knob, scenario: Scenario, machine: str = "") -> bool:
+    """Whether the knob moves its coefficient for this scenario (on ``machine``, see :func:`level_key`)."""
     if knob.level == "all":
         return True
-    key = level_key(knob.level, scenario) or (host if knob.level == "host" else "")
-    return bool(knob.key) and key == knob.key
+    return bool(knob.key) and level_key(knob.level, scenario, machine) == knob.key
 
 
 @lru_cache(maxsize=512)

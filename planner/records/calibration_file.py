@@ -1,0 +1,175 @@
+"""Calibrations as small JSON files: strict reading, and refusal of files that other formulas were fitted with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
+from planner.domain.hierarchy import FREEDOM, Level
+from planner.domain.interval import Spread, SpreadOf
+from planner.errors import InputFileError, UnknownNameError
+from planner.units import MIB
+
+CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
+DEFAULT_CALIBRATION = "default"
+NO_CALIBRATION = "none"
+_MAX_BYTES = 4 * MIB
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KnobPart(_Part):
+    """Which number: coefficient, level and key."""
+
+    coefficient: str
+    level: Level
+    key: str
+
+
+class OffsetPart(_Part):
+    """A fitted number, as its distance from the prior."""
+
+    knob: KnobPart
+    offset: Finite
+    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class SpreadPart(_Part):
+    """Distribution of the logarithm of measured over predicted on unseen sources."""
+
+    of: SpreadOf
+    method: str
+    distance: Literal["near", "far", ""]
+    probabilities: Annotated[list[Share], Field(min_length=2)]
+    log_ratios: Annotated[list[Finite], Field(min_length=2)]
+    n_rows: Annotated[int, Field(ge=1)]
+    n_groups: Annotated[int, Field(ge=1)]
+
+
+class SupportPart(_Part):
+    """What the calibrated records cover."""
+
+    generations: list[str]
+    gpus: list[str]
+    families: list[str]
+    methods: list[str]
+
+
+class CalibrationDocument(_Part):
+    """A calibration.  ``formulas`` must be the version of the formulas that read it."""
+
+    schema_: Literal["planner/calibration@1"] = Field(default=CALIBRATION_SCHEMA_ID, alias="schema")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")]
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    formulas: str
+    offsets: list[OffsetPart]
+    spreads: list[SpreadPart]
+    support: SupportPart
+    coverage: list[tuple[SpreadOf, Share]]
+    n_rows: Annotated[int, Field(ge=0)]
+    groups: list[str]
+    machine: str
+
+
+def personal_dir() -> Path:
+    """Folder of calibrations of one's own: below ``$XDG_CONFIG_HOME``, or ``~/.config``."""
+    root = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(root) if root else Path.home() / ".config") / "finetune-planner" / "calibration"
+
+
+def write_calibration(calibration: Calibration, folder: Path) -> Path:
+    """Write ``<folder>/<name>.json`` whole or not at all, and return its path.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    path = folder / f"{calibration.name}.json"
+    text = CalibrationDocument.model_validate(asdict(calibration)).model_dump_json(by_alias=True, indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".json.new")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise InputFileError(path, f"cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def read_calibration(path: Path) -> Calibration:
+    """The calibration that a file holds.
+
+    Raises:
+        InputFileError: missing, too large, malformed, or fitted with other formulas; says how to refit it.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputFileError(path, "too large for a calibration")
+        document = CalibrationDocument.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputFileError(path, f"no calibration file: {where or 'content'}: {first['msg']}") from None
+    if document.formulas != formulas_version():
+        raise InputFileError(
+            path,
+            f"was fitted with formulas {document.formulas}, these are {formulas_version()}; fit again: "
+            f"plan calibrate RECORDS... --name {document.name} --out {path.parent}",
+        )
+    return _calibration_of(document, path)
+
+
+def find_calibration(name: str, shipped: Path) -> Calibration:
+    """A calibration by name (one's own before those that ship) or by the path of its file.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        InputFileError: as :func:`read_calibration`.
+    """
+    if name.endswith(".json"):
+        return read_calibration(Path(name))
+    known = [*_names(personal_dir()), *_names(shipped)]
+    if name not in known:
+        raise UnknownNameError("calibration", name[:60], (*dict.fromkeys(known), NO_CALIBRATION))
+    own = personal_dir() / f"{name}.json"
+    return read_calibration(own if own.exists() else shipped / f"{name}.json")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def _calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
+    values: dict[str, Any] = document.model_dump()
+    unknown = {each.knob.coefficient for each in document.offsets} - FREEDOM.keys()
+    if unknown:
+        raise InputFileError(path, f"names a coefficient that does not exist: {min(unknown)[:60]}")
+    for each in document.spreads:
+        if len(each.probabilities) != len(each.log_ratios) or sorted(each.probabilities) != each.probabilities:
+            raise InputFileError(path, "a distribution needs as many log_ratios as increasing probabilities")
+    return Calibration(
+        name=document.name,
+        date=document.date,
+        formulas=document.formulas,
+        offsets=tuple(Offset(Knob(**each["knob"]), each["offset"], each["spread"]) for each in values["offsets"]),
+        spreads=tuple(
+            Spread(**each | {"probabilities": tuple(each["probabilities"]), "log_ratios": tuple(sorted(each["log_ratios"]))})
+            for each in values["spreads"]
+        ),
+        support=Support(**{name: tuple(keys) for name, keys in values["support"].items()}),
+        coverage=tuple((of, share) for of, share in document.coverage),
+        n_rows=document.n_rows,
+        groups=tuple(document.groups),
+        machine=document.machine,
+    )
