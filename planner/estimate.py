@@ -85,6 +85,13 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 
 
+def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False) -> Prediction:
+    """:func:`estimate` or :func:`estimate_calibrated`, as ``model`` asks for."""
+    if isinstance(model, Calibration):
+        return estimate_calibrated(scenario, model, explain=explain)
+    return estimate(scenario, model, explain=explain)
+
+
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
     def around(of: SpreadOf, value: float) -> Interval | None:
         spread = find_spread(calibration.spreads, of, method_of(scenario), calibration.distance(scenario))

@@ -18,8 +18,8 @@ from planner.domain.calibration import Calibration, Offset, Support, formulas_ve
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
-# How hard the offsets of a machine are held to the calibration below them, beside their own spreads.
-_STRENGTH = 1.0
+# How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
+_WEIGHT = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def calibrate_machine(records: Sequence[RunRecord], name: str, base: Calibration
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
         if problem is not None:
-            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [_STRENGTH]))
+            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [1.0]))
     calibration = replace(
         base,
         name=name,
@@ -98,7 +98,7 @@ def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGa
 def _with_each_anchor(problem: Problem) -> tuple[Floats, Floats]:
     """(absolute errors without an anchor, mean absolute error of the other rows for each choice of anchor)."""
     count = len(problem.targets)
-    solution = solve(problem, np.eye(count), [_STRENGTH] * count)
+    solution = solve(problem, _WEIGHT * np.eye(count), [1.0] * count)
     before = np.abs(np.expm1(problem.errors(np.zeros((1, len(problem.knobs))))[0]))
     others = ~np.eye(count, dtype=bool)
     after = np.abs(np.expm1(solution.errors))
@@ -113,7 +113,7 @@ def _gain(group: str, pairs: Sequence[tuple[Floats, Floats]]) -> AnchorGain:
 
 def _weights(problem: Problem) -> Floats:
     """Every reading of the machine by its grade: they are its own, so many of them count as many."""
-    return np.array([target.weight for target in problem.targets])
+    return np.array([_WEIGHT * target.weight for target in problem.targets])
 
 
 def _offsets(problem: Problem, solution: Solution) -> list[Offset]:

@@ -14,7 +14,7 @@ from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.errors import NotModelledError, RefusedCombinationError
-from planner.estimate import estimate, estimate_calibrated
+from planner.estimate import predict_with
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.units import MIB
@@ -84,7 +84,7 @@ def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowSco
     """
     try:
         scenario = resolve(from_record(record), force=True)
-        prediction = estimate_calibrated(scenario, model) if isinstance(model, Calibration) else estimate(scenario, model)
+        prediction = predict_with(scenario, model)
     except (NotModelledError, RefusedCombinationError) as error:
         return RowScore(record, not_modelled=str(error))
     world = scenario.hardware.world_size

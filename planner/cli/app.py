@@ -42,7 +42,7 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
     from planner.cli.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    options = Options(said.pop("config"), output_format, said.pop("explain"), said.pop("force"))
+    options = Options(said.pop("config"), output_format, said.pop("explain"), said.pop("force"), said.pop("calibration"))
     return predict(said, options)
 
 
@@ -105,6 +105,22 @@ def validate_command(
     from planner.cli.validate import ValidateOptions, validate_files
 
     return validate_files(files, ValidateOptions(cv, rows, chosen_format(output_format, as_json)))
+
+
+@app.command("calibrate")
+def calibrate_command(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+    ],
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the calibration is written")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Calibrate one machine of your own, under this name")
+    ] = None,
+) -> Outcome:
+    """Fit coefficients to records: for everybody (--out), or one machine's own on top of that (--name)."""
+    from planner.cli.calibrate import CalibrateOptions, calibrate_files
+
+    return calibrate_files(files, CalibrateOptions(name, out))
 
 
 @app.command("schema")

@@ -22,6 +22,15 @@ _ANSWER_OPTIONS: OwnOptions = {
     "as_json": (Json, False),
     "explain": (Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers and source")], False),
     "force": (Force, False),
+    "calibration": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--calibration", metavar="NAME", help="Fitted coefficients: a name, a .json file, or none", show_default=False
+            ),
+        ],
+        None,
+    ),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
 }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cli.outcome import Outcome, human_text
-from planner.domain.prediction import Prediction
-from planner.domain.scenario import Scenario
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
 from planner.errors import UsageError
+from planner.estimate import PRIORS, predict_with
 from planner.intake.request import ScenarioRequest, from_flags, from_toml, merge
+from planner.report.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
 # Each of these has no default; a card that is not in the catalog may be given by its memory alone.
@@ -24,11 +26,11 @@ class Options:
     output_format: str = "human"
     explain: bool = False
     force: bool = False
+    calibration: str | None = None
 
 
 def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     """Answer one job that flags and a TOML file describe; flags win."""
-    from planner.estimate import estimate
     from planner.intake.resolve import resolve
 
     request = from_flags(flags)
@@ -36,7 +38,33 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
         request = merge(from_toml(options.config), request)
     _require(request)
     scenario = resolve(request, force=options.force)
-    return _report(scenario, estimate(scenario, explain=options.explain), options)
+    model, warning = chosen_calibration(options.calibration)
+    prediction = predict_with(scenario, model, explain=options.explain)
+    if warning:
+        prediction = replace(prediction, warnings=(*prediction.warnings, warning))
+    coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
+    return _report(Subject(scenario, prediction, None, options.explain, coefficients), model, options)
+
+
+def chosen_calibration(name: str | None) -> tuple[Coefficients | Calibration, str]:
+    """The coefficients that were asked for, by default those that ship, and a warning where they cannot be used.
+
+    Raises:
+        UnknownNameError: no calibration of that name.
+        InputFileError: the one that was asked for is malformed or was fitted with other formulas.
+    """
+    from planner.catalog.location import data_dir
+    from planner.records.calibration_file import DEFAULT_CALIBRATION, NO_CALIBRATION, find_calibration
+
+    folder = data_dir() / "calibration"
+    if name == NO_CALIBRATION:
+        return PRIORS, ""
+    if name is not None:
+        return find_calibration(name, folder), ""
+    try:
+        return find_calibration(DEFAULT_CALIBRATION, folder), ""
+    except UsageError as error:
+        return PRIORS, f"uncalibrated, because the calibration cannot be used: {error}"
 
 
 def _require(request: ScenarioRequest) -> None:
@@ -46,17 +74,15 @@ def _require(request: ScenarioRequest) -> None:
         raise UsageError(f"missing {flags}; for example: {EXAMPLE}")
 
 
-def _report(scenario: Scenario, prediction: Prediction, options: Options) -> Outcome:
+def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:
     from planner.report.sections import build_sections
-    from planner.report.subject import Subject, exit_code_of, needs_changes
+    from planner.report.subject import exit_code_of, needs_changes
 
-    changes = None
-    if needs_changes(prediction):
+    if needs_changes(subject.prediction):
         from planner.search.explain import changes_that_fit
 
-        changes = changes_that_fit(scenario)
-    subject = Subject(scenario, prediction, changes, explain=options.explain)
-    code = exit_code_of(prediction)
+        subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
+    code = exit_code_of(subject.prediction)
     if options.output_format == "json":
         from planner.report.to_json import to_json
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
 from planner.calibration.cross_validate import CrossValidation
 from planner.calibration.metrics import ErrorSummary
+from planner.calibration.personal import Personal
+from planner.calibration.screen import LeftOut
 from planner.calibration.validate import SourceScore
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
@@ -62,15 +65,23 @@ def fit_sections(fitted: Fitted) -> tuple[Section, ...]:
         Note(f"{of.replace('_', ' ')}: {whole_percent(share)} of held-out readings inside the {NOMINAL_COVERAGE:.0%} interval")
         for of, share in calibration.coverage
     ]
-    columns = (
-        Column("coefficient"),
-        Column("prior", "right"),
-        Column("fitted", "right"),
-        Column("one sd", "right"),
-        Column("unit"),
-    )
-    table = Grid(columns, tuple(_offset_row(offset) for offset in calibration.offsets))
-    return (Section("What was fitted", (*notes, table)), _left_out(fitted))
+    sections = (Section("What was fitted", (*notes, _table(calibration.offsets))), _left_out(fitted.left_out))
+    return tuple(section for section in sections if section.blocks)
+
+
+def personal_sections(own: Personal) -> tuple[Section, ...]:
+    """What one machine's records moved, and records that were left out."""
+    calibration = own.calibration
+    mine = tuple(offset for offset in calibration.offsets if offset.knob.level == "host" and offset.knob.key == calibration.name)
+    head = Note(f"{own.free_numbers} numbers of '{calibration.name}', on top of the calibration that ships", "strong")
+    sections = (Section("What was fitted", (head, _table(mine))), _left_out(own.left_out))
+    return tuple(section for section in sections if section.blocks)
+
+
+def _table(offsets: Sequence[Offset]) -> Grid:
+    titles = ("prior", "fitted", "one sd")
+    columns = (Column("coefficient"), *(Column(title, "right") for title in titles), Column("unit"))
+    return Grid(columns, tuple(_offset_row(offset) for offset in offsets))
 
 
 def _offset_row(offset: Offset) -> Row:
@@ -82,10 +93,10 @@ def _offset_row(offset: Offset) -> Row:
     return Row((offset.knob.label, texts[0], texts[1], f"{texts[2]} to {texts[3]}", unit))
 
 
-def _left_out(fitted: Fitted) -> Section:
-    if not fitted.left_out:
+def _left_out(left_out: Sequence[LeftOut]) -> Section:
+    if not left_out:
         return Section("Left out of the fit", ())
-    counts = Counter(each.rule for each in fitted.left_out)
+    counts = Counter(each.rule for each in left_out)
     summary = Note(", ".join(f"{rule} {count}" for rule, count in counts.most_common()))
-    rows = tuple(Row((each.record_id, each.rule, each.reason)) for each in fitted.left_out)
+    rows = tuple(Row((each.record_id, each.rule, each.reason)) for each in left_out)
     return Section("Left out of the fit", (summary, Grid((Column("row"), Column("rule"), Column("why")), rows)))

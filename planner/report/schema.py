@@ -210,6 +210,29 @@ class SettingPart(_Part):
     source: str
 
 
+class IntervalPart(_Part):
+    """A range, in the unit of its number."""
+
+    low: float
+    high: float
+
+
+class UncertaintyPart(_Part):
+    """Intervals of a calibrated prediction.
+
+    ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of held-out readings inside
+    such intervals, by what was read.  ``extrapolates``: what of the job no calibrated record had.
+    """
+
+    nominal: float
+    memory: dict[str, IntervalPart]
+    step: IntervalPart | None
+    host: IntervalPart | None
+    coverage: dict[str, float]
+    basis: str
+    extrapolates: list[str]
+
+
 class PredictionDocument(_Part):
     """Everything that ``plan`` says about one job."""
 
@@ -220,6 +243,7 @@ class PredictionDocument(_Part):
     reason: str
     fits_probability: Annotated[float, Field(ge=0, le=1)] | None
     calibration: str
+    uncertainty: UncertaintyPart | None = Field(description="null without a calibration")
     warnings: list[str]
     scenario: ScenarioPart
     memory: MemoryPart

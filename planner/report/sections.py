@@ -6,6 +6,7 @@ from planner.domain.hardware import Hardware
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Assumption, Scenario
+from planner.report.intervals import calibration_notes
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.numbers import gib, plain_number, whole_percent
 from planner.report.sections_memory import host_section, levels_section, phases_section, terms_section
@@ -95,11 +96,11 @@ def _verdict(prediction: Prediction) -> Section:
     else:
         share = whole_percent(float(peak_bytes) / memory.limit_bytes)
         size = f"{peak} of {gib(memory.limit_bytes)} GiB per GPU ({share})"
-    if prediction.fits_probability is None:
-        sure = "uncalibrated: point estimate only"
+    if prediction.fits_probability is not None:
+        sure = f"P(fits) {whole_percent(prediction.fits_probability)}"
     else:
-        sure = f"P(fits) {whole_percent(prediction.fits_probability)}, {prediction.calibration}"
-    return Section("", (Note(f"{word}: {size}; {sure}", tone), Note(prediction.reason)))
+        sure = "P(fits) unknown" if prediction.uncertainty else "uncalibrated: point estimate only"
+    return Section("", (Note(f"{word}: {size}; {sure}", tone), Note(prediction.reason), *calibration_notes(prediction)))
 
 
 def _warnings(subject: Subject) -> Section:

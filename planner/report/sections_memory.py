@@ -6,6 +6,7 @@ from planner.domain.hardware import Hardware
 from planner.domain.prediction import Prediction
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, HostTerm, Term
+from planner.report.intervals import level_interval
 from planner.report.layout import Block, Column, Grid, Note, Row, Section, Segment, StackedBar
 from planner.report.numbers import gib, percent, whole_percent
 from planner.report.subject import Level, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
@@ -36,10 +37,15 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
         ("reserved", peaks.reserved_bytes, "with the cache: torch.cuda.max_memory_reserved"),
         ("driver", peaks.driver_bytes, "with context, libraries, NCCL: nvidia-smi"),
     )
-    columns = (Column("peak per GPU"), Column("GiB", "right"), Column("of limit", "right"), Column("what it counts"))
-    rows = [Row((name, gib(size), _share_of_limit(size, memory.limit_bytes), meaning)) for name, size, meaning in levels]
+    sure = prediction.uncertainty
+    interval = (Column(f"{whole_percent(sure.nominal)} interval", "right"),) if sure else ()
+    columns = (Column("peak per GPU"), Column("GiB", "right"), *interval, Column("of limit", "right"), Column("what it counts"))
+    rows = []
+    for name, size, meaning in levels:
+        ranges = (level_interval(prediction, name),) if sure else ()
+        rows.append(Row((name, gib(size), *ranges, _share_of_limit(size, memory.limit_bytes), meaning)))
     limit = "unknown" if memory.limit_bytes is None else gib(memory.limit_bytes)
-    rows.append(Row(("limit", limit, "", _limit_meaning(hardware)), "strong"))
+    rows.append(Row(("limit", limit, *(("",) if sure else ()), "", _limit_meaning(hardware)), "strong"))
     blocks: list[Block] = [Grid(columns, tuple(rows))]
     if prediction.verdict == "does_not_fit":
         blocks.append(

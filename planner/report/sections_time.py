@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.domain.prediction import Prediction, TimePrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
+from planner.report.intervals import step_interval
 from planner.report.layout import Column, Grid, Note, Row, Section
 from planner.report.numbers import duration, percent, plain_number, rate
 from planner.units import MILLI_S, format_seconds
@@ -25,7 +26,9 @@ def time_section(prediction: Prediction) -> Section:
         return Section("Step time", (Note("Not predicted: the rates of this card are not known.", "warn"),))
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
     rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
-    return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time))))
+    interval = step_interval(prediction)
+    notes = (Note(f"{interval}."),) if interval else ()
+    return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time)), *notes))
 
 
 def run_section(prediction: Prediction, scenario: Scenario) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 from planner import __version__
-from planner.domain.prediction import MemoryPrediction, Prediction
+from planner.domain.prediction import MemoryPrediction, Prediction, Uncertainty
 from planner.domain.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
@@ -18,6 +18,7 @@ from planner.report.schema import (
     ExplanationPart,
     HardwarePart,
     HostPart,
+    IntervalPart,
     JsonValue,
     MemoryPart,
     ModelPart,
@@ -25,6 +26,7 @@ from planner.report.schema import (
     ScenarioPart,
     SettingPart,
     TimePart,
+    UncertaintyPart,
 )
 from planner.report.settled import settled_coefficients, words_of
 from planner.report.subject import Subject, exit_code_of, level_of, needs_changes
@@ -45,6 +47,7 @@ def prediction_document(subject: Subject) -> PredictionDocument:
         reason=prediction.reason,
         fits_probability=prediction.fits_probability,
         calibration=prediction.calibration,
+        uncertainty=_uncertainty(prediction.uncertainty),
         warnings=list(dict.fromkeys((*scenario.warnings, *prediction.warnings))),
         scenario=_scenario(scenario),
         memory=_memory(prediction.memory),
@@ -55,6 +58,20 @@ def prediction_document(subject: Subject) -> PredictionDocument:
         explanations=_explanations(prediction) if subject.explain else None,
         coefficients=_coefficients(subject) if subject.explain else None,
         switches=_switches(scenario.stack) if subject.explain else None,
+    )
+
+
+def _uncertainty(sure: Uncertainty | None) -> UncertaintyPart | None:
+    if sure is None:
+        return None
+    return UncertaintyPart(
+        nominal=sure.nominal,
+        memory={level: IntervalPart.model_validate(interval) for level, interval in sure.memory},
+        step=IntervalPart.model_validate(sure.step) if sure.step else None,
+        host=IntervalPart.model_validate(sure.host) if sure.host else None,
+        coverage=dict(sure.coverage),
+        basis=sure.basis,
+        extrapolates=list(sure.extrapolates),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
-from planner.estimate import PRIORS, estimate
+from planner.estimate import PRIORS, predict_with
 from planner.search.moves import Move, larger_cards, moves
 from planner.search.variants import Flags, refusals, warnings_about, with_flags
 from planner.units import MIB
@@ -58,10 +59,10 @@ class _Trial:
 class _Judge:
     """Estimates moves against the job as it is, and counts the estimates."""
 
-    def __init__(self, scenario: Scenario, coefficients: Coefficients) -> None:
-        self._scenario, self._coefficients = scenario, coefficients
+    def __init__(self, scenario: Scenario, model: Coefficients | Calibration) -> None:
+        self._scenario, self._model = scenario, model
         self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
-        self.base = estimate(scenario, coefficients)
+        self.base = predict_with(scenario, model)
         self.left = MAX_ESTIMATES - 1
 
     def tries(self, options: Iterable[Move]) -> list[_Trial]:
@@ -72,7 +73,7 @@ class _Judge:
             if after is None or self.left == 0:
                 continue
             self.left -= 1
-            trials.append(_Trial(move, after, _change(move, self.base, estimate(after, self._coefficients))))
+            trials.append(_Trial(move, after, _change(move, self.base, predict_with(after, self._model))))
         return trials
 
     def _after(self, move: Move) -> Scenario | None:
@@ -85,14 +86,14 @@ class _Judge:
         return None if broken else after
 
 
-def changes_that_fit(scenario: Scenario, coefficients: Coefficients = PRIORS) -> tuple[Change, ...]:
+def changes_that_fit(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Change, ...]:
     """Changes that save GPU memory, those after which the job fits first.
 
     Order: what makes it fit, the fastest first; larger cards that hold it, the smallest first; what is not enough alone.
     Where no single change of the recipe is enough, pairs are tried, the largest savers first; at most ``MAX_ESTIMATES``
     estimates in all.  Meant for a job that does not fit or only just does.
     """
-    judge = _Judge(scenario, coefficients)
+    judge = _Judge(scenario, model)
     memory = judge.base.memory
     singles = _saving(judge.tries(moves(scenario)))
     need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
