@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.domain.calibration import Calibration, method_of
+from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
-from planner.domain.interval import NOMINAL_COVERAGE, Interval, SpreadOf, find_spread, interval_around
+from planner.domain.interval import NOMINAL_COVERAGE, Interval, SpreadOf, interval_around
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
@@ -94,7 +94,7 @@ def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, expla
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
     def around(of: SpreadOf, value: float) -> Interval | None:
-        spread = find_spread(calibration.spreads, of, method_of(scenario), calibration.distance(scenario))
+        spread = calibration.spread_for(of, scenario)
         return None if spread is None else interval_around(spread, value)
 
     peaks = {level: around(level, float(getattr(prediction.memory, f"{level}_peak_bytes"))) for level in _LEVELS}
@@ -116,7 +116,7 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
     The distribution is that of peaks at the driver's level, which hold cache that a full card gives back: what must be held at
     once is taken to scatter as they do.
     """
-    spread = find_spread(calibration.spreads, "driver", method_of(scenario), calibration.distance(scenario))
+    spread = calibration.spread_for("driver", scenario)
     if spread is None or memory.limit_bytes is None:
         return None
     if memory.limit_bytes <= 0:

@@ -12,8 +12,8 @@ from planner.calibration.rows import KIND_WHEN_BLANK
 from planner.calibration.screen import LeftOut, screen
 from planner.calibration.split import CrossFit, cross_fit
 from planner.calibration.targets import QUANTITIES, Quantity, Target, targets_of
-from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
-from planner.domain.interval import SpreadOf
+from planner.domain.calibration import Calibration, Offset, Support, formulas_version, lengths_of, method_of, stack_family
+from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.run_record import RunRecord
 
 # How the 40 free numbers are shared between the three problems, which have no coefficient in common.
@@ -102,9 +102,9 @@ def _residuals(fit: CrossFit, targets: Sequence[Target]) -> list[Residual]:
     for target, error in zip(problem.targets, errors, strict=True):
         if target.bound == "both":
             judge = Calibration("", "", "", (), (), supports[target.group])
-            distance = judge.distance(target.scenario)
-            of = spread_of(target)
-            found.append(Residual(target.record.id, target.group, of, method_of(target.scenario), distance, -float(error)))
+            scenario = target.scenario
+            key = SpreadKey(spread_of(target), method_of(scenario), lengths_of(scenario), judge.distance(scenario))
+            found.append(Residual(target.record.id, target.group, key, -float(error)))
     return found
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.targets import Floats
-from planner.domain.interval import NOMINAL_COVERAGE, Distance, Spread, SpreadOf, find_spread
+from planner.domain.interval import NOMINAL_COVERAGE, Spread, SpreadKey, SpreadOf, find_spread
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
 # A distribution of its own needs this many readings from this many groups; smaller classes use a coarser one.
 _MIN_READINGS = 20
-_MIN_GROUPS = 3
+_MIN_GROUPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +22,17 @@ class Residual:
 
     record_id: str
     group: str
-    of: SpreadOf
-    method: str
-    distance: Distance
+    key: SpreadKey
     log_ratio: float
 
 
 def make_spreads(residuals: Iterable[Residual]) -> tuple[Spread, ...]:
     """Distributions for all classes that have enough readings, and for each kind of reading one of all of them."""
-    everything = list(residuals)
-    found: list[Spread] = []
-    for of in dict.fromkeys(each.of for each in everything):
-        mine = [each for each in everything if each.of == of]
-        found.append(_spread(mine, "", ""))
-        for distance in dict.fromkeys(each.distance for each in mine):
-            there = [each for each in mine if each.distance == distance]
-            if _is_enough(there):
-                found.append(_spread(there, "", distance))
-            for method in dict.fromkeys(each.method for each in there):
-                same = [each for each in there if each.method == method]
-                if _is_enough(same):
-                    found.append(_spread(same, method, distance))
-    return tuple(found)
+    members: dict[SpreadKey, list[Residual]] = {}
+    for residual in residuals:
+        for key in residual.key.coarser():
+            members.setdefault(key, []).append(residual)
+    return tuple(_spread(key, mine) for key, mine in members.items() if key == SpreadKey(key.of) or _is_enough(mine))
 
 
 def measured_coverage(residuals: Sequence[Residual]) -> dict[SpreadOf, float]:
@@ -52,10 +41,10 @@ def measured_coverage(residuals: Sequence[Residual]) -> dict[SpreadOf, float]:
     for group in dict.fromkeys(each.group for each in residuals):
         spreads = make_spreads(each for each in residuals if each.group != group)
         for each in residuals:
-            if each.group == group and (spread := find_spread(spreads, each.of, each.method, each.distance)):
+            if each.group == group and (spread := find_spread(spreads, each.key)):
                 tail = (1 - NOMINAL_COVERAGE) / 2
                 within = spread.quantile(tail) <= each.log_ratio <= spread.quantile(1 - tail)
-                inside.setdefault(each.of, []).append(within)
+                inside.setdefault(each.key.of, []).append(within)
     return {of: float(np.mean(hits)) for of, hits in inside.items()}
 
 
@@ -63,16 +52,14 @@ def _is_enough(residuals: Sequence[Residual]) -> bool:
     return len(residuals) >= _MIN_READINGS and len({each.group for each in residuals}) >= _MIN_GROUPS
 
 
-def _spread(residuals: Sequence[Residual], method: str, distance: Distance | str) -> Spread:
+def _spread(key: SpreadKey, residuals: Sequence[Residual]) -> Spread:
     counts = {group: sum(each.group == group for each in residuals) for group in {each.group for each in residuals}}
     # Between every reading alike (a long table decides) and every group alike (an anecdote does).
     weights = np.array([counts[each.group] ** -0.5 for each in residuals])
     values = np.array([each.log_ratio for each in residuals])
     quantiles = tuple(_conformal(values, weights, probability) for probability in _PROBABILITIES)
     return Spread(
-        of=residuals[0].of,
-        method=method,
-        distance=distance,  # type: ignore[arg-type]
+        key=key,
         probabilities=_PROBABILITIES,
         log_ratios=quantiles,
         n_rows=len(residuals),

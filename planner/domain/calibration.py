@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, Level, moved
-from planner.domain.interval import Distance, Spread, SpreadOf
+from planner.domain.interval import Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
@@ -96,11 +96,21 @@ class Calibration:
         """How far the scenario lies from the calibrated records."""
         return "far" if self.extrapolates(scenario) else "near"
 
+    def spread_for(self, of: SpreadOf, scenario: Scenario) -> Spread | None:
+        """The distribution that a prediction of this scenario is judged by; ``None`` without any of its kind."""
+        return find_spread(self.spreads, SpreadKey(of, method_of(scenario), lengths_of(scenario), self.distance(scenario)))
+
 
 def formulas_version() -> str:
     """Version of the formulas and priors that offsets refer to: a calibration of another version means something else."""
     parts = [f"{prior.name}:{prior.value!r}:{prior.low!r}:{prior.high!r}" for prior in PRIORS]
     return f"{_FORMULAS}-{sha256(';'.join(parts).encode()).hexdigest()[:12]}"
+
+
+def lengths_of(scenario: Scenario) -> Lengths:
+    """Whether the shapes of micro-steps change from one to the next."""
+    batch = scenario.recipe.batch
+    return "natural" if batch.padding == "longest" and batch.tokens_per_sample < batch.seq_len else "fixed"
 
 
 def method_of(scenario: Scenario) -> str:

@@ -13,20 +13,37 @@ SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 Distance = Literal["near", "far"]
 """``near``: GPU generation, stack and method are among the calibrated ones; ``far``: at least one of them is not."""
 
+Lengths = Literal["fixed", "natural"]
+"""``natural``: samples are padded to the longest of their batch, so that shapes change from step to step and the cache grows."""
+
 NOMINAL_COVERAGE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Distribution of ``log(measured / predicted)`` on sources that the fit did not see.
-
-    ``method`` and ``distance`` are empty where the distribution is of all of them.  ``log_ratios`` are its quantiles at
-    ``probabilities``, both increasing.
-    """
+class SpreadKey:
+    """What distributions are kept apart by.  ``method``, ``lengths`` and ``distance`` are empty where they are not."""
 
     of: SpreadOf
-    method: str
-    distance: Distance | Literal[""]
+    method: str = ""
+    lengths: Lengths | Literal[""] = ""
+    distance: Distance | Literal[""] = ""
+
+    def coarser(self) -> tuple[SpreadKey, ...]:
+        """This key and the ones that distinguish less and less, in the order in which they stand in for it."""
+        return (
+            self,
+            SpreadKey(self.of, "", self.lengths, self.distance),
+            SpreadKey(self.of, "", self.lengths),
+            SpreadKey(self.of, "", "", self.distance),
+            SpreadKey(self.of),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Distribution of ``log(measured / predicted)`` on sources that the fit did not see: its quantiles at ``probabilities``."""
+
+    key: SpreadKey
     probabilities: tuple[float, ...]
     log_ratios: tuple[float, ...]
     n_rows: int
@@ -59,13 +76,10 @@ def interval_around(spread: Spread, value: float) -> Interval:
     return Interval(value * math.exp(spread.quantile(tail)), value * math.exp(spread.quantile(1 - tail)))
 
 
-def find_spread(spreads: Sequence[Spread], of: SpreadOf, method: str, distance: Distance) -> Spread | None:
-    """The most specific distribution there is: of the method at this distance, of the distance, of the method, of all."""
-    table = {(each.of, each.method, each.distance): each for each in spreads}
-    for key in ((of, method, distance), (of, "", distance), (of, "", "")):
-        if key in table:
-            return table[key]
-    return None
+def find_spread(spreads: Sequence[Spread], key: SpreadKey) -> Spread | None:
+    """The distribution of ``key`` or of the least coarse one that there is; ``None`` without any of its kind."""
+    table = {each.key: each for each in spreads}
+    return next((table[each] for each in key.coarser() if each in table), None)
 
 
 def _interpolate(knots: Sequence[float], values: Sequence[float], at: float) -> float:

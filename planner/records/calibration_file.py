@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.hierarchy import FREEDOM, Level
-from planner.domain.interval import Spread, SpreadOf
+from planner.domain.interval import Spread, SpreadKey, SpreadOf
 from planner.errors import InputFileError, UnknownNameError
 from planner.units import MIB
 
@@ -44,12 +44,19 @@ class OffsetPart(_Part):
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class SpreadPart(_Part):
-    """Distribution of the logarithm of measured over predicted on unseen sources."""
+class SpreadKeyPart(_Part):
+    """What a distribution is of; empty: of all."""
 
     of: SpreadOf
     method: str
+    lengths: Literal["fixed", "natural", ""]
     distance: Literal["near", "far", ""]
+
+
+class SpreadPart(_Part):
+    """Distribution of the logarithm of measured over predicted on unseen sources."""
+
+    key: SpreadKeyPart
     probabilities: Annotated[list[Share], Field(min_length=2)]
     log_ratios: Annotated[list[Finite], Field(min_length=2)]
     n_rows: Annotated[int, Field(ge=1)]
@@ -164,7 +171,13 @@ def _calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         formulas=document.formulas,
         offsets=tuple(Offset(Knob(**each["knob"]), each["offset"], each["spread"]) for each in values["offsets"]),
         spreads=tuple(
-            Spread(**each | {"probabilities": tuple(each["probabilities"]), "log_ratios": tuple(sorted(each["log_ratios"]))})
+            Spread(
+                key=SpreadKey(**each["key"]),
+                probabilities=tuple(each["probabilities"]),
+                log_ratios=tuple(sorted(each["log_ratios"])),
+                n_rows=each["n_rows"],
+                n_groups=each["n_groups"],
+            )
             for each in values["spreads"]
         ),
         support=Support(**{name: tuple(keys) for name, keys in values["support"].items()}),
