@@ -7,12 +7,15 @@ TORCH_INDEX ?=
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 XDIST ?= 2
 
-.PHONY: help env lint test bench clean
+.PHONY: help env lint test bench calibrate accuracy regenerate clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make bench   speed, as ratios"
+	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
+	@echo "make accuracy    refit, cross-validate and compare with data/error_budget.toml"
+	@echo "make regenerate  everything that follows from the formulas: misses, calibration, budget, golden tables, README"
 	@echo "make clean   remove the environment and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -35,6 +38,21 @@ test: lint
 
 bench: env
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
+
+RECORDS = $(wildcard data/published/*.csv) $(wildcard data/measurements/*/*.jsonl)
+
+calibrate: env
+	$(BIN)/plan calibrate $(RECORDS) --out data/calibration
+
+accuracy: env
+	$(BIN)/python -m planner.calibration.budget --check
+
+# The order matters: the budget holds the errors of the new calibration, and the README shows the budget's rows.
+regenerate: calibrate
+	$(BIN)/python -m planner.calibration.misses --write
+	$(BIN)/python -m planner.calibration.budget --write
+	$(BIN)/python tests/golden/regenerate.py
+	$(BIN)/python tests/docs/update_readme.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

@@ -113,10 +113,10 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
     """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
 
-    The distribution is that of peaks at the driver's level, which hold cache that a full card gives back: what must be held at
-    once is taken to scatter as they do.
+    The distribution is that of peaks at the driver's level where lengths are fixed: what must be held at once is taken to scatter
+    as they do.  The cache that natural lengths pile up on top is given back before a job fails.
     """
-    spread = calibration.spread_for("driver", scenario)
+    spread = calibration.spread_for("driver", scenario, "fixed")
     if spread is None or memory.limit_bytes is None:
         return None
     if memory.limit_bytes <= 0:

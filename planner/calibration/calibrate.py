@@ -95,12 +95,16 @@ def support_of(targets: Sequence[Target]) -> Support:
 
 
 def _residuals(fit: CrossFit, targets: Sequence[Target]) -> list[Residual]:
-    """Held-out log ratios of readings that are values, not bounds."""
+    """Held-out log ratios of readings that are values, not bounds, with a configuration and a meter that are known.
+
+    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies from its prediction.
+    """
     problem, errors = fit.problem, fit.held_out_errors
     supports = {group: support_of([each for each in targets if each.group != group]) for group in fit.groups}
     found = []
     for target, error in zip(problem.targets, errors, strict=True):
-        if target.bound == "both":
+        known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
+        if target.bound == "both" and known:
             judge = Calibration("", "", "", (), (), supports[target.group])
             scenario = target.scenario
             key = SpreadKey(spread_of(target), method_of(scenario), lengths_of(scenario), judge.distance(scenario))

@@ -96,9 +96,10 @@ class Calibration:
         """How far the scenario lies from the calibrated records."""
         return "far" if self.extrapolates(scenario) else "near"
 
-    def spread_for(self, of: SpreadOf, scenario: Scenario) -> Spread | None:
-        """The distribution that a prediction of this scenario is judged by; ``None`` without any of its kind."""
-        return find_spread(self.spreads, SpreadKey(of, method_of(scenario), lengths_of(scenario), self.distance(scenario)))
+    def spread_for(self, of: SpreadOf, scenario: Scenario, lengths: Lengths | None = None) -> Spread | None:
+        """The distribution that a prediction of this scenario is judged by (as if it had these lengths); ``None`` without any."""
+        key = SpreadKey(of, method_of(scenario), lengths or lengths_of(scenario), self.distance(scenario))
+        return find_spread(self.spreads, key)
 
 
 def formulas_version() -> str:
@@ -108,9 +109,18 @@ def formulas_version() -> str:
 
 
 def lengths_of(scenario: Scenario) -> Lengths:
-    """Whether the shapes of micro-steps change from one to the next."""
+    """Whether the shapes of micro-steps change from one to the next.
+
+    Where padding to the longest is said and the mean length is not, lengths are taken to vary; where neither is said, the job is
+    one of samples that fill the length.
+    """
     batch = scenario.recipe.batch
-    return "natural" if batch.padding == "longest" and batch.tokens_per_sample < batch.seq_len else "fixed"
+    if batch.padding != "longest":
+        return "fixed"
+    origins = {each.name: each.origin for each in scenario.assumptions}
+    said = not origins.get("padding", "assumed").startswith(("assumed", "default"))
+    unknown = origins.get("tokens_per_sample", "assumed") == "assumed"
+    return "natural" if batch.tokens_per_sample < batch.seq_len or (said and unknown) else "fixed"
 
 
 def method_of(scenario: Scenario) -> str:
