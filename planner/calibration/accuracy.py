@@ -1,0 +1,140 @@
+"""Held-out accuracy on the published rows, kept in ``data/accuracy.toml``, shown in the README and checked by ``make accuracy``.
+
+``python -m planner.calibration.accuracy --write`` cross-validates (about half a minute) and writes the file; ``--check`` fails
+where a held-out error has grown beyond its stored figure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from planner.calibration.budget import rounded_up
+from planner.calibration.cross_validate import CrossValidation, cross_validate
+from planner.calibration.personal import AnchorGain, anchor_gains
+from planner.calibration.published import QUANTITIES, published_dir
+from planner.calibration.rows import RowScore
+from planner.calibration.validate import SourceScore, score_source
+from planner.catalog.location import data_dir
+from planner.catalog.toml_file import read_toml
+from planner.domain.calibration import method_of
+from planner.errors import ExitCode
+from planner.records import read_records
+
+FILE_NAME = "accuracy.toml"
+# How rows are put together: by document, by method, by GPU.
+PARTS: Mapping[str, Callable[[RowScore], str]] = {
+    "documents": lambda row: row.record.source,
+    "methods": lambda row: method_of(row.scenario) if row.scenario else "",
+    "gpus": lambda row: row.record.gpu,
+}
+_FITS = ("unfitted", "in_sample", "held_out")
+_HEADER = """\
+# Mean absolute errors on the published rows: unfitted (priors only), in-sample (fitted to all rows) and held out (by a fit that
+# never saw the source group).  Fractions, rounded up at the second digit.  held_out figures of documents are also limits: `make
+# accuracy` fails where one of them has grown.  anchors: throughput of a held-out group before and after one measured row of its
+# machine (median over the choice of row).
+# Written by: python -m planner.calibration.accuracy --write
+"""
+
+
+def accuracy_figures(result: CrossValidation) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures by part (document, method, GPU), then by name: ``n_memory``, ``held_out_memory_mape``, ``held_out_false_fit``..."""
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    validations = dict(zip(_FITS, (result.prior, result.in_sample, result.held_out), strict=True))
+    for part, key in PARTS.items():
+        table: dict[str, dict[str, float]] = {}
+        for fit, validation in validations.items():
+            for name, rows in _grouped(validation.rows, key).items():
+                table.setdefault(name, {}).update(_figures(fit, score_source(name, rows)))
+        figures[part] = table
+    return figures
+
+
+def _grouped(rows: Sequence[RowScore], key: Callable[[RowScore], str]) -> dict[str, list[RowScore]]:
+    found: dict[str, list[RowScore]] = {}
+    for row in rows:
+        if row.scenario is not None:
+            found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _figures(fit: str, score: SourceScore) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for quantity in QUANTITIES:
+        summary = getattr(score, quantity)
+        if summary is not None:
+            found[f"n_{quantity}"] = summary.n
+            found[f"{fit}_{quantity}_mape"] = rounded_up(summary.mape)
+    if fit == "held_out":
+        oom = score.oom
+        uncertain = oom.uncertain_ok + oom.uncertain_oom
+        found |= {"ran": oom.n_ok, "ran_out": oom.n_oom, "uncertain": uncertain}
+        found |= {"false_fit": oom.false_fit, "false_oom": oom.false_oom}
+    return found
+
+
+def stored_accuracy() -> dict[str, Any]:
+    """Content of ``data/accuracy.toml``.
+
+    Raises:
+        InputFileError: missing or malformed.
+    """
+    return read_toml(data_dir() / FILE_NAME)
+
+
+def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str:
+    """Content of the file for a cross-validation."""
+    calibration = result.fitted.calibration
+    lines = [
+        _HEADER,
+        f"date = {datetime.now(UTC).date().isoformat()}",
+        f'formulas = "{calibration.formulas}"',
+        f"free_numbers = {result.fitted.free_numbers}",
+        f"rows = {calibration.n_rows}",
+        f"groups = {len(calibration.groups)}",
+        "",
+        "[coverage]",
+        *(f"{of} = {share:.3f}" for of, share in calibration.coverage),
+    ]
+    for gain in anchors:
+        lines += ["", f'[anchors."{gain.group}"]', f"n = {gain.n_rows}"]
+        lines += [f"before = {rounded_up(gain.before)}", f"after = {rounded_up(gain.after)}"]
+    for part, table in accuracy_figures(result).items():
+        for name, figures in table.items():
+            lines += ["", f'[{part}."{name}"]', *(f"{key} = {value}" for key, value in figures.items())]
+    return "\n".join(lines) + "\n"
+
+
+def grown(result: CrossValidation, stored: Mapping[str, Any]) -> list[str]:
+    """Held-out figures of documents that are above the stored ones, each in one line."""
+    found = []
+    for name, figures in accuracy_figures(result)["documents"].items():
+        allowed = stored["documents"].get(name, {})
+        for key, value in figures.items():
+            limited = key.startswith("held_out_") or key in ("false_fit", "false_oom")
+            if limited and value > allowed.get(key, 0.0):
+                found.append(f"{name}: {key} is {value}, {allowed.get(key, 'nothing')} was stored")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Cross-validate the published rows; write the file, or check against it, or print it."""
+    records = read_records([published_dir() / "*.csv"])
+    result = cross_validate(records)
+    if "--check" in arguments:
+        over = grown(result, stored_accuracy())
+        sys.stdout.write("\n".join(over or ["held-out errors are within data/accuracy.toml"]) + "\n")
+        return int(ExitCode.INTERNAL_ERROR if over else ExitCode.FITS)
+    text = accuracy_toml(result, anchor_gains(result.fitted, records.records))
+    if "--write" in arguments:
+        (data_dir() / FILE_NAME).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+    return int(ExitCode.FITS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
