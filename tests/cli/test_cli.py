@@ -63,7 +63,9 @@ def test_a_prediction_needs_no_sub_command(capsys: Captured) -> None:
     assert main(JOB) == 0
     out, err = capsys.readouterr()
     assert out.startswith("FITS: peak ")
-    assert "uncalibrated: point estimate only" in out.splitlines()[0]
+    assert "P(fits) 100 %" in out.splitlines()[0]
+    assert "Calibration default: " in out
+    assert "90 % interval of the step" in out
     assert "llama-2-7b (6.74 B parameters), qlora nf4+dq" in out
     assert err == ""
     assert max(len(line) for line in out.splitlines()) <= 100
@@ -332,6 +334,16 @@ def test_every_command_has_help(capsys: Captured, command: str) -> None:
     """Each sub-command explains itself."""
     assert main([command, "--help"]) == 0
     assert f"plan {command}" in capsys.readouterr().out
+
+
+def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> None:
+    """`--calibration none` gives the priors, and says so; an unknown name lists the known ones."""
+    assert main([*JOB, "--calibration", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "uncalibrated: point estimate only" in out.splitlines()[0]
+    assert "interval" not in out
+    assert main([*JOB, "--calibration", "nobody"]) == 2
+    assert "unknown calibration 'nobody'" in capsys.readouterr().err
 
 
 def test_version_is_printed(capsys: Captured) -> None:

@@ -2,7 +2,7 @@
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
 B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
-``other-accuracy``, ``misses``, ``rules``).
+``other-accuracy``, ``held-out``, ``misses``, ``rules``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.calibration.accuracy import stored_accuracy
 from planner.calibration.misses import LISTED_ABOVE, Evidence, stored_misses
 from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
 from planner.cli.main import main
@@ -139,6 +140,7 @@ def generated(key: str, before: str = "") -> str:
     tables: dict[str, Callable[[], str]] = {
         "accuracy": accuracy_table,
         "other-accuracy": other_accuracy_table,
+        "held-out": held_out_tables,
         "misses": misses_table,
         "rules": rules_markdown,
     }
@@ -234,6 +236,42 @@ def other_accuracy_table() -> str:
             f"{oom['false_fit']} of {oom['n_oom']} | {oom['false_oom']} of {oom['n_ok']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def held_out_tables() -> str:
+    """Unfitted, in-sample and held-out errors by document, method and GPU, as ``data/accuracy.toml`` has them."""
+    stored = stored_accuracy()
+    parts = [_held_out(stored[part], title) for part, title in (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))]
+    anchors = ["| source group | timed rows | held out | after one anchor row |", "|---|--:|--:|--:|"]
+    anchors += [
+        f"| `{group}` | {gain['n']} | {_share(gain['before'])} | {_share(gain['after'])} |"
+        for group, gain in stored["anchors"].items()
+    ]
+    coverage = ", ".join(f"{of.replace('_', ' ')} {_share(share)}" for of, share in stored["coverage"].items())
+    facts = (
+        f"{stored['date']}: {stored['free_numbers']} free numbers, {stored['rows']} rows of {stored['groups']} source groups. "
+        f"Held-out readings inside the 90 % interval: {coverage}."
+    )
+    return "\n\n".join([facts, *parts, "\n".join(anchors)]) + "\n"
+
+
+def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
+    lines = [
+        f"| {title} | rows | memory unfitted | in-sample | **held out** | rows | time unfitted | in-sample | **held out** |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, figures in table.items():
+        cells = [f"`{name}`"]
+        for quantity in ("memory", "throughput"):
+            cells.append(str(figures.get(f"n_{quantity}", "")))
+            cells += [_share(figures.get(f"{fit}_{quantity}_mape")) for fit in ("unfitted", "in_sample", "held_out")]
+        if any(cells[1:]):
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}".replace("%", " %")
 
 
 def _error(summary: dict[str, Any] | None) -> str:

@@ -215,9 +215,9 @@ def test_the_verdict_comes_first_with_peak_and_limit() -> None:
 
 
 def test_a_calibrated_verdict_gives_its_probability() -> None:
-    """With a calibration the first line gives P(fits) and the name of the fit."""
+    """With a calibration the first line gives P(fits)."""
     first = draw(subject(fits_probability=0.973, calibration="fit-2024")).splitlines()[0]
-    assert first.endswith("P(fits) 97 %, fit-2024")
+    assert first.endswith("P(fits) 97 %")
 
 
 @pytest.mark.parametrize(

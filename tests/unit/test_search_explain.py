@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.estimate import estimate
+from planner.estimate import estimate, predict_with
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.search import explain
@@ -198,9 +198,9 @@ def test_the_number_of_estimates_is_bounded(name: str, monkeypatch: pytest.Monke
     def counted(*args: object, **kwargs: object) -> object:
         nonlocal calls
         calls += 1
-        return estimate(*args, **kwargs)  # type: ignore[arg-type]
+        return predict_with(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(explain, "estimate", counted)
+    monkeypatch.setattr(explain, "predict_with", counted)
     changes_that_fit(scenario(JOBS[name]))
     assert 5 < calls <= MAX_ESTIMATES
 

@@ -1,0 +1,64 @@
+"""A machine of one's own: its records move it, others are refused, and one anchor row helps the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planner.calibration.calibrate import Fitted, calibrate
+from planner.calibration.personal import anchor_gains, calibrate_machine
+from planner.domain.coefficients import Coefficients
+from planner.errors import UsageError
+from planner.estimate import estimate
+from planner.intake.request import from_record
+from planner.intake.resolve import resolve
+from tests.calibration.simulated import MACHINES, simulated
+
+SLOW = replace(Coefficients(), matmul_efficiency=0.5, matmul_efficiency_half_rate=0.6, memory_efficiency=0.5)
+
+
+@cache
+def base() -> Fitted:
+    """A calibration of three machines that follow the priors and a slow fourth one."""
+    return calibrate(simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW}))
+
+
+def test_one_record_corrects_the_others_of_its_machine() -> None:
+    """From one anchor row the step times of all other recipes on the machine are much closer."""
+    records = simulated({"doc-d": SLOW}, noise=0.0)
+    shipped = base().without["doc-d"]
+    own = calibrate_machine([records[3]], "my-lab", shipped).calibration
+
+    def error(index: int, *, personal: bool) -> float:
+        scenario = resolve(from_record(records[index]), force=True)
+        time = estimate(scenario, (own if personal else shipped).coefficients_for(scenario)).time
+        assert time is not None
+        return abs(float(time.step_s) / (records[index].step_time_s or 0.0) - 1)
+
+    others = [index for index in range(len(records)) if index != 3]
+    assert sum(error(i, personal=True) for i in others) < 0.6 * sum(error(i, personal=False) for i in others)
+
+
+def test_the_gain_of_an_anchor_is_measured() -> None:
+    """For the slow machine an anchor row helps; the anchor itself is not scored."""
+    gains = {
+        gain.group: gain for gain in anchor_gains(base(), simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW}))
+    }
+    assert gains["doc-d"].after < 0.6 * gains["doc-d"].before
+    assert gains["doc-d"].n_rows == 12
+
+
+def test_records_of_two_machines_are_refused() -> None:
+    """Mixed environments have no one set of coefficients; the message names the cards."""
+    records = simulated({"doc-a": Coefficients(), "doc-d": SLOW})
+    with pytest.raises(UsageError, match=r"a100-80-sxm, rtx4090.*each under a name of its own"):
+        calibrate_machine(records, "my-lab", base().calibration)
+
+
+def test_nothing_usable_is_refused_with_the_reason() -> None:
+    """Records of a CPU run say nothing about a GPU."""
+    records = [replace(each, gpu="cpu") for each in simulated({"doc-d": SLOW})[:2]]
+    with pytest.raises(UsageError, match="cpu_record"):
+        calibrate_machine(records, "my-lab", base().calibration)
