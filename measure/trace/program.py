@@ -89,6 +89,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.offload != "none", f"offload '{recipe.offload}'", "--offload none"),
         (recipe.loss != "hf", f"loss '{recipe.loss}'", "--loss hf"),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (
+            recipe.gradient_checkpointing and stack.checkpoints_parts,
+            f"the checkpointing of stack '{stack.id}'",
+            "--stack hf-trainer@5",
+        ),
         (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
         (stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
     )

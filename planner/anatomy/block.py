@@ -30,13 +30,15 @@ class BlockBytes:
 
     ``saved``: kept for backward without checkpointing.  ``forward_peak``: most alive in its forward beyond what earlier layers
     saved, its own saved tensors included.  ``backward_peak``: most alive in its backward, its saved tensors included.
-    ``boundary``: the input that checkpointing stores.  ``context_held``: bytes that non-reentrant checkpointing fails to free.
+    ``boundary``: its input.  ``stored``: the inputs that checkpointing stores.  ``context_held``: bytes that non-reentrant
+    checkpointing fails to free.
     """
 
     saved: Number
     forward_peak: Number
     backward_peak: Number
     boundary: Number
+    stored: Number
     context_held: Number
 
 
@@ -61,8 +63,22 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
         forward_peak=maximum(*forward),
         backward_peak=maximum(*backward),
         boundary=tokens * view.hidden * regime.residual,
+        stored=tokens * _stored_bytes(view),
         context_held=held,
     )
+
+
+def _stored_bytes(view: BlockView) -> int:
+    """Bytes per token that checkpointing stores of one layer: its input, or the inputs of each of its parts.
+
+    Parts: every norm of the stream, which reads the stream; attention and MLP, which read what a norm returned.
+    Source: torch 2.13 utils/checkpoint.py keeps the arguments of the wrapped call; which call, is the stack's switch.
+    """
+    regime = view.regime
+    if not view.stack.checkpoints_parts:
+        return view.hidden * regime.residual
+    norms = sum(norm.copies for norm in view.block.norms if norm.on == "hidden")
+    return view.hidden * (norms * regime.residual + 2 * regime.norm_out)
 
 
 def block_steps(view: BlockView) -> tuple[Step, ...]:

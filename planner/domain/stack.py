@@ -64,6 +64,7 @@ class Stack:
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
     ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
     the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
+    ``checkpoints_parts``: checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``extends``: id of the stack that this one is a variant of; empty where it is none's.
@@ -97,6 +98,7 @@ class Stack:
     zero12_upload: Zero12Upload
     zero12_overlap: bool
     sdpa_mask: SdpaMask
+    checkpoints_parts: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None

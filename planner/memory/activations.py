@@ -57,16 +57,17 @@ def _checkpointed(job: Job, block: BlockBytes) -> tuple[Number, Number, Number]:
     """(kept, forward extra, backward extra) of one checkpointed block.
 
     The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt block does not pay for it
-    twice.
+    twice.  Where parts of a layer are wrapped one by one, the rebuilt layer shares their stored inputs.
+    Ignored: that then only one part is rebuilt at a time.
     """
     regime = job.regime
-    shared = block.boundary if regime.residual == 4 else 0
+    shared = (block.boundary if regime.residual == 4 else 0) + block.stored - block.boundary
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
     # While the block is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
     backward = maximum(block.backward_peak, block.forward_peak + block.boundary) - shared - held
     # The first forward keeps nothing for autograd, but its widest moment has the same live tensors.
     forward = maximum(0, block.forward_peak - block.saved) + _widest_live(job)
-    return block.boundary + held, forward, maximum(backward, 0)
+    return block.stored + held, forward, maximum(backward, 0)
 
 
 def _widest_live(job: Job) -> Number:

@@ -79,7 +79,8 @@ def _activations(job: Job, _: str) -> str:
     group = job.model.groups[0]
     block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
     tokens = float(job.tokens)
-    how = "its input is kept, the rest rebuilt" if job.recipe.gradient_checkpointing else "all of it is kept"
+    unit = "the inputs of its parts are" if job.stack.checkpoints_parts else "its input is"
+    how = f"{unit} kept, the rest rebuilt" if job.recipe.gradient_checkpointing else "all of it is kept"
     return (
         f"{job.model.n_layers} blocks x {tokens:.0f} tokens; one block saves {float(block.saved) / tokens:.0f} B per token "
         f"(input {float(block.boundary) / tokens:.0f}), peaks at {float(block.backward_peak) / tokens:.0f} in backward; {how}"

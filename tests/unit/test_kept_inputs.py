@@ -1,4 +1,4 @@
-"""What 4-bit matrices of older bitsandbytes hold although checkpointing should free it."""
+"""What checkpointing stores, and what 4-bit matrices of older bitsandbytes hold although it should be free."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def test_non_reentrant_checkpointing_keeps_the_inputs_of_4_bit_matrices() -> Non
     """Two norm outputs, the attention output and the MLP product stay in every layer, 2 bytes each, as in bitsandbytes 0.41."""
     held = LAYERS * SEQ * 2 * (3 * HIDDEN + FEED_FORWARD)
     assert kept_bytes(checkpoint_reentrant=False) - kept_bytes(checkpoint_reentrant=True) == held
+
+
+def test_parts_that_are_checkpointed_one_by_one_store_four_inputs() -> None:
+    """Two norms, attention and MLP of each layer keep their 16-bit inputs where a stack wraps them apart, instead of one."""
+    plain = {"method": "lora", "load_dtype": "bf16", "precision": "bf16", "lora_dropout": 0.0}
+    one, four = (kept_bytes(**plain, stack=stack) for stack in ("peft-comparison", "automodel"))
+    assert one == LAYERS * SEQ * 2 * HIDDEN
+    assert four == 4 * one
 
 
 def test_newer_bitsandbytes_holds_nothing() -> None:
