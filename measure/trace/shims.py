@@ -16,6 +16,7 @@ import torch
 
 from measure.trace.autocast import cuda_autocast_lists
 from measure.trace.flash import flash_attention
+from measure.trace.grouped import grouped_product_in_every_dtype
 from measure.trace.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.sdpa import attention_on_cuda
 from measure.trace.tracer import Recorder
@@ -185,6 +186,13 @@ SHIMS: tuple[Shim, ...] = (
         "whether the mask can be skipped depends on its values, which fake tensors do not have: the batch knows",
         "transformers/masking_utils.py fast_all",
         _mask_question,
+    ),
+    Shim(
+        "grouped_product",
+        "fake",
+        "the shape function of grouped products takes bf16 only; CUDA and CPU multiply fp32 experts, one after the other",
+        "torch/_meta_registrations.py _meta_grouped_mm_common; ATen/native/cuda/GroupedBlas.cpp _grouped_mm_cuda",
+        lambda _: grouped_product_in_every_dtype(),
     ),
     Shim(
         "attention_kernel",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.anatomy.ledger import BlockView, Step
 from planner.anatomy.norms import norm_amounts
-from planner.domain.model import AttentionSpec
 from planner.domain.recipe import Number
 
 
@@ -62,7 +61,7 @@ def _fused_step(view: BlockView, stream: Number) -> Step:
     if expanded:
         k, v = q, out
     sliced = attention.fused_qkv and attention.position == "rope" and not expanded and lo == c
-    value = q + k + v if sliced else v
+    value = q + k + v if sliced else max(v, attention.value_product_width) if lo == c else v
     kept: Number = c * (q + k + value + out) + 4 * attention.n_heads
     # Backward: gradients of q, k, v and out, an fp32 accumulator for dq and the row sums.
     backward = stream + c * (2 * out + q + k + v) + 4 * q + 4 * attention.n_heads
@@ -93,30 +92,64 @@ def _unfused_step(view: BlockView, stream: Number) -> Step:
 def _eager_step(view: BlockView, stream: Number) -> Step:
     """Attention written out: scores, softmax and its cast are full ``heads x tokens x keys`` tensors.
 
-    Kept per score: the fp32 softmax (4) and, unless compute is fp32, its 16-bit cast for the product with the values (2); only
-    the latter where the code keeps to ``compute``; the capped score as well under a soft cap.  While it runs: the masked scores;
-    backward: the gradient in both dtypes, together 4 above what is kept, 6 when the stream is fp32 and the scores with it.
+    Backward: gradients of the output and of query, key and value.
     Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward, models/gptj, models/falcon, models/gemma2.
     """
     attention, regime = view.block.attention, view.regime
     c, heads = regime.compute, attention.n_heads
-    score_bytes = 4 if regime.norm_out == 4 or c == 4 else c
-    operand = 4 if attention.eager_scores == "fp32" else c
+    operand = 4 if attention.eager_scores == "fp32" and not regime.autocast else c
     # Query, expanded key and expanded value; the product with the values is kept by the output projection if that needs it.
     expanded = 2 * operand * attention.q_width + c * attention.out_width
+    saves, forward, backward = score_bytes(view)
     return Step(
         "attention",
         saves=expanded,
         forward=stream,
         backward=stream + c * (2 * attention.out_width + 2 * attention.q_width),
-        pair_saves=heads * _bytes_per_score(attention, c),
-        pair_forward=heads * score_bytes,
-        pair_backward=heads * (score_bytes + 2),
+        pair_saves=heads * saves,
+        pair_forward=heads * (forward - saves),
+        pair_backward=heads * (backward - saves),
     )
 
 
-def _bytes_per_score(attention: AttentionSpec, compute: int) -> int:
-    capped = compute if attention.softcap else 0
-    if attention.eager_scores == "compute":
-        return compute + capped
-    return 4 + (compute if compute < 4 else 0) + capped
+def score_bytes(view: BlockView) -> tuple[int, int, int]:
+    """(kept, most in forward, most in backward) bytes per head, token and key of attention that is written out.
+
+    Kept: the fp32 softmax (4) and, unless products are fp32, its 16-bit cast for the product with the values (2).  Autocast runs
+    every softmax without a stated dtype in fp32.  A soft cap keeps the capped score as well, dropout a one-byte mask.
+    Forward: the masked score in the wider of its own and the mask's dtype, its fp32 copy, and the softmax; code that adds a
+    position bias holds on to the raw score too.  Backward: the softmax, its gradient and the gradient of the scores, all fp32.
+    With sinks the softmax runs in the scores' dtype, and the gradient of the subtracted maximum is two more tensors of it.
+    Source: transformers 5.23 eager_attention_forward of models/{llama,gpt2,gpt_oss,gemma2}, models/{bloom,falcon,mpt}; torch
+    2.13 ATen/autocast_mode.h (fp32_set_opt_dtype), derivatives.yaml ``_softmax``, ``max.dim``.
+    """
+    attention, regime = view.block.attention, view.regime
+    c = regime.compute
+    # The mask has the dtype of the embeddings and widens the scores that it is added to.
+    masked = 4 if attention.eager_scores == "fp32_biased" else max(c, regime.residual)
+    if attention.sinks:
+        recast = c if masked > c else 0
+        return masked + recast, 3 * masked + (recast if regime.linear_out < masked else 0), 3 * masked
+    cast = c if c < 4 else 0
+    capped = c if attention.softcap else 0
+    dropped = 1 + (c - cast) if attention.dropout else 0
+    if attention.eager_scores == "compute" and not regime.autocast:
+        return c + capped + dropped, 2 * c + capped + dropped, 3 * c + capped + dropped
+    holds = attention.eager_scores != "fp32_biased" and attention.returned_scores != "none"
+    held = c if holds or attention.eager_scores == "compute" else 0
+    # Where the layer returns the softmax itself, the cast comes when the scores have gone.
+    forward = masked + (8 if masked < 4 else 4 + (0 if attention.returned_scores == "softmax" else cast)) + held
+    return 4 + cast + capped + dropped, forward + capped + dropped, 12 + capped + dropped
+
+
+def returned_score_bytes(view: BlockView) -> int:
+    """Bytes per token and key of the probabilities that a layer returns though nobody asked for them.
+
+    Source: transformers 5.23 models/falcon/modeling_falcon.py FalconAttention.forward, models/bloom/modeling_bloom.py, and
+    ``outputs`` in their loops over layers.
+    """
+    attention, regime = view.block.attention, view.regime
+    if attention.returned_scores == "none" or view.recipe.attention != "eager":
+        return 0
+    widened = attention.returned_scores == "softmax" and regime.autocast
+    return attention.n_heads * (4 if widened else max(regime.compute, regime.linear_out))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.anatomy.attention import attention_steps
+from planner.anatomy.attention import attention_steps, returned_score_bytes
 from planner.anatomy.feed_forward import mlp_steps
 from planner.anatomy.int8 import int8_context_bytes
 from planner.anatomy.ledger import BlockView, Step
@@ -29,7 +29,11 @@ class BlockBytes:
     """Bytes of one layer for one micro-batch.
 
     ``saved``: kept for backward without checkpointing.  ``forward_peak``: most alive in its forward beyond what earlier layers
-    saved, its own saved tensors included.  ``backward_peak``: most alive in its backward, its saved tensors included.
+    saved, its own saved tensors included.  ``backward_peak``: most alive in its backward, its saved tensors included, weight
+    gradients left out.  ``growing_peak``: the same with the gradients that it has made by then, where there were none before;
+    ``adding_peak``: with the one that is being made and then added to what is there.  ``gradients``: all that it makes.
+    ``plain_peak``: most alive in a forward that keeps nothing, beyond its input.  ``returned``: what outlives it although nothing
+    needs it, until the next layer has run.
     ``boundary``: its input.  ``stored``: the inputs that checkpointing stores.  ``context_held``: bytes that non-reentrant
     checkpointing fails to free.
     """
@@ -37,6 +41,11 @@ class BlockBytes:
     saved: Number
     forward_peak: Number
     backward_peak: Number
+    growing_peak: Number
+    adding_peak: Number
+    gradients: Number
+    plain_peak: Number
+    returned: Number
     boundary: Number
     stored: Number
     context_held: Number
@@ -49,19 +58,28 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
     kept_pair: Number = 0
     fixed: Number = 0
     forward: list[Number] = []
+    plain: list[Number] = []
     backward: list[Number] = []
     for step in steps:
         kept = kept + step.saves
         kept_pair = kept_pair + step.pair_saves
         fixed = fixed + step.fixed_saves
         forward.append(tokens * (kept + step.forward + keys * (kept_pair + step.pair_forward)) + fixed + step.fixed_forward)
+        pairs = keys * (step.pair_saves + step.pair_forward)
+        plain.append(tokens * (step.saves + step.forward + pairs) + step.fixed_saves + step.fixed_forward)
         backward.append(tokens * (kept + step.backward + keys * (kept_pair + step.pair_backward)) + fixed + step.fixed_backward)
     regime = view.regime
+    growing, made = _with_gradients(steps, backward)
     held = tokens * (int8_context_bytes(view) + context_4bit_bytes(view))
     return BlockBytes(
         saved=tokens * (kept + keys * kept_pair) + fixed,
         forward_peak=maximum(*forward),
         backward_peak=maximum(*backward),
+        growing_peak=growing,
+        adding_peak=maximum(*(peak + step.largest_gradient for peak, step in zip(backward, steps, strict=True))),
+        gradients=made,
+        plain_peak=maximum(*plain),
+        returned=tokens * keys * returned_score_bytes(view),
         boundary=tokens * view.hidden * regime.residual,
         stored=tokens * _stored_bytes(view),
         context_held=held,
@@ -79,6 +97,16 @@ def _stored_bytes(view: BlockView) -> int:
         return view.hidden * regime.residual
     norms = sum(norm.copies for norm in view.block.norms if norm.on == "hidden")
     return view.hidden * (norms * regime.residual + 2 * regime.norm_out)
+
+
+def _with_gradients(steps: tuple[Step, ...], backward: list[Number]) -> tuple[Number, Number]:
+    """(peak of a backward whose gradients pile up from the last step to the first, all that it has made at its end)."""
+    made: Number = 0
+    peaks: list[Number] = []
+    for step, peak in zip(reversed(steps), reversed(backward), strict=True):
+        made = made + step.gradients
+        peaks.append(peak + made)
+    return maximum(*peaks), made
 
 
 def block_steps(view: BlockView) -> tuple[Step, ...]:

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from planner.anatomy.activation import activation_bytes, is_written_out
 from planner.anatomy.ledger import BlockView, Step
 from planner.anatomy.matrices import linear_step
 from planner.domain.recipe import Number
 
-# Tensors of intermediate width that an activation keeps when it is written in Python instead of one kernel:
-# gelu_new keeps x, tanh(...), x/2 and 1 + tanh(...).  Source: transformers 5.23 activations.py NewGELUActivation.
-_ACTIVATION_SAVES = {"gelu_new": 4, "gelu_fast": 4, "quick_gelu": 2}
-
 
 def mlp_steps(view: BlockView, stream: Number) -> list[Step]:
     """The matrices of the feed-forward part, its routing and its activation, in forward order."""
-    mlp, regime = view.block.mlp, view.regime
-    lo = regime.linear_out
-    saves = _ACTIVATION_SAVES.get(mlp.activation, 1)
-    width = mlp.active_width
-    copies = saves + 2 if mlp.gated else saves
-    if view.stack.fused_mlp and mlp.gated:
-        copies = 2
     steps = [linear_step(view, "mlp_in", stream)]
-    if mlp.n_experts:
+    if view.block.mlp.n_experts:
         steps.append(_routing_step(view, stream))
-    # Gate, up and the activated gate are kept by the product; a plain MLP keeps what its activation needs.
-    # Backward: gradients of both sides of the activation, and of the other factor of a gated one (or of parts written in Python).
-    live = 3 if mlp.gated or saves > 1 else 2
-    steps.append(Step("activation", width * lo * copies, stream + width * lo, stream + live * width * lo))
+    steps.append(_activation_step(view, stream))
     steps.append(linear_step(view, "mlp_mid", stream))
+    if view.block.dropouts:
+        steps.append(Step("dropouts", view.block.dropouts * view.hidden, stream, stream))
     return steps
+
+
+def _activation_step(view: BlockView, stream: Number) -> Step:
+    """The activation over all features that a token passes, those of routed experts in the dtype of their weights.
+
+    Backward: gradients of both sides of the activation, and of the other factor of a gated one (or of parts written in Python).
+    """
+    mlp = view.block.mlp
+    live = 3 if mlp.gated or is_written_out(view) else 2
+    routed = mlp.active_width - mlp.shared_width if mlp.n_experts else 0
+    saves = results = 0
+    for width, element_bytes in ((routed, view.expert_bytes), (mlp.active_width - routed, view.regime.linear_out)):
+        kept, result = activation_bytes(view, element_bytes)
+        saves, results = saves + width * kept, results + width * result
+    return Step("activation", saves, stream + results, stream + live * results)
 
 
 def _routing_step(view: BlockView, stream: Number) -> Step:
@@ -40,10 +44,16 @@ def _routing_step(view: BlockView, stream: Number) -> Step:
     integrations/moe.py grouped_mm_experts_forward.
     """
     mlp, regime = view.block.mlp, view.regime
-    row = view.hidden * regime.linear_out
+    row = view.hidden * view.expert_bytes
     experts = [linear for linear in view.block.linears if linear.group == "expert" and linear.reads == "mlp_in"]
     gathers = view.trains_base or any(view.adapted(linear) for linear in experts)
     gated_shares = sum(1 for linear in view.block.linears if linear.group == "router") - 1
     rows = mlp.top_k * row
-    kept = 4 * mlp.n_experts + 40 * mlp.top_k + 4 + rows * (2 if gathers else 1) + gated_shares * (row + regime.linear_out)
+    kept = (
+        4 * mlp.n_experts
+        + 40 * mlp.top_k
+        + 4
+        + rows * (2 if gathers else 1)
+        + gated_shares * (view.hidden + 1) * regime.linear_out
+    )
     return Step("routing", kept, stream + rows, stream + 2 * rows)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.anatomy.ledger import BlockView, input_bytes
+from planner.anatomy.inputs import input_bytes
+from planner.anatomy.ledger import BlockView
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
 
@@ -45,6 +46,12 @@ def int8_context_bytes(view: BlockView) -> Number:
     for linear in view.block.linears:
         if view.quantized(linear):
             kept[linear.reads] = linear.in_features * input_bytes(view, linear)
+    if view.shares_norm:
+        # Both branches read one tensor.
+        kept.pop("mlp_in", None)
+    if view.block.reads_stream:
+        # The stored input of the layer itself.
+        kept.pop("attn_in", None)
     return sum(kept.values()) + int8_column_bytes(view, view.block.linears)
 
 

@@ -18,6 +18,7 @@ class Step:
 
     ``saves`` bytes per token stay until the step's backward; ``forward`` and ``backward`` are the other bytes per token alive
     while it runs.  ``pair_*`` are the same per token and key, ``fixed_*`` do not depend on tokens (dequantised weights).
+    ``gradients`` are bytes of weight gradients that its backward makes, ``largest_gradient`` the biggest of them.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Step:
     fixed_saves: Number = 0
     fixed_forward: Number = 0
     fixed_backward: Number = 0
+    gradients: Number = 0
+    largest_gradient: Number = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,16 +87,15 @@ class BlockView:
         return linear.kind == "parameter" and linear.group == "expert" and self.stack.fused_experts and self.adapted(linear)
 
     @property
+    def expert_bytes(self) -> int:
+        """Bytes per element inside routed experts.
+
+        Grouped products have the dtype of their weights, also under autocast.  Source: transformers 5.23 integrations/moe.py
+        _grouped_mm.
+        """
+        return self.regime.base if self.stack.fused_experts else self.regime.linear_out
+
+    @property
     def shares_norm(self) -> bool:
         """Whether one norm feeds both branches (Phi, Falcon-7B, GPT-J, Cohere)."""
         return self.block.parallel and sum(norm.copies for norm in self.block.norms if norm.on == "hidden") == 1
-
-
-def input_bytes(view: BlockView, linear: LinearSpec) -> int:
-    """Bytes per element of the tensor that ``linear`` reads."""
-    regime = view.regime
-    if linear.reads in ("attn_in", "mlp_in", "head_in"):
-        return regime.norm_out
-    if linear.reads == "attn_out":
-        return regime.compute
-    return regime.linear_out

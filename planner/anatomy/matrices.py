@@ -5,8 +5,9 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``bnb.py``, bitsandbytes 0.50 ``
 
 from __future__ import annotations
 
+from planner.anatomy.inputs import input_bytes
 from planner.anatomy.int8 import int8_column_bytes, int8_work_bytes, is_int8
-from planner.anatomy.ledger import BlockView, Step, input_bytes
+from planner.anatomy.ledger import BlockView, Step
 from planner.arrays import maximum
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
@@ -23,7 +24,7 @@ def linear_amounts(view: BlockView, linear: LinearSpec) -> tuple[Number, Number,
     forward: Number = 0
     backward: Number = 0
     # Autocast casts each matrix's input on its own: q, k and v keep three 16-bit copies of one fp32 tensor.
-    if in_bytes != regime.compute and (view.trains_base or _keeps_4bit_input(view, linear)):
+    if not _is_grouped(view, linear) and in_bytes != regime.compute and (view.trains_base or _keeps_4bit_input(view, linear)):
         saved += width * regime.compute
     if view.adapted(linear):
         more = _adapter_amounts(view, linear, width, in_bytes)
@@ -79,12 +80,14 @@ def linear_step(view: BlockView, reads: str, stream: Number) -> Step:
 
 def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: Number) -> Step:
     regime = view.regime
-    saved = shared_input_bytes(view, linears) + int8_column_bytes(view, linears)
+    kept_inputs = shared_input_bytes(view, linears)
+    saved = kept_inputs + int8_column_bytes(view, linears)
     outputs: Number = 0
     branch_forward: Number = 0
     branch_backward: Number = 0
     fixed = 0
     merged: Number = 0
+    gradients = [weight_gradient_bytes(view, linear) for linear in linears]
     for linear in linears:
         merged = merged + merged_weight_bytes(view, linear)
         amounts, work = linear_amounts(view, linear), int8_work_bytes(view, linear)
@@ -92,23 +95,40 @@ def _linear_step(view: BlockView, name: str, linears: list[LinearSpec], stream: 
         saved = saved + amounts[0]
         branch_forward = maximum(branch_forward, amounts[1], work[0])
         branch_backward = maximum(branch_backward, amounts[2], work[1])
-        outputs += linear.out_features * copies * regime.linear_out
+        outputs += linear.out_features * copies * (view.expert_bytes if _is_grouped(view, linear) else regime.linear_out)
         fixed = max(fixed, dequantized_bytes(view, linear))
     inputs = max((linear.in_features * input_bytes(view, linear) for linear in linears), default=0)
     return Step(
         name,
         saves=saved,
-        forward=stream + inputs + outputs + branch_forward,
+        forward=stream + max(inputs - kept_inputs, 0) + outputs + branch_forward,
         backward=stream + inputs * min(2, len(linears)) + outputs + branch_backward,
         fixed_saves=gptq_kept_bytes(view, linears) + cast_weight_bytes(view, linears) + merged,
         fixed_forward=fixed if _expands_forward(view) else 0,
         fixed_backward=fixed + merged,
+        gradients=sum(gradients),
+        largest_gradient=maximum(0, *gradients),
     )
 
 
 def _expands_forward(view: BlockView) -> bool:
     """Whether matrices are expanded in the forward pass too: an int8 product needs none of it."""
     return not is_int8(view) and (view.stack.dequantizes_forward or not _is_4bit(view))
+
+
+def weight_gradient_bytes(view: BlockView, linear: LinearSpec) -> Number:
+    """Bytes of the gradients that the backward of one matrix makes: of its weight and bias, or of its adapter.
+
+    Source: torch 2.13 derivatives.yaml, ``mm`` and ``addmm``: the gradients of input and weight are one node's results, so both
+    and the gradient of the output are alive together.
+    """
+    if view.trains_base:
+        return (linear.weight_count + linear.bias_count) * view.regime.gradient
+    adapter = view.recipe.adapter
+    if adapter is None or not view.adapted(linear):
+        return 0
+    ranks: Number = linear.copies * linear.rank_factor * adapter.rank
+    return ranks * (linear.in_features + linear.out_features) * view.regime.adapter
 
 
 def merged_weight_bytes(view: BlockView, linear: LinearSpec) -> Number:
@@ -132,7 +152,9 @@ def shared_input_bytes(view: BlockView, linears: list[LinearSpec]) -> Number:
     """
     kept: dict[str, int] = {}
     for linear in linears:
-        in_bytes = input_bytes(view, linear)
+        # What experts read is gathered from here; the tensor itself is the router's, which computes in the compute dtype.
+        routed = linear.reads == "mlp_in" and _is_grouped(view, linear)
+        in_bytes = min(input_bytes(view, linear), view.regime.compute) if routed else input_bytes(view, linear)
         width = linear.in_features * (linear.active_copies if linear.group == "expert" and linear.reads == "mlp_mid" else 1)
         if _keeps_input(view, linear):
             # A shared expert's intermediate values are a tensor beside those of the routed ones.
@@ -152,13 +174,15 @@ def _kernel_keeps_output(view: BlockView) -> bool:
     """Whether the tensor that the output projection reads is the one that the attention kernel saved.
 
     A kernel's output has the memory layout of its query.  Where that lies head by head, merging the heads makes a copy; the
-    kernel that takes a mask always writes token by token.  Source: torch 2.13 aten/src/ATen/native/transformers/cuda:
-    flash_attn/flash_api.cpp (``empty_like(q)``), attention.cu (``_efficient_attention_forward``).
+    kernel that takes a mask, or values of another width than queries, always writes token by token.
+    Source: torch 2.13 aten/src/ATen/native/transformers/cuda: flash_attn/flash_api.cpp
+    (``empty_like(q)``), attention.cu (``_efficient_attention_forward``).
     """
     attention = view.block.attention
     if view.recipe.attention == "eager" or attention.sdpa_input == "broadcast":
         return False
-    return not attention.joined_rotary or (view.padded and view.recipe.attention == "sdpa")
+    takes_mask = view.padded or attention.head_dim != attention.value_head_dim
+    return not attention.joined_rotary or (takes_mask and view.recipe.attention == "sdpa")
 
 
 def _keeps_input(view: BlockView, linear: LinearSpec) -> bool:
@@ -166,7 +190,8 @@ def _keeps_input(view: BlockView, linear: LinearSpec) -> bool:
     in_bytes, compute = input_bytes(view, linear), view.regime.compute
     if is_int8(view) and view.quantized(linear):
         return True
-    by_base = in_bytes == compute and (view.trains_base or view.merged(linear) or _keeps_4bit_input(view, linear))
+    uncast = in_bytes == compute or _is_grouped(view, linear)
+    by_base = uncast and (view.trains_base or view.merged(linear) or _keeps_4bit_input(view, linear))
     return by_base or _adapter_shares_input(view, linear, in_bytes)
 
 
@@ -214,12 +239,9 @@ def dequantized_bytes(view: BlockView, linear: LinearSpec) -> int:
 
     Source: bitsandbytes 0.50 autograd/_functions.py (MatMul4Bit.backward, MatMul8bitLt.backward).
     """
-    if view.trains_base and linear.group == "expert" and view.stack.fused_experts:
-        # The gradient of one tensor that holds every expert of the layer, before it is added to the one that is kept.
-        return linear.weight_count * view.regime.base
     if not view.quantized(linear):
-        # A trained fp32 weight under autocast has a 16-bit copy and a 16-bit gradient while the layer runs.
-        return linear.weight_count * view.regime.compute * 2 if view.trains_base and view.regime.base > view.regime.compute else 0
+        # The gradient of a 16-bit copy of a trained fp32 weight is made in 16-bit, and then widened.
+        return linear.weight_count * view.regime.compute if view.trains_base and is_recast(view, linear) else 0
     elements, in_bytes = linear.in_features * linear.out_features, input_bytes(view, linear)
     if is_int8(view):
         return elements * in_bytes
@@ -244,12 +266,25 @@ def cast_weight_bytes(view: BlockView, linears: list[LinearSpec]) -> int:
     """Copies of weights that autocast made because they were loaded in another dtype, kept for the gradient of the input.
 
     Formula: compute bytes per element of each plain matrix whose dtype is not that of autocast (fp16 weights under bf16 as well).
-    Trained fp32 weights are not counted here: autocast caches their copies (``planner.memory.weights:autocast_copy_bytes``).
+    With checkpointing the layer's copies are made again when it is rebuilt; those of trained fp32 weights also stay cached
+    until the forward ends (``planner.memory.weights:autocast_copy_bytes``).
     Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast (only fp32 leaves that need a gradient are cached); ``linear``
     saves the weight it used.
     """
+    return sum(linear.weight_count * view.regime.compute for linear in linears if is_recast(view, linear))
+
+
+def _is_grouped(view: BlockView, linear: LinearSpec) -> bool:
+    """Whether the matrices of all experts are one tensor, which autocast does not see."""
+    return linear.group == "expert" and linear.kind == "parameter" and view.stack.fused_experts
+
+
+def is_recast(view: BlockView, linear: LinearSpec) -> bool:
+    """Whether autocast copies this weight: matrix products do; grouped products of fused experts are not on its lists.
+
+    Source: torch 2.13 ATen/autocast_mode.h (no ``_grouped_mm``); transformers 5.23 integrations/moe.py _grouped_mm.
+    """
     regime = view.regime
-    if not (regime.autocast and regime.recasts) or (view.trains_base and regime.base == 4):
-        return 0
-    plain = (linear for linear in linears if linear.kind != "parameter" and not view.quantized(linear))
-    return sum(linear.weight_count * regime.compute for linear in plain)
+    if not (regime.autocast and regime.recasts) or view.quantized(linear):
+        return False
+    return linear.kind != "parameter" or not view.stack.fused_experts

@@ -42,11 +42,15 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     """Whether k-bit quantisers replace this matrix.
 
     They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head.  Expert tensors and routers that are bare parameters stay
-    16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.
-    Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``.
+    16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.  Since
+    then only ``nn.Linear`` itself is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
+    Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
+    replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
     """
     if linear.group == "head":
         return False
+    if linear.kind == "subclass":
+        return not fused_experts
     return linear.kind != "parameter" or (not fused_experts and linear.group in ("expert", "router"))
 
 

@@ -6,10 +6,11 @@ inputs to k-bit layers, an engine halves what k-bit preparation upcast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
 from planner.domain.scenario import Scenario
@@ -52,24 +53,38 @@ def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""
     recipe = scenario.recipe
     adapter_dtype = recipe.adapter.dtype if recipe.adapter else None
-    key = _Key(recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer)
-    return _regime(key, scenario.stack, _first_norm_kind(scenario.model))
+    packs = recipe.numerics.quantization != "none" and param_counts(scenario.model, scenario.stack.fused_experts).quantizable > 0
+    key = _Key(recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer, packs)
+    regime = _regime(key, scenario.stack, _first_norm_kind(scenario.model))
+    # Autocast runs a layer norm in fp32, so one over the embeddings starts an fp32 stream.
+    widens = scenario.model.embedding_norm and regime.autocast
+    return replace(regime, residual=4) if widens and regime.residual < 4 else regime
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The categorical part of a recipe, hashable even when the numeric axes are arrays."""
+    """The categorical part of a recipe, hashable even when the numeric axes are arrays.
+
+    ``packs`` says whether any matrix is really quantised: in some models the quantiser finds none.
+    """
 
     method: str
     numerics: Numerics
     sharding: str
     adapter_dtype: str | None
     offloads_optimizer: bool
+    packs: bool
 
 
 def engine_of(recipe: Recipe) -> Engine:
     """Who owns weights and optimizer: plain PyTorch (with or without autocast), DeepSpeed or FSDP."""
     return "deepspeed" if recipe.uses_deepspeed else "fsdp" if recipe.uses_fsdp else "native"
+
+
+def _engine(sharding: str) -> Engine:
+    if sharding.startswith("zero"):
+        return "deepspeed"
+    return "fsdp" if sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp") else "native"
 
 
 def _first_norm_kind(model: ModelSpec) -> str:
@@ -79,22 +94,19 @@ def _first_norm_kind(model: ModelSpec) -> str:
 
 @lru_cache(maxsize=512)
 def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
-    engine: Engine = (
-        "deepspeed"
-        if key.sharding.startswith("zero")
-        else "fsdp"
-        if key.sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
-        else "native"
-    )
+    engine = _engine(key.sharding)
     numerics = key.numerics
     compute = DTYPE_BYTES[numerics.compute_dtype]
-    quantized = numerics.quantization != "none"
+    quantized = key.packs
     # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself; autocast belongs to the native engine.
     autocast = engine == "native" and numerics.mixed
     base, outside, norm_weight = _weight_bytes(key, stack, engine)
     # FSDP gathers weights in the compute dtype, so inside the blocks everything is 16-bit although shards are fp32.
     seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
     seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
+    if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
+        # fp16 and bf16 have no common 16-bit type: the first addition of a product to the stream makes it fp32.
+        seen_outside = 4
     norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
     linear_out = _linear_out(key, stack, norm_out) if quantized else compute if (autocast or engine != "native") else base
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
-LinearKind = Literal["linear", "conv1d", "parameter"]
+LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-EagerScores = Literal["fp32_softmax", "fp32", "compute"]
+EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
 
 
@@ -20,8 +20,9 @@ class LinearSpec:
     """One weight matrix of shape ``(out_features, in_features)``, repeated ``copies`` times (experts).
 
     ``name`` is the module name as PEFT's ``target_modules`` sees it (``q_proj``, ``query_key_value``).
-    ``kind`` is ``linear`` (``nn.Linear``), ``conv1d`` (GPT-2's transposed linear) or ``parameter``: a fused expert tensor,
-    which k-bit quantisers leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward
+    ``kind`` is ``linear`` (``nn.Linear``), ``subclass`` (a class of the model's own derived from it, which the quantisers of
+    Transformers 5 pass over), ``conv1d`` (GPT-2's transposed linear) or ``parameter``: a fused expert tensor, which k-bit
+    quantisers leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward
     are counted once when several matrices share them.  ``active_copies`` of the copies see each token.
 
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
@@ -93,7 +94,11 @@ class AttentionSpec:
     How the modelling code goes about it: ``joined_rotary`` when rotary code concatenates a turned and an untouched part, which
     lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's kernel ``grouped``, ``expanded`` to all
     heads, or to be ``broadcast`` by it, which only its unfused form does.  ``eager_scores``: dtype of attention that is written
-    out: a softmax in fp32, scores in ``fp32`` too, or all in ``compute``.
+    out: a softmax in fp32, scores that an fp32 bias widens, scores in ``fp32`` too, or all in ``compute``.
+    ``dropout``: whether probabilities are dropped in training, which written-out attention keeps a mask of.
+    ``returned_scores``: a layer that always returns its
+    probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
+    ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).
     """
 
     n_heads: int
@@ -108,6 +113,9 @@ class AttentionSpec:
     joined_rotary: bool = False
     sdpa_input: SdpaInput = "grouped"
     eager_scores: EagerScores = "fp32_softmax"
+    dropout: bool = False
+    returned_scores: Literal["none", "softmax", "cast"] = "none"
+    value_product_width: int = 0
 
     @property
     def q_width(self) -> int:
@@ -158,6 +166,8 @@ class BlockSpec:
 
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
+    ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
+    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero.
     """
 
     attention: AttentionSpec
@@ -166,6 +176,8 @@ class BlockSpec:
     norms: tuple[NormSpec, ...]
     parallel: bool = False
     extra_params: int = 0
+    dropouts: int = 0
+    reads_stream: bool = False
 
     @property
     def param_count(self) -> int:
@@ -206,7 +218,9 @@ class ModelSpec:
     ``fp32_logits`` is false where the model's own code keeps logits in the compute dtype.
     ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
     ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
-    is saved for backward.  ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
+    is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
+    ``embedding_dropout`` a dropout of them.
+    ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 
     id: str
@@ -227,6 +241,8 @@ class ModelSpec:
     fp32_logits: bool = True
     remote_code: bool = False
     logit_softcap: bool = False
+    embedding_norm: bool = False
+    embedding_dropout: bool = False
     omits: str = ""
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"

@@ -46,7 +46,8 @@ class Stack:
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
-    ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip.
+    ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
+    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face

@@ -7,73 +7,98 @@ from dataclasses import dataclass
 from planner.anatomy.block import BlockBytes, block_bytes
 from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
+from planner.domain.model import BlockGroup
 from planner.domain.recipe import Number
 from planner.memory.job import Job
+from planner.memory.logits import head_gradient_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """``count`` equal layers for one micro-batch on one GPU, in bytes.
+
+    ``kept``: between forward and backward, by each.  ``forward_extra``: most that one adds while the forward runs.
+    ``backward_extra``: most that one adds in backward, recomputation included and weight gradients left out; ``growing_extra``:
+    the same with the gradients it has made by then; ``adding_extra``: with the one that is being added to an existing one.
+    ``gradients``: weight gradients of each.
+    """
+
+    count: int
+    kept: Number
+    forward_extra: Number
+    backward_extra: Number
+    growing_extra: Number
+    adding_extra: Number
+    gradients: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes on one GPU for one micro-batch.
+    """Saved and transient activations of all layers, in the order of the forward pass: groups of equal layers."""
 
-    ``kept``: saved between forward and backward over all blocks.  ``forward_extra``: most that one block adds while the forward
-    runs.  ``backward_extra``: most that one block adds in backward, recomputation included.  ``one_block``: what the last block
-    to run backward still holds of ``kept``.
-    """
+    layers: tuple[LayerBytes, ...]
 
-    kept: Number
-    forward_extra: Number
-    backward_extra: Number
-    one_block: Number
+    @property
+    def kept(self) -> Number:
+        """Bytes saved between forward and backward over all layers."""
+        return sum(layer.count * layer.kept for layer in self.layers)
+
+    @property
+    def forward_extra(self) -> Number:
+        """Most bytes that one layer adds while the forward runs."""
+        return maximum(0, *(layer.forward_extra for layer in self.layers))
+
+    @property
+    def backward_extra(self) -> Number:
+        """Most bytes that one layer adds in backward, weight gradients left out."""
+        return maximum(0, *(layer.backward_extra for layer in self.layers))
+
+    @property
+    def one_layer(self) -> Number:
+        """Most bytes that one layer keeps."""
+        return maximum(0, *(layer.kept for layer in self.layers))
 
 
 def activations(job: Job) -> Activations:
-    """Saved and transient activations of all blocks.
+    """Saved and transient activations of all layers.
 
-    With checkpointing: every block's input stays, and one block is rebuilt in backward; matrices of int8 bases, and 4-bit ones
-    of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each block saves stays.
+    With checkpointing: every layer's input stays, and one layer is rebuilt in backward; matrices of int8 bases, and 4-bit ones
+    of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each layer saves stays.
     Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer; torch 2.13 utils/checkpoint.py.
     """
-    kept: Number = 0
-    forward_extra: Number = 0
-    backward_extra: Number = 0
-    one_block: Number = 0
-    for group in job.model.groups:
-        block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
-        if job.recipe.gradient_checkpointing:
-            stays, forward, backward = _checkpointed(job, block)
-        else:
-            stays = block.saved
-            forward, backward = block.forward_peak - block.saved, block.backward_peak - block.saved
-        kept = kept + group.count * stays
-        forward_extra = maximum(forward_extra, forward)
-        backward_extra = maximum(backward_extra, backward)
-        one_block = maximum(one_block, stays)
+    return Activations(tuple(_layer_bytes(job, group) for group in job.model.groups))
+
+
+def _layer_bytes(job: Job, group: BlockGroup) -> LayerBytes:
+    block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
+    peaks = block.backward_peak, block.growing_peak, block.adding_peak
+    if job.recipe.gradient_checkpointing:
+        stays, forward, extras = _checkpointed(job, block, peaks)
+    else:
+        stays, forward = block.saved, block.forward_peak - block.saved
+        extras = [peak - block.saved for peak in peaks]
     if job.recipe.offload == "activations":
-        kept = 0 * kept
-    return Activations(kept, forward_extra, backward_extra, one_block)
+        stays = 0 * stays
+    backward, growing, adding = extras
+    return LayerBytes(group.count, stays, forward, backward, growing, adding, block.gradients)
 
 
-def _checkpointed(job: Job, block: BlockBytes) -> tuple[Number, Number, Number]:
-    """(kept, forward extra, backward extra) of one checkpointed block.
+def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tuple[Number, Number, list[Number]]:
+    """(kept, forward extra, backward extras) of one checkpointed layer whose backward has the ``peaks``.
 
-    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt block does not pay for it
+    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt layer does not pay for it
     twice.  Where parts of a layer are wrapped one by one, the rebuilt layer shares their stored inputs.
     Ignored: that then only one part is rebuilt at a time.
     """
     regime = job.regime
     shared = (block.boundary if regime.residual == 4 else 0) + block.stored - block.boundary
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
-    # While the block is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
-    backward = maximum(block.backward_peak, block.forward_peak + block.boundary) - shared - held
-    # The first forward keeps nothing for autograd, but its widest moment has the same live tensors.
-    forward = maximum(0, block.forward_peak - block.saved) + _widest_live(job)
-    return block.stored + held, forward, maximum(backward, 0)
-
-
-def _widest_live(job: Job) -> Number:
-    """Bytes alive in the MLP of a block that saves nothing: gate, up and product."""
-    mlp_width = max(group.block.mlp.active_width * (3 if group.block.mlp.gated else 2) for group in job.model.groups)
-    return job.tokens * mlp_width * job.regime.linear_out
+    # While the layer is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
+    # What int8 contexts hold from the first forward serves the backward; the rebuilding makes another set until it ends.
+    extras = [maximum(peak - held, block.forward_peak + block.boundary) - shared for peak in peaks]
+    # The first forward keeps nothing for autograd: what one step makes goes when the next has read it.
+    forward = block.plain_peak + block.returned
+    return block.stored + held, forward, [maximum(extra, 0) for extra in extras]
 
 
 def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
@@ -89,8 +114,8 @@ def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
 def attention_mask_bytes(job: Job) -> Number:
     """Bytes of the attention mask that all layers share: one element per pair of positions and sample.
 
-    Eager attention adds a mask in the stream's dtype.  SDPA has one where the batch is padded, boolean or in the dtype of the
-    embeddings (switch ``sdpa_mask``); what layers make of it is in the ledger of a layer.  Flash attention has none.
+    Eager attention adds a mask in the dtype of the embeddings.  SDPA has one where the batch is padded, boolean or in that dtype
+    (switch ``sdpa_mask``); what layers make of it is in the ledger of a layer.  Flash attention has none.
     Source: transformers 5.23 masking_utils.py sdpa_mask; 4.37
     modeling_attn_mask_utils.py _prepare_4d_causal_attention_mask_for_sdpa.
     """
@@ -99,7 +124,7 @@ def attention_mask_bytes(job: Job) -> Number:
         return 0
     pairs = batch.micro_batch * batch.seq_len * batch.seq_len
     if recipe.attention == "eager":
-        return pairs * job.regime.residual
+        return pairs * job.regime.outside
     element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
     return pairs * element if batch.is_padded else 0
 
@@ -115,14 +140,37 @@ def mask_is_held(job: Job) -> bool:
     return recipe.gradient_checkpointing or shared
 
 
-def final_norm_bytes(job: Job) -> Number:
-    """Bytes that the final norm keeps, and its output, which the head reads.
+def embedding_saved_bytes(job: Job) -> Number:
+    """Bytes that what follows the token table keeps for backward: a norm of the embeddings, a mask of their dropout.
 
-    Source: transformers 5.23 models/llama/modeling_llama.py LlamaModel.forward, LlamaRMSNorm.
+    Formula: a norm's saved bytes per token where the model has one, one byte per feature for a dropout mask.
+    Source: transformers 5.23 models/bloom/modeling_bloom.py word_embeddings_layernorm, models/gpt2/modeling_gpt2.py drop.
+    """
+    model = job.model
+    kept: Number = model.hidden_size if model.embedding_dropout else 0
+    if not model.embedding_norm:
+        return job.tokens * kept
+    amounts = norm_amounts(job.view(model.groups[0].block), model.final_norms[0], job.regime.outside)
+    return job.tokens * (kept + amounts.saves) + amounts.fixed_saves
+
+
+def final_norm_bytes(job: Job) -> Number:
+    """Bytes that the final norm keeps for backward, and those that a trained head keeps of its input.
+
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaModel.forward, LlamaRMSNorm; torch 2.13 derivatives.yaml.
     """
     regime, hidden = job.regime, job.model.hidden_size
-    output = hidden * (regime.norm_out + regime.residual)
+    kept: Number = hidden * regime.compute if head_gradient_bytes(job) else 0
     if not job.model.final_norms:
-        return job.tokens * output
+        return job.tokens * kept
     amounts = norm_amounts(job.view(job.model.groups[0].block), job.model.final_norms[-1], regime.residual)
-    return job.tokens * (amounts.saves + output) + amounts.fixed_saves
+    return job.tokens * (amounts.saves + kept) + amounts.fixed_saves
+
+
+def norm_output_bytes(job: Job) -> Number:
+    """Bytes of the final norm's output and input, which the program holds on to until the forward returns.
+
+    Formula: tokens * hidden in the dtypes of the norm's output and of the stream.
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaForCausalLM.forward (``outputs.last_hidden_state``).
+    """
+    return job.tokens * job.model.hidden_size * (job.regime.norm_out + job.regime.residual)

@@ -161,15 +161,14 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "optimizer:optimizer_temporary_bytes": _states,
     "activations:activations": _activations,
     "activations:final_norm_bytes": lambda job, _: f"{float(job.tokens):.0f} tokens x {job.model.hidden_size} features",
+    "activations:embedding_saved_bytes": lambda job, _: f"{float(job.tokens):.0f} tokens x {job.model.hidden_size} features",
     "activations:attention_mask_bytes": lambda job, _: (
         f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}"
     ),
     "logits:logits_forward_bytes": _logits,
     "logits:uncounted_logits_bytes": _coefficient("logits_extra_copies"),
     "activations:uncounted_activation_bytes": _coefficient("activation_share"),
-    "backward:tied_table_bytes": lambda job, _: (
-        f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B"
-    ),
+    "moments:tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "runtime:allocator_slack_bytes": _slack,

@@ -59,7 +59,8 @@ def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
             total = total + where(job.recipe.batch.micro_batch > 1, 4 if fp32_logits else compute, 0)
         else:
             total += wide
-    return total
+    # A soft cap keeps its tanh, in the dtype of the logits before they are widened.
+    return total + (compute if job.model.logit_softcap else 0)
 
 
 def uncounted_logits_bytes(job: Job) -> Number:

@@ -111,14 +111,22 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     mask = act.attention_mask_bytes(job)
     mask_phases = FORWARD | LOSS | BACKWARD if act.mask_is_held(job) else FORWARD
     formula = "activations:activations"
+    embedded = act.embedding_saved_bytes(job)
+    # Without checkpointing the graph holds the copies of adapters until each layer has run backward.
+    copied = FORWARD | LOSS if job.recipe.gradient_checkpointing else FORWARD | LOSS | BACKWARD
     return (
+        make_term(
+            "saved_activations",
+            "embeddings",
+            embedded,
+            FORWARD | LOSS | BACKWARD,
+            "activations:embedding_saved_bytes",
+            "transient",
+        ),
         make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
         make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
-        make_term("block_recompute", "one block, backward", amounts.backward_extra, BACKWARD, formula, "transient"),
         make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
-        make_term(
-            "autocast_copies", "autocast weight copies", copies, FORWARD | LOSS, "weights:autocast_copy_bytes", "transient"
-        ),
+        make_term("autocast_copies", "autocast weight copies", copies, copied, "weights:autocast_copy_bytes", "transient"),
     )
 
 
@@ -141,7 +149,7 @@ def _loss_terms(job: Job) -> tuple[Term, ...]:
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
     forward = logits.logits_forward_bytes(job)
     backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
-    loss = maximum(forward, backward, logits.head_backward_bytes(job)) + head
+    loss = maximum(forward + act.norm_output_bytes(job), backward, logits.head_backward_bytes(job)) + head
     final_norm, formula = act.final_norm_bytes(job), "logits:logits_forward_bytes"
     evaluation: frozenset[Phase] = frozenset({"eval"})
     return (

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.anatomy.int8 import outlier_weight_bytes as outlier_bytes_of_layer
+from planner.anatomy.matrices import is_recast
+from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
@@ -87,16 +91,29 @@ def saved_module_bytes(job: Job) -> Number:
 def autocast_copy_bytes(job: Job) -> Number:
     """16-bit copies of fp32 trained weights of blocks that autocast caches until its region ends.
 
-    Formula: 2 bytes per fp32 trained parameter of a product, native engine only.  Source: torch 2.13
+    Formula: 2 bytes per element of adapters and, with checkpointing, of fp32 trained matrices, native engine only.  Without
+    checkpointing the matrices' copies are part of what each layer saves, which goes when it has run backward.  Source: torch 2.13
     aten/src/ATen/autocast_mode.cpp cached_cast (leaf tensors that require a gradient).  Norm weights and tables are not cast; the
     head's copy is made when the loss begins (:func:`planner.memory.logits.head_dequant_bytes`).
     """
-    regime, counts = job.regime, job.counts
+    regime = job.regime
     if not regime.autocast:
         return 0
     adapters = job.adapter_params * 2 if regime.adapter == 4 else 0
-    in_blocks = counts.quantizable + counts.fused_experts + counts.block_rest
-    return adapters + (in_blocks * 2 if job.recipe.method == "full" and regime.base == 4 else 0)
+    return adapters + _trained_copy_bytes(job)
+
+
+def _trained_copy_bytes(job: Job) -> Number:
+    """The part of the copies that belongs to a base that is trained whole in fp32."""
+    if job.recipe.method != "full" or job.regime.base < 4 or not job.recipe.gradient_checkpointing:
+        return 0
+    return 2 * sum(group.count * linear.weight_count for group in job.model.groups for linear in _copied(job, group.block))
+
+
+def _copied(job: Job, block: BlockSpec) -> Iterator[LinearSpec]:
+    """Matrices of a block that autocast makes copies of."""
+    view = job.view(block)
+    return (linear for linear in block.linears if is_recast(view, linear))
 
 
 def outlier_weight_bytes(job: Job) -> Number:

@@ -20,6 +20,7 @@ NO_FORMULA = {
     "memory/details.py:with_host_details": "writes text",
     "memory/host.py:predict_host": "adds up the terms of this file",
     "memory/job.py:job_of": "gathers what the formulas read",
+    "memory/moments.py:either": "chooses",
     "memory/peak.py:predict_memory": "adds up the terms of the other files",
     "memory/terms.py:tensor_terms": "lists the terms of the other files",
     "memory/terms.py:driver_terms": "lists the terms of the other files",

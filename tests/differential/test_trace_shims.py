@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from measure.trace.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
 from measure.trace.flash import FLASH_WORKSPACES
+from measure.trace.grouped import grouped_product_in_every_dtype
 from measure.trace.sdpa import KERNEL_WORKSPACES
 from measure.trace.shims import SHIMS, Situation
 from measure.trace.tracer import Recorder
@@ -36,6 +37,7 @@ TESTED = {
     "paged_states",
     "no_overflow",
     "flash_attention",
+    "grouped_product",
 }
 
 
@@ -277,3 +279,15 @@ def test_large_states_of_a_paged_optimizer_are_not_the_allocators(paged: bool) -
             optimizer.step()
     states = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "zeros_like" in each.block.op]
     assert states == [small * 4] * 2 + ([] if paged else [large * 4] * 2)
+
+
+def test_grouped_products_of_every_dtype_have_the_shapes_of_the_cpu() -> None:
+    """Rows by the matrices of their experts, and the gradient of those matrices, in fp32 as well as bf16: as on a real CPU."""
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, matrices = torch.ones(6, 16, dtype=dtype), torch.ones(2, 16, 32, dtype=dtype)
+        ends = torch.tensor([2, 6], dtype=torch.int32)
+        real = [torch._grouped_mm(rows, matrices, ends), torch._grouped_mm(rows.t(), torch.ones(6, 32, dtype=dtype), ends)]
+        with grouped_product_in_every_dtype(), FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(each) for each in (rows, matrices, ends, torch.ones(6, 32, dtype=dtype))]
+            made = [torch._grouped_mm(fakes[0], fakes[1], fakes[2]), torch._grouped_mm(fakes[0].t(), fakes[3], fakes[2])]
+        assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]

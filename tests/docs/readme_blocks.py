@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from planner.cli.main import main
 from planner.intake.rules import rules_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "differential"))
 WIDTH = 100
 GENERATED = re.compile(r"(<!-- generated: (?P<key>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 CODE_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -142,6 +144,7 @@ def generated(key: str, before: str = "") -> str:
         "other-accuracy": other_accuracy_table,
         "held-out": held_out_tables,
         "misses": misses_table,
+        "differential": differential_table,
         "rules": rules_markdown,
     }
     if key in tables:
@@ -278,6 +281,13 @@ def _error(summary: dict[str, Any] | None) -> str:
     if summary is None:
         return ""
     return f"{summary['mape']:.1%} ({summary['median_signed']:+.1%})".replace("%", " %")
+
+
+def differential_table() -> str:
+    """The closed form against the trace, from the stored table of the differential matrix."""
+    from matrix.table import summary_table
+
+    return summary_table()
 
 
 def misses_table() -> str:

@@ -26,7 +26,9 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
     """
     hidden = fields.integer("n_embed", "hidden_size")
     heads = fields.integer("n_head", "num_attention_heads")
-    attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True)
+    drops = fields.is_positive("attention_dropout", 0.0)
+    attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True, dropout=drops)
+    attention = replace(attention, returned_scores="cast")
     width = _MLP_RATIO * hidden
     block = BlockSpec(
         attention=attention,
@@ -34,6 +36,7 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
         linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(True, True))
         + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=True),
         norms=(layer_norm(hidden, copies=2),),
+        dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "word_embeddings")
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
@@ -43,6 +46,7 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
         # ALiBi has no table to run out of; seq_length is what the checkpoint was trained with.
         max_position_tokens=fields.optional_integer("seq_length"),
         final_norms=(layer_norm(hidden), layer_norm(hidden)),
+        embedding_norm=True,
     )
 
 
@@ -56,8 +60,9 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("activation", "gelu")),
-        linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(bias, bias))
-        + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=bias),
+        # FalconLinear derives from nn.Linear.
+        linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(bias, bias), kind="subclass")
+        + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=bias, kind="subclass"),
         norms=norms,
         parallel=parallel,
     )
@@ -73,7 +78,7 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
 
 def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", "n_head")
-    attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute")
+    attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute", returned_scores="softmax")
     kv_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
     if fields.flag("new_decoder_architecture", False):
         if heads % kv_heads:
@@ -111,6 +116,7 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
     hidden, heads = fields.integer("d_model", "hidden_size"), fields.integer("n_heads", "num_attention_heads")
     _refuse_foreign_mpt(fields)
     attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True)
+    attention = replace(attention, eager_scores="fp32_biased", returned_scores="cast")
     width = _MLP_RATIO * hidden
     block = BlockSpec(
         attention=attention,

@@ -48,7 +48,8 @@ def _latents(fields: ConfigFields) -> _Latents:
     nope_dim, value_dim = fields.integer("qk_nope_head_dim", default=128), fields.integer("v_head_dim", default=128)
     # An absent rank means 1536, an explicit null that queries are not compressed (DeepSeek-V2-Lite).
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
-    attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True)
+    product = heads * (nope_dim + value_dim)
+    attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True, value_product_width=product)
     return _Latents(q_rank, fields.integer("kv_lora_rank", default=512), rope_dim, attention, nope_dim)
 
 

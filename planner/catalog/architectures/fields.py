@@ -65,6 +65,15 @@ class ConfigFields:
             raise self.fail(f"field '{name}' must be true or false, not {_shown(value)}")
         return value
 
+    def is_positive(self, name: str, default: float) -> bool:
+        """Whether a probability is above zero."""
+        value = self.data.get(name, default)
+        if value is None:
+            return default > 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise self.fail(f"field '{name}' must be a number from 0 to 1, not {_shown(value)}")
+        return value > 0
+
     def text(self, name: str, default: str) -> str:
         """A string."""
         value = self.data.get(name)

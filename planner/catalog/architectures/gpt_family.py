@@ -56,18 +56,23 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     positions = fields.integer("n_positions", "max_position_embeddings", default=1024)
     width = fields.integer("n_inner", default=4 * hidden)
-    attention = replace(even_heads(fields, hidden, heads), position="learned", fused_qkv=True, eager_scores="compute")
+    drops = fields.is_positive("attn_pdrop", 0.1)
+    attention = replace(
+        even_heads(fields, hidden, heads), position="learned", fused_qkv=True, eager_scores="compute", dropout=drops
+    )
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("activation_function", "gelu_new")),
         linears=fused_qkv(attention, hidden, ("c_attn", "c_proj"), biases=(True, True), kind="conv1d")
         + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True, kind="conv1d"),
         norms=(layer_norm(hidden, copies=2),),
+        dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
     )
     table = token_embedding(fields, hidden, "wte")
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
     return replace(
         spec,
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden),),
@@ -80,7 +85,8 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     """``gptj``: attention and MLP in parallel behind one norm, rotary positions, a head with bias."""
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     width = fields.integer("n_inner", default=4 * hidden)
-    attention = replace(even_heads(fields, hidden, heads), eager_scores="fp32")
+    drops = fields.is_positive("attn_pdrop", 0.0)
+    attention = replace(even_heads(fields, hidden, heads), eager_scores="fp32", dropout=drops)
     query, key, value, _ = separate_qkv(attention, hidden)
     block = BlockSpec(
         attention=attention,
@@ -92,12 +98,14 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
         ),
         norms=(layer_norm(hidden),),
         parallel=True,
+        dropouts=2 * int(fields.is_positive("resid_pdrop", 0.0)),
     )
     table = token_embedding(fields, hidden, "wte")
     head = lm_head(hidden, table.rows, bias=True)
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, head)
     return replace(
         spec,
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
@@ -111,7 +119,12 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
     The head is ``lm_head`` in Transformers 5 and ``embed_out`` in Transformers 4 and in the checkpoints.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), fused_qkv=True, joined_rotary=True)
+    attention = replace(
+        even_heads(fields, hidden, fields.integer("num_attention_heads")),
+        fused_qkv=True,
+        joined_rotary=True,
+        dropout=fields.is_positive("attention_dropout", 0.0),
+    )
     bias = fields.flag("attention_bias", True)
     block = BlockSpec(
         attention=attention,
@@ -120,6 +133,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=True),
         norms=(layer_norm(hidden, copies=2),),
         parallel=fields.flag("use_parallel_residual", True),
+        dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "embed_in")
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
@@ -128,6 +142,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
+        embedding_dropout=fields.is_positive("hidden_dropout", 0.0),
     )
 
 
@@ -158,7 +173,11 @@ def read_opt(fields: ConfigFields) -> ModelSpec:
 def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
     width, bias = fields.integer("ffn_dim"), fields.flag("enable_bias", True)
     affine = fields.flag("layer_norm_elementwise_affine", True)
-    attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), position="learned")
+    attention = replace(
+        even_heads(fields, hidden, fields.integer("num_attention_heads")),
+        position="learned",
+        dropout=fields.is_positive("attention_dropout", 0.0),
+    )
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=bias)
     return BlockSpec(
         attention=attention,
@@ -169,6 +188,8 @@ def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
             *plain_mlp(hidden, width, ("fc1", "fc2"), bias=bias),
         ),
         norms=(layer_norm(hidden, copies=2, bias=affine, weight=affine),),
+        dropouts=2 * int(fields.is_positive("dropout", 0.1)),
+        reads_stream=not fields.flag("do_layer_norm_before", True),
     )
 
 

@@ -23,6 +23,8 @@ def read_gpt_oss(fields: ConfigFields) -> ModelSpec:
     bias = fields.flag("attention_bias", True)
     n_experts = fields.integer("num_local_experts", "num_experts", default=128)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=4))
+    # The experts clamp gate and up and write their gate out, whatever ``hidden_act`` says (GptOssExperts._apply_gate).
+    mlp = replace(mlp, activation="clamped_swiglu")
     block = BlockSpec(
         attention=attention,
         mlp=mlp,

@@ -140,7 +140,7 @@ def read_olmo2(fields: ConfigFields) -> ModelSpec:
     """``olmo2``: both hidden norms come after their branch; query and key are normalised over all heads at once."""
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
-    block = replace(block, norms=block.norms + wide_head_norms(attention))
+    block = replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
     return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers")), "wide")
 
 

@@ -24,6 +24,7 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
     attention = replace(
         even_heads(fields, hidden, heads), n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
     )
+    attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.0))
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden),)
     if fields.flag("qk_layernorm", False):
@@ -39,6 +40,7 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         ),
         norms=norms,
         parallel=True,
+        dropouts=2 * int(fields.is_positive("resid_pdrop", 0.0)),
     )
     table = token_embedding(fields, hidden)
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows, bias=True))
@@ -47,6 +49,7 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
     )
 
 

@@ -1,0 +1,120 @@
+"""Where the backward pass of a micro-step has its peak: activations shrink while weight gradients grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from planner.arrays import where
+from planner.domain.recipe import Number
+from planner.memory.activations import Activations, LayerBytes
+from planner.memory.job import Job
+from planner.memory.logits import head_gradient_bytes
+from planner.memory.optimizer import gradient_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardMoment:
+    """Bytes alive at one moment of the backward: saved activations, one layer at work, finished gradients, the tied table's."""
+
+    kept: Number
+    extra: Number
+    gradients: Number
+    table: Number = 0
+
+    @property
+    def total(self) -> Number:
+        """All of it."""
+        return self.kept + self.extra + self.gradients + self.table
+
+
+def first_backward(job: Job, amounts: Activations) -> BackwardMoment:
+    """The peak of a backward that starts without gradients.
+
+    Between two layers one layer's activations go and one layer's gradients come, so the peak is where a run of equal layers
+    begins or ends.  At the first layer the gradients of the token table are still missing: they come last of all, when no
+    activations are left.  Engines that divide gradients are taken to hold their shares of all of them at the end.
+    Source: torch 2.13 autograd/engine.cpp: nodes run in the reverse order of the forward.
+    """
+    if job.regime.engine != "native":
+        gradients = gradient_bytes(job)
+        ends = (
+            BackwardMoment(amounts.kept, amounts.backward_extra, 0),
+            BackwardMoment(amounts.one_layer, amounts.backward_extra, gradients),
+            _table_moment(job, table_gradient_bytes(job) if job.model.tied else 0),
+        )
+        return _largest(ends)
+    return _largest((*_layer_moments(job, amounts.layers), _table_moment(job, tied_table_bytes(job))))
+
+
+def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
+    """The peak of a backward that finds all gradients: everything is kept, and each new gradient is added to the one there.
+
+    Source: torch 2.13 autograd/functions/accumulate_grad.h (in place where a gradient exists).
+    """
+    extra = amounts.backward_extra
+    for layer in amounts.layers:
+        extra = where(layer.adding_extra > extra, layer.adding_extra, extra)
+    # The head's part of a tied table waits for the table's own before both are added to what is there.
+    table = table_gradient_bytes(job)
+    start = BackwardMoment(amounts.kept, extra, gradient_bytes(job), table if job.model.tied else 0)
+    added = table + tied_table_bytes(job)
+    return _largest((start, _table_moment(job, added)))
+
+
+def _layer_moments(job: Job, layers: tuple[LayerBytes, ...]) -> Iterator[BackwardMoment]:
+    kept: Number = 0
+    later: Number = sum(layer.count * layer.gradients for layer in layers) + head_gradient_bytes(job)
+    for layer in layers:
+        later = later - layer.count * layer.gradients
+        made = layer.growing_extra - layer.backward_extra
+        last = later + (layer.count - 1) * layer.gradients
+        yield BackwardMoment(kept + layer.kept, layer.backward_extra, last + made)
+        kept = kept + layer.count * layer.kept
+        yield BackwardMoment(kept, layer.backward_extra, later + made)
+
+
+def _table_moment(job: Job, added: Number) -> BackwardMoment:
+    """The last moment: all gradients, that of the first layer's input, and what is ``added`` to them."""
+    boundary = job.tokens * job.model.hidden_size * job.regime.residual
+    return BackwardMoment(0, boundary, gradient_bytes(job), added)
+
+
+def table_gradient_bytes(job: Job) -> int:
+    """Dense gradient of the token table, made at the end of backward; 0 where it is frozen.
+
+    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``embedding`` (dense backward).
+    """
+    return job.model.token_embedding.param_count * job.regime.gradient if job.recipe.method == "full" else 0
+
+
+def tied_table_bytes(job: Job) -> int:
+    """Gradients of a trained table that is tied to the head, at the end of backward, beside the sum that stays.
+
+    Counted: the table's own dense gradient, and the head's, because their sum is a third tensor: the head's gradient is a view
+    (of a transposed product), which autograd does not add to in place.  Under autocast of fp32 weights it is a cast: no third.
+    Formula: vocabulary * hidden in the gradient's dtype, twice, or once.  Source: torch 2.13 derivatives.yaml, ``embedding``
+    (dense backward), torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace; seen in a real run on a CPU.
+    """
+    if not (job.model.tied and job.recipe.method == "full"):
+        return 0
+    added_in_place = job.regime.autocast and job.regime.base > job.regime.compute
+    return job.model.token_embedding.param_count * job.regime.gradient * (1 if added_in_place else 2)
+
+
+def _largest(moments: Iterable[BackwardMoment]) -> BackwardMoment:
+    best, *others = moments
+    for other in others:
+        best = either(other.total > best.total, other, best)
+    return best
+
+
+def either(condition: Any, yes: BackwardMoment, no: BackwardMoment) -> BackwardMoment:
+    """``yes`` where ``condition`` holds, else ``no``, elementwise."""
+    return BackwardMoment(
+        where(condition, yes.kept, no.kept),
+        where(condition, yes.extra, no.extra),
+        where(condition, yes.gradients, no.gradients),
+        where(condition, yes.table, no.table),
+    )

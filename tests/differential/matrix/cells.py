@@ -1,0 +1,90 @@
+"""The cells of the matrix: which job is run through both instruments, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from matrix.models import MODELS, write_config
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+Widths = Literal["small", "real"]
+METHODS = ("full", "lora", "qlora", "int8")
+BATCHES = (1, 4)
+LENGTHS = (512, 2048)
+# Position tables that end below the longer length.
+_SHORT = {"gpt2-large": 1024}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One job.  ``priority`` 0 is the quarter of the matrix that is run first and alone shows every mechanism."""
+
+    priority: int
+    widths: Widths
+    model: str
+    method: str
+    checkpointing: bool
+    attention: str
+    batch: int
+    seq_tokens: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells this cell from the others, as text."""
+        sizes = (str(self.batch), str(self.seq_tokens))
+        return (self.widths, self.model, self.method, str(self.checkpointing).lower(), self.attention, *sizes)
+
+
+def all_cells() -> list[Cell]:
+    """The whole matrix, in the order in which it is run: every model under one recipe, then under the next."""
+    return sorted(_cells(), key=lambda cell: (cell.priority, cell.checkpointing, cell.attention, cell.method))
+
+
+def _cells() -> Iterator[Cell]:
+    axes = (("real", "small"), MODELS, METHODS, (False, True), ("sdpa", "eager"), BATCHES, LENGTHS)
+    for widths, model, method, checkpointing, attention, batch, length in product(*axes):
+        seq = min(length, _SHORT.get(model, length))
+        # A long sample shows what grows with its square, a batch of four what is copied only for several samples.
+        shape = (1, LENGTHS[1]) if attention == "eager" else (4, LENGTHS[0])
+        first = (batch, length) == shape
+        priority = 0 if first else 1
+        yield Cell(priority, widths, model, method, checkpointing, attention, batch, seq)  # type: ignore[arg-type]
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder of this process alone, which goes when the process does."""
+    return TemporaryDirectory(prefix="matrix-configs-")
+
+
+@cache
+def _config(model: str, widths: Widths) -> Path:
+    return write_config(model, Path(_folder().name), small=widths == "small")
+
+
+def scenario_of(cell: Cell) -> Scenario:
+    """The job of a cell on a card of unlimited memory.
+
+    Raises:
+        PlannerError: a combination that is refused; says why.
+    """
+    flags = {
+        "model": str(_config(cell.model, cell.widths)),
+        "method": cell.method,
+        "gpu": "a100-80gb",
+        "seq": cell.seq_tokens,
+        "batch": cell.batch,
+        "gradient_checkpointing": cell.checkpointing,
+        "attention": cell.attention,
+    }
+    scenario = resolve(from_flags(flags))
+    unlimited = replace(scenario.hardware.gpu, visible_memory_bytes=None)
+    return replace(scenario, hardware=replace(scenario.hardware, gpu=unlimited))
