@@ -60,8 +60,10 @@ def parse_config(raw: bytes, where: str) -> Mapping[str, Any]:
         raise InputFileError(where, "is not UTF-8 text; give the path of a config.json") from None
     except json.JSONDecodeError as error:
         raise InputFileError(where, f"is not JSON: {error.msg}", error.lineno) from None
-    except (ValueError, RecursionError) as error:
-        raise InputFileError(where, f"is not a usable config: {type(error).__name__} {str(error)[:80]}") from None
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply; no model config is") from None
+    except ValueError as error:
+        raise InputFileError(where, f"is not a usable config: {str(error)[:80]}") from None
     if not isinstance(data, dict):
         raise InputFileError(where, "must hold one JSON object")
     return data

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.location import data_dir
 from planner.catalog.toml_file import read_toml, validate
 from planner.domain.settled import SettledBy
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 
 _VERSION = re.compile(r"([0-9]{1,5})(?:\.([0-9]{1,5}))?(?:\.([0-9]{1,5}))?(?:[.+-].{0,40})?")
 
@@ -58,7 +58,8 @@ def version_settings(package: str, version: str) -> dict[str, Setting]:
 
     Raises:
         UnknownNameError: no switch follows from this package's version.
-        UsageError: not a version, or one older than what was read.
+        UsageError: not a version.
+        NotModelledError: older than what was read.
         InputFileError: the file is malformed or not in order.
     """
     if package not in versioned_packages():
@@ -67,7 +68,7 @@ def version_settings(package: str, version: str) -> dict[str, Setting]:
     file = _read(path)
     asked = _parsed(package, version)
     if asked < _parsed(package, file.oldest):
-        raise UsageError(f"{package} {version} is older than what was read; the oldest is {file.oldest}")
+        raise NotModelledError(f"{package} {version} is not modelled: the oldest version that was read is {file.oldest}")
     return {name: _at(package, asked, steps) for name, steps in file.switches.items()}
 
 

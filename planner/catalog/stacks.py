@@ -69,7 +69,8 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
 
     Raises:
         UnknownNameError: no such stack, or no such package; says the nearest.
-        UsageError: not a version, or one too old to be known.
+        UsageError: not a version.
+        NotModelledError: a version older than what was read.
         InputFileError: the file is malformed, or lacks a switch or its source.
     """
     path = data_dir() / "stacks" / f"{name.replace('@', '-')}.toml"

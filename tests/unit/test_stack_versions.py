@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from planner.calibration.rows import score_record
 from planner.catalog import stack_versions
 from planner.catalog.stack_versions import version_settings
 from planner.catalog.stacks import load_stack
+from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.estimate import estimate
 from planner.intake.request import from_flags, from_record
 from planner.intake.resolve import resolve
@@ -67,11 +69,19 @@ def test_the_switches_of_each_version_of_deepspeed(version: str, expected: tuple
     assert tuple(settings[name].value for name in ("pins_offload", "pins_masters", "zero12_upload")) == expected
 
 
-@pytest.mark.parametrize("version", ["0.12.5", "newest", "", "0.x", "-1"])
-def test_a_version_that_nobody_read_is_refused(version: str) -> None:
-    """Too old, or no version: nothing is guessed."""
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize("version", ["newest", "", "0.x", "-1"])
+def test_what_is_no_version_is_refused(version: str) -> None:
+    """Words and half versions are a usage error."""
+    with pytest.raises(UsageError, match="is not a version of deepspeed"):
         version_settings("deepspeed", version)
+
+
+def test_a_version_that_nobody_read_is_not_modelled() -> None:
+    """Nothing is guessed about older versions; a record with one is left out with this reason."""
+    with pytest.raises(NotModelledError, match=r"the oldest version that was read is 0\.12\.6"):
+        version_settings("deepspeed", "0.12.5")
+    score = score_record(RunRecord(**RECORD, versions=("deepspeed==0.9.5",)), Coefficients())
+    assert "deepspeed 0.9.5 is not modelled" in score.not_modelled
 
 
 def test_a_package_without_switches_is_refused_from_a_user_but_not_from_a_record() -> None:
