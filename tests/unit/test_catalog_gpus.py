@@ -249,7 +249,7 @@ def test_a_name_that_several_cards_share_is_refused_with_the_list(name: str, var
 
 def test_an_unknown_card_names_the_nearest() -> None:
     """A slip in a name is answered with the ids that look like it."""
-    with pytest.raises(UnknownNameError, match="unknown GPU 'rtx4091'.*--gpu-memory 8GB") as caught:
+    with pytest.raises(UnknownNameError, match=r"unknown GPU 'rtx4091'.*--gpu-memory 8GB") as caught:
         load_gpu("rtx4091")
     assert "rtx4090" in caught.value.nearest
 

@@ -69,7 +69,7 @@ def test_the_switches_of_each_version_of_deepspeed(version: str, expected: tuple
     assert tuple(settings[name].value for name in ("pins_offload", "pins_masters", "zero12_upload")) == expected
 
 
-@pytest.mark.parametrize("version", ["newest", "", "0.x", "-1"])
+@pytest.mark.parametrize("version", ["newest", "", "x.1", "-1"])
 def test_what_is_no_version_is_refused(version: str) -> None:
     """Words and half versions are a usage error."""
     with pytest.raises(UsageError, match="is not a version of deepspeed"):
