@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.catalog.stacks import stack_ids
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Public functions of the formula packages that state no physics of their own, with what they do instead.
@@ -71,3 +73,20 @@ def test_files_that_stand_in_as_source_name_it(file: str) -> None:
     doc = ast.get_docstring(ast.parse((ROOT / "planner" / "throughput" / file).read_text(encoding="utf-8"))) or ""
     assert "Transformers 5.23" in doc
     assert "TorchDispatchMode" in doc
+
+
+# Where code may name a stack: the default, and the stack whose software a measurement runs.
+MAY_NAME_STACKS = {"planner/intake/resolve.py", "measure/case.py"}
+
+
+def test_what_differs_between_stacks_is_in_their_files() -> None:
+    """No formula and no rule asks for a stack by its id: a difference is a switch of the stack files, with its source."""
+    ids = set(stack_ids())
+    naming = {
+        str(path.relative_to(ROOT))
+        for package in ("planner", "measure")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in ids
+    }
+    assert naming <= MAY_NAME_STACKS
