@@ -7,11 +7,12 @@ TORCH_INDEX ?=
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 XDIST ?= 2
 
-.PHONY: help env lint test differential bench calibrate accuracy regenerate clean
+.PHONY: help env lint test test-slow differential bench calibrate accuracy regenerate clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make lint    style, types and import contracts only"
+	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
@@ -36,6 +37,9 @@ lint: env
 
 test: lint
 	$(BIN)/python -m pytest -n $(XDIST)
+
+test-slow: env
+	$(BIN)/python -m pytest -m slow
 
 # Both run only what is not stored yet; AGAIN=--again traces everything anew (hours on two cores).
 AGAIN ?=

@@ -83,7 +83,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
         "grad_accum": int(batch.grad_accum),
         "seq_len": int(batch.seq_len),
         "padding": batch.padding,
-        "tokens_per_sample": float(batch.tokens_per_sample) if batch.tokens_per_sample < batch.seq_len else None,
+        "tokens_per_sample": float(batch.tokens_per_sample),
         "stack": scenario.stack.id,
     }
 

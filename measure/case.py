@@ -136,6 +136,7 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         raise NotModelledError("the Trainer has no chunked loss of its own: say --workload loop")
     if case.options.history and scenario.hardware.gpu.id == CPU:
         raise UsageError("there is no allocator history on a CPU: leave --history out")
+    _check_sharding(case, scenario)
     if scenario.hardware.nodes > 1:
         raise NotModelledError(
             "several nodes cannot be run by this command: start it under your cluster's launcher, one node at a time"
@@ -146,6 +147,30 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         raise UsageError(
             f"the code of model '{scenario.model.id}' comes with its checkpoint and runs only with --trust-remote-code"
         )
+
+
+def _check_sharding(case: Case, scenario: Scenario) -> None:
+    recipe = scenario.recipe
+    if recipe.sharding == "none":
+        if scenario.hardware.gpus_per_node > 1:
+            raise UsageError("several GPUs with sharding none are not one job: say --sharding ddp, zero1 to zero3 or fsdp")
+        return
+    if case.options.workload != "loop":
+        raise NotModelledError("sharded jobs run in the plain loop only, where the engine can be checked: say --workload loop")
+    if recipe.sharding in ("fsdp1", "hsdp"):
+        raise NotModelledError(
+            f"sharding {recipe.sharding} cannot be run: only ddp, zero1, zero2, zero3, fsdp and fsdp-grad-op can"
+        )
+    if recipe.loss != "hf":
+        raise NotModelledError("sharded jobs run with the full loss only: say --loss hf")
+    if recipe.numerics.quantization != "none" and (recipe.sharding == "zero3" or recipe.uses_fsdp):
+        raise NotModelledError("a quantised base that is divided over GPUs cannot be run yet: say --sharding zero2 or ddp")
+    if recipe.numerics.precision == "fp16-mixed" and recipe.uses_fsdp:
+        raise NotModelledError("fp16 loss scaling under FSDP cannot be run yet: say --precision bf16-mixed")
+    if case.options.checkpoint is not None and recipe.sharding == "zero3":
+        raise NotModelledError("a checkpoint cannot be loaded into ZeRO-3 yet: leave --checkpoint out")
+    if "nvme" in recipe.offload or recipe.offload == "activations":
+        raise NotModelledError(f"offload {recipe.offload} cannot be run yet")
 
 
 def option_names() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from measure.case import Case
+from measure.case import CPU, Case
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml
 from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
@@ -97,7 +97,7 @@ class Launcher:
         watch = _Watch(folder, ranks, [_DeviceWatch(self._nvml, index) for index in devices] if self._nvml else [])
         kills_before = cgroup_kills()
         started_s, start_s = time.time(), time.monotonic()
-        child, how = self._start(folder, ranks)
+        child, how = self._start(case, folder, ranks)
         timed_out = False
         try:
             while (status := child.status()) is None:
@@ -124,9 +124,12 @@ class Launcher:
             history=_read_if_there(folder / HISTORY_FILE),
         )
 
-    def _start(self, folder: Path, ranks: int) -> tuple[Child, str]:
-        if ranks > 1:
-            return spawn_ranks(folder, ranks), "torchrun"
+    def _start(self, case: Case, folder: Path, ranks: int) -> tuple[Child, str]:
+        recipe = case.scenario().recipe
+        if recipe.sharding != "none":
+            # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.
+            on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if case.values.get("gpu") == CPU else {}
+            return spawn_ranks(folder, ranks, on_cpu), "torchrun"
         zygote = self._warm()
         return (zygote.fork(folder), "fork") if zygote.can_fork else (spawn(folder), "spawn")
 

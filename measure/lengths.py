@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.domain.recipe import Batch
 
@@ -46,6 +47,13 @@ def plan_batches(batch: Batch, quantiles: Sequence[int], seed: int) -> tuple[Mic
     # The longest sample has to occur: what is asked for is the peak of a whole epoch.
     longest = MicroBatch((max(law),) * rows, seq if batch.padding == "max_length" else max(law))
     return (longest, *sorted(batches[1:], key=lambda each: -each.width_tokens)[:1], *batches[1:])
+
+
+def mean_length(quantiles: Sequence[int]) -> float:
+    """Mean of lengths drawn from evenly spaced quantiles, linear between them."""
+    if len(quantiles) == 1:
+        return float(quantiles[0])
+    return sum((low + high) / 2 for low, high in pairwise(quantiles)) / (len(quantiles) - 1)
 
 
 def _even_law(mean: float, seq: int) -> tuple[int, int]:

@@ -152,10 +152,9 @@ def spawn(folder: Path) -> Child:
     return _Spawned([sys.executable, "-m", "measure.worker", str(folder)], folder, {})
 
 
-def spawn_ranks(folder: Path, ranks: int) -> Child:
+def spawn_ranks(folder: Path, ranks: int, variables: Mapping[str, str]) -> Child:
     """Start one worker for each rank on this machine, by torchrun."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return _Spawned([*launch, "-m", "measure.worker", str(folder)], folder, {})
+    return _Spawned([sys.executable, "-m", "measure.ranks", str(ranks), str(folder)], folder, variables)
 
 
 def kill_group(pid: int) -> None:

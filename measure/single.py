@@ -11,6 +11,7 @@ from typing import Any
 from measure.assemble import Measured, assemble
 from measure.case import CPU, Case, RunOptions, check_runnable, describe
 from measure.launcher import Launcher
+from measure.lengths import mean_length
 from measure.machine import Machine, this_machine
 from measure.store import Store
 from planner.domain.scenario import Scenario
@@ -46,7 +47,10 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     Raises:
         PlannerError: it cannot; the message says why, and which extra has a missing library.
     """
-    case = Case(machine.place(values), options, force)
+    said = machine.place(values)
+    if options.lengths and "tokens_per_sample" not in said and said.get("padding") != "packed":
+        said["tokens_per_sample"] = mean_length(options.lengths)
+    case = Case(said, options, force)
     scenario = case.scenario()
     check_runnable(case, scenario)
     _need_libraries(scenario)

@@ -11,6 +11,7 @@ from typing import Any
 
 from measure.case import CPU, Case, case_from_json
 from measure.protocol import JOB_FILE, Reporter, events_file
+from measure.zygote import die_with_parent
 from planner.domain.run_record import Outcome
 from planner.errors import PlannerError
 
@@ -52,6 +53,10 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
     limit_bytes = case.options.memory_limit_bytes
     cap = None if limit_bytes is None else probe.cap(limit_bytes)
     reporter.say("hello", pid=os.getpid(), started=started, torch=torch.__version__, cap=cap, context_bytes=probe.context_bytes)
+    if scenario.recipe.sharding != "none":
+        from measure.workloads.sharded import join_ranks
+
+        join_ranks(probe.device, scenario)
     if case.options.history:
         probe.start_history()
     torch.manual_seed(case.options.seed)
@@ -94,5 +99,6 @@ def _message(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     # Other ranks wait for one that failed; its exit status lets their launcher end them.
     sys.exit(0 if run_worker(Path(sys.argv[1]), started="spawn") else 1)

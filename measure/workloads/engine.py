@@ -58,7 +58,14 @@ def open_engine(model: Any, task: Task) -> Engine:
     Raises:
         EngineMismatchError: another engine than the one asked for would run.
     """
-    return PlainEngine(model, task)
+    recipe = task.scenario.recipe
+    if recipe.sharding == "none":
+        return PlainEngine(model, task)
+    from measure.workloads.sharded import DdpEngine, DeepspeedEngine, FsdpEngine
+
+    if recipe.uses_deepspeed:
+        return DeepspeedEngine(model, task)
+    return FsdpEngine(model, task) if recipe.uses_fsdp else DdpEngine(model, task)
 
 
 class PlainEngine:

@@ -29,6 +29,10 @@ def build_model(case: Case, scenario: Scenario, device: torch.device, phases: Ph
     phases.enter("load")
     if case.options.checkpoint is not None:
         model = _from_checkpoint(case, scenario, device)
+    elif recipe.sharding == "zero3":
+        from measure.workloads.sharded import make_partitioned
+
+        model = make_partitioned(case, scenario, device, model_config(case, scenario))
     else:
         model = _random_model(case, scenario, device)
     if recipe.method == "full" and scenario.stack.trainable_fp32:

@@ -1,0 +1,94 @@
+"""Runs on a CUDA card: allocator figures, limits, histories.  Skipped without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from measure.nvml import open_nvml
+from planner.records import read_records
+from planner.records.measured import RawReadings
+from planner.units import GIB, MIB
+
+ROOT = Path(__file__).resolve().parents[2]
+NVML = open_nvml()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(NVML is None or not NVML.gpus(), reason="no CUDA device"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "peft")), reason="needs the measure extra"
+    ),
+]
+JOB = ["--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "512", "--batch", "2"]
+
+
+def run(out: Path, *arguments: str, code: int = 0) -> tuple[dict[str, Any], RawReadings]:
+    """One run: its record and its readings."""
+    command = [sys.executable, "-m", "measure", "run", *arguments, "--out", str(out), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr + done.stdout
+    record = json.loads(done.stdout)
+    return record, RawReadings.model_validate(record["raw"])
+
+
+@pytest.mark.parametrize("workload", ["loop", "trainer"])
+def test_every_level_is_measured(tmp_path: Path, workload: str) -> None:
+    """Allocated, reserved and driver figures of every phase, in their order; a fork, device times, a context of its own."""
+    record, raw = run(tmp_path, *JOB, "--workload", workload)
+    assert record["memory_kind"] == "reserved"
+    rank = raw.ranks[0]
+    for phase in rank.phases:
+        assert 0 < phase.allocated_peak_bytes <= phase.reserved_peak_bytes
+        assert phase.device_used_bytes is None or phase.device_used_bytes > phase.reserved_end_bytes
+    weights = next(phase for phase in rank.phases if phase.phase == "load").allocated_end_bytes
+    assert weights == pytest.approx(2 * 494_032_768, rel=0.02)
+    assert 100 * MIB < rank.context_bytes < 2 * GIB
+    assert raw.how == "fork"
+    assert all(step.device_s > 0 for step in raw.steps)
+    assert raw.devices[0].peak_bytes - raw.devices[0].baseline_bytes > record["peak_memory_mib"] * MIB
+    assert len(read_records([str(tmp_path / "*.jsonl")]).records) == 1
+
+
+def test_a_limit_makes_a_real_shortage(tmp_path: Path) -> None:
+    """Full fine-tuning of half a billion weights needs more than 3 GiB: the worker says so, with its phase."""
+    record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "full", "--seq", "512", "--memory-limit", "3GiB", code=3)
+    assert record["outcome"] == "oom"
+    assert record["phase_reached"] in ("forward", "loss", "backward", "optimizer_step", "loss_2", "backward_2", "forward_2")
+    assert record["memory_limit_mib"] == 3 * 1024
+    cap = raw.ranks[0].cap
+    assert cap["allowed_bytes"] == 3 * GIB - cap["outside_bytes"]
+
+
+def test_a_history_is_replayed(tmp_path: Path) -> None:
+    """The model of the allocator reserves what the real one did, within 2 % or 40 MiB."""
+    _, raw = run(tmp_path, *JOB, "--history")
+    command = [sys.executable, "-m", "measure", "replay", str(tmp_path / raw.history), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)
+    assert numbers["reserved_peak_bytes_replayed"] == pytest.approx(
+        numbers["reserved_peak_bytes_recorded"], rel=0.02, abs=40 * MIB
+    )
+
+
+def test_quantised_bases_and_8_bit_states_run(tmp_path: Path) -> None:
+    """bitsandbytes on the card: nf4, int8, 8-bit and paged optimizers."""
+    pytest.importorskip("bitsandbytes")
+    for extra in (["--method", "qlora"], ["--method", "int8"], ["--method", "full", "--optimizer", "paged_adamw_8bit"]):
+        record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--seq", "256", *extra)
+        assert record["outcome"] == "ok", raw.error
+
+
+def test_zero_with_offload_runs_on_one_card(tmp_path: Path) -> None:
+    """DeepSpeed's engine with its optimizer in host RAM."""
+    pytest.importorskip("deepspeed")
+    sharded = ["--sharding", "zero2", "--offload", "optimizer", "--workload", "loop", "--timeout", "600"]
+    record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", *sharded)
+    assert record["outcome"] == "ok", raw.error
+    assert raw.engine_class == "deepspeed.runtime.engine.DeepSpeedEngine"

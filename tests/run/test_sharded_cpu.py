@@ -1,0 +1,81 @@
+"""Two ranks on the CPU with the real engines; each test asserts which engine class ran, because libraries fall back silently."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from measure.assemble import Measured
+from planner.errors import NotModelledError
+from planner.records.measured import RawReadings
+
+TWO = {"gpu": "cpu", "gpus": 2, "method": "full", "optimizer": "adamw_torch", "batch": 1}
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+
+
+def raw(measured: Measured) -> RawReadings:
+    """The readings, through the border."""
+    return RawReadings.model_validate(measured.attachments["raw"])
+
+
+def check_ranks(done: Measured) -> None:
+    """One record with the readings of both ranks, started by torchrun; rates are those of the whole job."""
+    assert done.record.outcome == "ok", raw(done).error
+    assert [rank.rank for rank in raw(done).ranks] == [0, 1]
+    assert all(rank.phases[-1].phase == "eval" for rank in raw(done).ranks)
+    assert raw(done).how == "torchrun"
+    assert done.record.samples_per_s == pytest.approx(2 / done.record.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "method"),
+    [
+        pytest.param(1, "none", "full", marks=pytest.mark.slow),
+        pytest.param(2, "none", "lora", marks=pytest.mark.slow),
+        pytest.param(2, "optimizer", "full", marks=pytest.mark.slow),
+        pytest.param(3, "none", "full"),
+        pytest.param(3, "optimizer", "full", marks=pytest.mark.slow),
+        pytest.param(3, "none", "lora", marks=pytest.mark.slow),
+    ],
+)
+def test_zero_runs_in_deepspeeds_engine(measure: Any, stage: int, offload: str, method: str) -> None:
+    """The stage that was asked for runs, with its own optimizer class, and the record keeps the configuration."""
+    done = measure(**{**TWO, "method": method}, sharding=f"zero{stage}", offload=offload)
+    check_ranks(done)
+    assert raw(done).engine_class == "deepspeed.runtime.engine.DeepSpeedEngine"
+    zero = raw(done).configs["deepspeed"]["zero_optimization"]
+    assert (zero["stage"], zero.get("offload_optimizer", {}).get("device")) == (stage, None if offload == "none" else "cpu")
+    stepping = "DeepSpeedZeroOptimizer_Stage3" if stage == 3 else "DeepSpeedZeroOptimizer"
+    assert raw(done).configs["optimizer_class"] == stepping
+
+
+@pytest.mark.parametrize(("sharding", "method"), [("fsdp", "full"), pytest.param("fsdp-grad-op", "lora", marks=pytest.mark.slow)])
+def test_fsdp2_runs(measure: Any, sharding: str, method: str) -> None:
+    """``fully_shard`` turns the class of the model itself into a sharded one."""
+    done = measure(**{**TWO, "method": method}, sharding=sharding)
+    check_ranks(done)
+    assert raw(done).engine_class.rpartition(".")[2].startswith("FSDP")
+    assert raw(done).configs["fsdp"]["reshard_after_forward"] is (sharding == "fsdp")
+
+
+@pytest.mark.slow
+def test_ddp_runs(measure: Any) -> None:
+    """Accumulated gradients are exchanged by the wrapper of PyTorch."""
+    done = measure(**{**TWO, "method": "lora"}, sharding="ddp", grad_accum=2)
+    assert done.record.outcome == "ok", raw(done).error
+    assert raw(done).engine_class.endswith("DistributedDataParallel")
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_job(measure: Any) -> None:
+    """Memory that runs out on a rank is the outcome of the job, and nobody waits for the other until the timeout."""
+    done = measure(**{**TWO, "batch": 16_384}, sharding="ddp", options={"memory_limit_bytes": 1_000_000_000})
+    assert done.record.outcome == "host_oom", raw(done).error
+
+
+def test_the_trainer_does_not_run_sharded_jobs(measure: Any) -> None:
+    """On a CPU it would run plain DDP without a word, so it is refused."""
+    with pytest.raises(NotModelledError, match="plain loop"):
+        measure(**TWO, sharding="zero2", options={"workload": "trainer"})
