@@ -12,10 +12,9 @@ from torch import nn
 
 from measure.case import Case
 from measure.probes.phases import PhaseRecorder
-from measure.trace.adapters import DTYPES
+from measure.trace.adapters import DTYPES, adapted
 from measure.trace.build import config_fields
-from planner.domain.model import ModelSpec
-from planner.domain.recipe import Adapter, Recipe
+from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
@@ -41,7 +40,7 @@ def build_model(case: Case, scenario: Scenario, device: torch.device, phases: Ph
         _prepare_for_kbit(model, scenario)
     if recipe.adapter is not None:
         phases.enter("adapters")
-        model = add_adapters(model, recipe.adapter, scenario.model)
+        model = adapted(model, recipe.adapter, scenario.model)
     model.train()
     phases.leave()
     return model
@@ -195,36 +194,6 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
         use_gradient_checkpointing=recipe.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant},
     )
-
-
-def add_adapters(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
-    """``model`` with the LoRA matrices of ``adapter``."""
-    import peft
-
-    targets: Any = list(adapter.targets)
-    if adapter.targets == ("all-linear",):
-        targets = "all-linear"
-    elif adapter.targets == ("attention",):
-        targets = attention_names(spec)
-    config = peft.LoraConfig(
-        r=int(adapter.rank),
-        lora_alpha=2 * int(adapter.rank),
-        target_modules=targets,
-        lora_dropout=adapter.dropout,
-        modules_to_save=list(adapter.modules_to_save) or None,
-        task_type="CAUSAL_LM",
-    )
-    adapted: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
-    for name, tensor in adapted.named_parameters():
-        if "lora_" in name and tensor.dtype != DTYPES[adapter.dtype]:
-            tensor.data = tensor.data.to(DTYPES[adapter.dtype])
-    return adapted
-
-
-def attention_names(spec: ModelSpec) -> list[str]:
-    """Names of the attention projections of a model."""
-    names = (linear.name for group in spec.groups for linear in group.block.linears if linear.group == "attention")
-    return list(dict.fromkeys(names))
 
 
 def checkpoint_activations(model: Any, recipe: Recipe) -> None:
