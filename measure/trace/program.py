@@ -87,7 +87,6 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (unscales and trained == "fp16", "fp16 gradients under loss scaling, which torch refuses to unscale,", wider),
         (scenario.hardware.world_size > 1 or recipe.sharding != "none", "several GPUs", "--gpus 1"),
         (recipe.offload != "none", f"offload '{recipe.offload}'", "--offload none"),
-        (recipe.loss != "hf", f"loss '{recipe.loss}'", "--loss hf"),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,

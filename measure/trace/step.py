@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from measure.trace.adapters import DTYPES
+from measure.trace.losses import install_loss
 from measure.trace.optimizers import make_optimizer
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
@@ -24,6 +25,7 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
     Micro-step 0 starts with neither gradients nor states, as training does.
     """
     recipe = scenario.recipe
+    install_loss(model, recipe)
     mixed = recipe.numerics.mixed
     if mixed:
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.arrays import ceil_div, ceil_pow2, minimum, where
+from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.stack import LogitsCopy
 from planner.memory.job import Job
@@ -132,12 +132,17 @@ def head_dequant_bytes(job: Job) -> int:
 def head_backward_bytes(job: Job) -> Number:
     """Gradient of the 16-bit logits and of a trained head, alive together after the fp32 chain of the loss has gone.
 
-    Formula: tokens * vocabulary in the compute dtype + vocabulary * hidden in the gradient's.  0 when the head is frozen.
-    Source: torch 2.13 derivatives.yaml, ``linear``.  A normalised head counts its gradients itself.
+    Formula: tokens * vocabulary in the compute dtype + vocabulary * hidden in the gradient's.  0 when the head is frozen.  In
+    pieces: the sum of the head's gradients so far beside a piece's chain; and three of them where the first two are added,
+    because the first is a view, to which autograd does not add in place.  Liger makes the head's gradient in the forward pass.
+    Source: torch 2.13 derivatives.yaml, ``linear``, torch/csrc/autograd/input_buffer.cpp.  A normalised head counts its own.
     """
-    gradient = head_gradient_bytes(job)
-    tokens = job.tokens if job.recipe.loss == "hf" else ceil_div(job.tokens, _CHUNKS)
-    return gradient and tokens * job.model.vocab_size * job.regime.compute + gradient
+    gradient, loss = head_gradient_bytes(job), job.recipe.loss
+    if loss == "liger" or not gradient:
+        return 0
+    if loss == "chunked":
+        return maximum(3 * gradient, gradient + logits_backward_bytes(job))
+    return job.tokens * job.model.vocab_size * job.regime.compute + gradient
 
 
 def head_gradient_bytes(job: Job) -> int:

@@ -93,13 +93,14 @@ def tied_table_bytes(job: Job) -> int:
     """Gradients of a trained table that is tied to the head, at the end of backward, beside the sum that stays.
 
     Counted: the table's own dense gradient, and the head's, because their sum is a third tensor: the head's gradient is a view
-    (of a transposed product), which autograd does not add to in place.  Under autocast of fp32 weights it is a cast: no third.
+    (of a transposed product), which autograd does not add to in place.  Under autocast of fp32 weights it is a cast, and of a
+    loss in pieces a sum: no third.
     Formula: vocabulary * hidden in the gradient's dtype, twice, or once.  Source: torch 2.13 derivatives.yaml, ``embedding``
     (dense backward), torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace; seen in a real run on a CPU.
     """
     if not (job.model.tied and job.recipe.method == "full"):
         return 0
-    added_in_place = job.regime.autocast and job.regime.base > job.regime.compute
+    added_in_place = (job.regime.autocast and job.regime.base > job.regime.compute) or job.recipe.loss != "hf"
     return job.model.token_embedding.param_count * job.regime.gradient * (1 if added_in_place else 2)
 
 
