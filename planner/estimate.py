@@ -93,8 +93,10 @@ def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, expla
 
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
+    spreads = calibration.spreads_for(scenario)
+
     def around(of: SpreadOf, value: float) -> Interval | None:
-        spread = calibration.spread_for(of, scenario)
+        spread = spreads.get(of)
         return None if spread is None else interval_around(spread, value)
 
     peaks = {level: around(level, float(getattr(prediction.memory, f"{level}_peak_bytes"))) for level in _LEVELS}

@@ -39,7 +39,7 @@ def measured_coverage(residuals: Sequence[Residual]) -> dict[SpreadOf, float]:
     """Share of readings inside the interval made from all other groups, by what was read."""
     inside: dict[SpreadOf, list[bool]] = {}
     for group in dict.fromkeys(each.group for each in residuals):
-        spreads = make_spreads(each for each in residuals if each.group != group)
+        spreads = {each.key: each for each in make_spreads(each for each in residuals if each.group != group)}
         for each in residuals:
             if each.group == group and (spread := find_spread(spreads, each.key)):
                 tail = (1 - NOMINAL_COVERAGE) / 2

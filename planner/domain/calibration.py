@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 
 from planner.domain.coefficients import PRIORS, Coefficients
-from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, Level, moved
-from planner.domain.interval import Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
+from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, LEVELS, Level, moved
+from planner.domain.interval import SPREADS_OF, Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
@@ -76,10 +76,16 @@ class Calibration:
     n_rows: int = 0
     groups: tuple[str, ...] = ()
     machine: str = ""
+    table: dict[SpreadKey, Spread] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """``spreads`` by their keys, because every prediction looks some up."""
+        object.__setattr__(self, "table", {each.key: each for each in self.spreads})
 
     def coefficients_for(self, scenario: Scenario) -> Coefficients:
         """Plain coefficients for one scenario: prior plus the offsets of every level that applies, inside the bounds."""
-        used = tuple(each for each in self.offsets if applies(each.knob, scenario, self.machine))
+        keys = {level: level_key(level, scenario, self.machine) for level in LEVELS}
+        used = tuple(each for each in self.offsets if each.knob.level == "all" or keys[each.knob.level] == each.knob.key != "")
         return _summed(self.name, used)
 
     def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
@@ -96,10 +102,16 @@ class Calibration:
         """How far the scenario lies from the calibrated records."""
         return "far" if self.extrapolates(scenario) else "near"
 
+    def spreads_for(self, scenario: Scenario) -> dict[SpreadOf, Spread]:
+        """The distributions that all numbers of a prediction of this scenario are judged by, those that there are."""
+        parts = method_of(scenario), lengths_of(scenario), self.distance(scenario)
+        found = {of: find_spread(self.table, SpreadKey(of, *parts)) for of in SPREADS_OF}
+        return {of: spread for of, spread in found.items() if spread is not None}
+
     def spread_for(self, of: SpreadOf, scenario: Scenario, lengths: Lengths | None = None) -> Spread | None:
         """The distribution that a prediction of this scenario is judged by (as if it had these lengths); ``None`` without any."""
         key = SpreadKey(of, method_of(scenario), lengths or lengths_of(scenario), self.distance(scenario))
-        return find_spread(self.spreads, key)
+        return find_spread(self.table, key)
 
 
 def formulas_version() -> str:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from planner.domain.coefficients import PRIORS, Prior
 
 Level = Literal["all", "generation", "gpu", "family", "host", "quantization"]
 """Where a coefficient may differ: nowhere, or by GPU generation, GPU, family of software stack, host, kind of k-bit base."""
+
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 # A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Hosts differ by more than GPUs of a
 # generation do, so theirs is the whole of it.

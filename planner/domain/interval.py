@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 """What a distribution is of: one of the three levels of GPU memory, the time of a step, host RAM."""
+SPREADS_OF: tuple[SpreadOf, ...] = get_args(SpreadOf)
 Distance = Literal["near", "far"]
 """``near``: GPU generation, stack and method are among the calibrated ones; ``far``: at least one of them is not."""
 
@@ -76,9 +77,8 @@ def interval_around(spread: Spread, value: float) -> Interval:
     return Interval(value * math.exp(spread.quantile(tail)), value * math.exp(spread.quantile(1 - tail)))
 
 
-def find_spread(spreads: Sequence[Spread], key: SpreadKey) -> Spread | None:
+def find_spread(table: Mapping[SpreadKey, Spread], key: SpreadKey) -> Spread | None:
     """The distribution of ``key`` or of the least coarse one that there is; ``None`` without any of its kind."""
-    table = {each.key: each for each in spreads}
     return next((table[each] for each in key.coarser() if each in table), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
 
 
 class KnobPart(_Part):
@@ -101,7 +101,8 @@ def write_calibration(calibration: Calibration, folder: Path) -> Path:
         InputFileError: it cannot be written.
     """
     path = folder / f"{calibration.name}.json"
-    text = CalibrationDocument.model_validate(asdict(calibration)).model_dump_json(by_alias=True, indent=1) + "\n"
+    plain = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.init}
+    text = CalibrationDocument.model_validate(plain).model_dump_json(by_alias=True, indent=1) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".json.new")

@@ -56,7 +56,7 @@ def test_intervals_follow_the_longer_tail() -> None:
 def test_a_class_with_little_data_uses_a_coarser_one() -> None:
     """Five rows make no distribution of their own; the one of all methods stands in."""
     few = residuals(2, 3, key=replace(KEY, method="full"))
-    spreads = make_spreads([*residuals(4, 30), *few])
+    spreads = {each.key: each for each in make_spreads([*residuals(4, 30), *few])}
     found = find_spread(spreads, replace(KEY, method="full"))
     assert found is not None
     assert found.key == replace(KEY, method="")
