@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from planner.calibration.budget import rounded_up
+from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
 from planner.calibration.personal import AnchorGain, anchor_gains
 from planner.calibration.published import QUANTITIES, published_dir
@@ -35,7 +36,8 @@ _HEADER = """\
 # Mean absolute errors on the published rows: unfitted (priors only), in-sample (fitted to all rows) and held out (by a fit that
 # never saw the source group).  Fractions, rounded up at the second digit.  held_out figures of documents are also limits: `make
 # accuracy` fails where one of them has grown.  anchors: throughput of a held-out group before and after one measured row of its
-# machine (median over the choice of row).
+# machine (median over the choice of row).  worst_reading: held out, with each choice of data/published/choices.toml read
+# the other way where that is worse.
 # Written by: python -m planner.calibration.accuracy --write
 """
 
@@ -76,6 +78,21 @@ def _figures(fit: str, score: SourceScore) -> dict[str, float]:
     return found
 
 
+def worst_figures(result: CrossValidation) -> dict[str, dict[str, float]]:
+    """Held-out errors of documents with every choice that their own table settled read the other way, where that is worse."""
+    fitted, found = result.fitted, dict[str, dict[str, float]]()
+    for quantity in ("memory", "throughput"):
+        errors = worst_errors(
+            result.held_out.rows,
+            stored_choices(),
+            lambda record: fitted.without.get(record.source_group, fitted.calibration),
+            quantity,
+        )
+        for source, error in errors.items():
+            found.setdefault(source, {})[f"worst_reading_{quantity}_mape"] = rounded_up(error)
+    return found
+
+
 def stored_accuracy() -> dict[str, Any]:
     """Content of ``data/accuracy.toml``.
 
@@ -88,6 +105,7 @@ def stored_accuracy() -> dict[str, Any]:
 def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str:
     """Content of the file for a cross-validation."""
     calibration = result.fitted.calibration
+    worst = worst_figures(result)
     lines = [
         _HEADER,
         f"date = {datetime.now(UTC).date().isoformat()}",
@@ -104,7 +122,8 @@ def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str
         lines += [f"before = {rounded_up(gain.before)}", f"after = {rounded_up(gain.after)}"]
     for part, table in accuracy_figures(result).items():
         for name, figures in table.items():
-            lines += ["", f'[{part}."{name}"]', *(f"{key} = {value}" for key, value in figures.items())]
+            all_figures = figures | (worst.get(name, {}) if part == "documents" else {})
+            lines += ["", f'[{part}."{name}"]', *(f"{key} = {value}" for key, value in all_figures.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -255,7 +255,22 @@ def held_out_tables() -> str:
         f"{stored['date']}: {stored['free_numbers']} free numbers, {stored['rows']} rows of {stored['groups']} source groups. "
         f"Held-out readings inside the 90 % interval: {coverage}."
     )
-    return "\n\n".join([facts, *parts, "\n".join(anchors)]) + "\n"
+    return "\n\n".join([facts, parts[0], _worst(stored["documents"]), *parts[1:], "\n".join(anchors)]) + "\n"
+
+
+def _worst(documents: dict[str, dict[str, float]]) -> str:
+    """Held-out errors where what only the table settled is read the other way."""
+    lines = [
+        "| document whose table settled a reading | memory, held out | other readings | time, held out | other readings |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for name, figures in documents.items():
+        if "worst_reading_memory_mape" in figures:
+            pairs = [
+                figures.get(f"{kind}_{of}_mape") for of in ("memory", "throughput") for kind in ("held_out", "worst_reading")
+            ]
+            lines.append(f"| `{name}` | " + " | ".join(map(_share, pairs)) + " |")
+    return "\n".join(lines)
 
 
 def _held_out(table: dict[str, dict[str, float]], title: str) -> str:

@@ -1,0 +1,105 @@
+"""Readings of a document that only its own table settled: what the held-out error is where they are read the other way.
+
+``data/published/choices.toml`` lists each such choice with the alternative.  A fit that never saw a document may not profit from
+what its table told the builders, so its error is also given with every choice replaced where that makes it worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from planner.calibration.published import published_dir
+from planner.calibration.rows import RowScore, score_record
+from planner.catalog.toml_file import read_toml
+from planner.domain.calibration import Calibration
+from planner.domain.run_record import RunRecord
+from planner.errors import InputFileError, UsageError
+
+FILE_NAME = "choices.toml"
+_KEYS = {"source", "question", "cases"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One question that a table settled; each case gives columns that select rows, and what the alternative changes in them."""
+
+    source: str
+    question: str
+    cases: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+
+    def other_reading(self, record: RunRecord) -> RunRecord | None:
+        """The record under the alternative; ``None`` where the choice does not concern it."""
+        if record.source != self.source:
+            return None
+        for select, change in self.cases:
+            if all(getattr(record, column) == value for column, value in select.items()):
+                return replace(record, **change)
+        return None
+
+
+def stored_choices() -> tuple[Choice, ...]:
+    """The choices of ``data/published/choices.toml``.
+
+    Raises:
+        InputFileError: missing, malformed, or a column that records do not have.
+    """
+    path = published_dir() / FILE_NAME
+    found = []
+    for entry in read_toml(path).get("choice", []):
+        if set(entry) != _KEYS:
+            raise InputFileError(path, f"each choice needs exactly {', '.join(sorted(_KEYS))}")
+        cases = tuple((_columns(case["select"], path), _columns(case["change"], path)) for case in entry["cases"])
+        found.append(Choice(entry["source"], entry["question"], cases))
+    return tuple(found)
+
+
+def _columns(values: Mapping[str, Any], path: object) -> Mapping[str, Any]:
+    if unknown := values.keys() - set(RunRecord.__slots__):
+        raise InputFileError(str(path), f"unknown column '{min(unknown)}'")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def worst_errors(
+    rows: Sequence[RowScore], choices: Sequence[Choice], model_of: Callable[[RunRecord], Calibration], quantity: str
+) -> Mapping[str, float]:
+    """Mean absolute error of each source that has choices, with every choice replaced where the alternative is worse.
+
+    A choice is replaced as a whole, by the mean over the rows it concerns, and choices one by one: their alternatives are not
+    combined.
+    """
+    found: dict[str, float] = {}
+    for source in dict.fromkeys(choice.source for choice in choices):
+        mine = [row for row in rows if row.record.source == source]
+        errors = {row.record.id: abs(value) for row in mine if (value := _error(row, quantity)) is not None}
+        for choice in (each for each in choices if each.source == source):
+            other = _other_errors(choice, mine, model_of, quantity)
+            if other and fmean(other.values()) > fmean(errors[row] for row in other):
+                errors |= other
+        if errors:
+            found[source] = fmean(errors.values())
+    return found
+
+
+def _other_errors(
+    choice: Choice, rows: Sequence[RowScore], model_of: Callable[[RunRecord], Calibration], quantity: str
+) -> dict[str, float]:
+    found = {}
+    for row in rows:
+        record = choice.other_reading(row.record)
+        if record is None or _error(row, quantity) is None:
+            continue
+        try:
+            value = _error(score_record(record, model_of(row.record)), quantity)
+        except UsageError:
+            continue
+        if value is not None:
+            found[row.record.id] = abs(value)
+    return found
+
+
+def _error(row: RowScore, quantity: str) -> float | None:
+    comparison = getattr(row, quantity)
+    return None if comparison is None else float(comparison.error)

@@ -1,0 +1,34 @@
+"""What a document's own table settled: each choice concerns rows, its alternative is another job, and worse counts as worse."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.calibration.choices import Choice, stored_choices, worst_errors
+from planner.calibration.published import core_validation
+from planner.catalog.location import data_dir
+from planner.records.calibration_file import read_calibration
+
+ROWS = core_validation().rows
+
+
+@pytest.mark.parametrize("choice", stored_choices(), ids=lambda choice: choice.question)
+def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
+    """At least one row of the document is selected, and its other reading is another configuration."""
+    concerned = [row.record for row in ROWS if choice.other_reading(row.record) is not None]
+    assert concerned
+    assert all(record.source == choice.source for record in concerned)
+    assert all(choice.other_reading(record) != record for record in concerned)
+
+
+def test_the_other_readings_never_make_it_better() -> None:
+    """The error with the worse of both readings is at least that of the settled one."""
+    model = read_calibration(data_dir() / "calibration" / "default.json")
+    for quantity in ("memory", "throughput"):
+        settled = worst_errors(
+            ROWS, [Choice(source, "", ()) for source in {c.source for c in stored_choices()}], lambda _: model, quantity
+        )
+        worst = worst_errors(ROWS, stored_choices(), lambda _: model, quantity)
+        assert settled.keys() == worst.keys()
+        assert all(worst[source] >= settled[source] for source in worst)
+        assert any(worst[source] > settled[source] for source in worst)
