@@ -44,7 +44,7 @@ def _allocated_by_phase(padding: dict[str, str], *, checkpointing: bool) -> tupl
     """Allocated bytes by phase as (traced, predicted) for a model with grouped heads."""
     flags = {"model": "smollm2-135m", "method": "lora", "gpu": "a100-80gb", "seq": "256", "batch": "2", **padding}
     case = resolve(from_flags({**flags, "gradient_checkpointing": str(checkpointing).lower()}))
-    traced = {each.phase: each.allocated_bytes for each in summarize(trace_events(case)).phases}
+    traced = {each.peaks.phase: each.peaks.allocated_bytes for each in summarize(trace_events(case)).phases}
     predicted = {each.phase: int(each.allocated_bytes) for each in predict_memory(job_of(case, Coefficients())).phases}
     return traced, {phase: predicted[phase] for phase in traced}
 

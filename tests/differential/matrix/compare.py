@@ -58,15 +58,15 @@ def traced(cell: Cell) -> Traced:
         PlannerError: the cell cannot be traced; says why.
     """
     from measure.trace.program import trace_events
-    from measure.trace.report import summarize
+    from measure.trace.summary import summarize
 
     summary = summarize(trace_events(scenario_of(cell)))
     return Traced(
         summary.allocated_peak_bytes,
         summary.reserved_peak_bytes,
         summary.peak.phase,
-        {peak.phase: peak.allocated_bytes for peak in summary.phases},
-        summary.terms_at_peak,
+        {each.peaks.phase: each.peaks.allocated_bytes for each in summary.phases},
+        {name: size for name, size in sorted(summary.peak.terms.items(), key=lambda item: -item[1]) if size},
     )
 
 
