@@ -21,6 +21,8 @@ from planner.domain.run_record import Outcome
 
 _INTERVAL_S = 0.05
 _MAX_LOG_CHARS = 500
+# What torch says in a child whose parent had opened CUDA.
+_BAD_FORK = "Cannot re-initialize CUDA in forked subprocess"
 
 Event = Mapping[str, Any]
 
@@ -58,6 +60,7 @@ class Launcher:
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._nvml = nvml
         self._zygote: Zygote | None = None
+        self._may_fork = True
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +91,14 @@ class Launcher:
             ranks: processes on this machine.
             devices: GPUs to watch, by the driver's index.
         """
+        run = self._run_once(case, ranks, devices)
+        if run.how == "fork" and _BAD_FORK in (run.message or ""):
+            # Where the driver cannot be asked by NVML, looking for a device opens CUDA in the parent.
+            self._may_fork = False
+            run = self._run_once(case, ranks, devices)
+        return run
+
+    def _run_once(self, case: Case, ranks: int, devices: Sequence[int]) -> Run:
         with tempfile.TemporaryDirectory(prefix="measure-") as name:
             folder = Path(name)
             write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
@@ -131,7 +142,7 @@ class Launcher:
             on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if case.values.get("gpu") == CPU else {}
             return spawn_ranks(folder, ranks, on_cpu), "torchrun"
         zygote = self._warm()
-        return (zygote.fork(folder), "fork") if zygote.can_fork else (spawn(folder), "spawn")
+        return (zygote.fork(folder), "fork") if self._may_fork and zygote.can_fork else (spawn(folder), "spawn")
 
     def _warm(self) -> Zygote:
         if self._zygote is None:

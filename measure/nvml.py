@@ -58,7 +58,11 @@ class Nvml:
         Inside a container these can be ids of the host's process table, or none at all.
         """
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        return {int(each.pid): each.usedGpuMemory for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        try:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._nvml.NVMLError:
+            return {}
+        return {int(each.pid): each.usedGpuMemory for each in running}
 
     def state(self, index: int) -> Mapping[str, Any]:
         """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""

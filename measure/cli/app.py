@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from measure.cli.bundle import bundle
 from measure.cli.campaign import campaign
 from measure.cli.check import check, env
 from measure.cli.replay import replay_history
@@ -44,5 +45,6 @@ app.command("run")(with_scenario_options(run, RUN_OPTIONS))
 app.command("campaign")(campaign)
 app.command("check")(check)
 app.command("env")(env)
+app.command("bundle")(bundle)
 app.command("replay")(replay_history)
 app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))
