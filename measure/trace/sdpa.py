@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from planner.errors import NotModelledError
 from planner.units import KIB, MIB
 
 _FUSED_HEAD_MULTIPLE = 8
@@ -36,9 +35,6 @@ def attention_on_cuda(
     The order is flash, memory-efficient, math (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     ``options`` are ``scale`` and ``enable_gqa``.
-
-    Raises:
-        NotModelledError: a case in which CUDA would fall back to the unfused form.
     """
     scale, grouped = options.get("scale"), options.get("enable_gqa", False)
     kernel = choose_kernel((query, key, value), attn_mask, grouped=grouped)
@@ -56,10 +52,10 @@ def attention_on_cuda(
         efficient = _aten._scaled_dot_product_efficient_attention
         result: torch.Tensor = efficient(query, key, value, bias, keeps_lse, dropout_p, is_causal, scale=scale)[0]
         return result
-    raise NotModelledError(
-        f"attention of {query.dtype} with head width {query.size(-1)}: CUDA falls back to the unfused form, which is not traced; "
-        "use --attention eager"
-    )
+    # The unfused form is the same code on every device: a composite of products and a softmax, in fp32 for 16-bit inputs.
+    unfused = _aten._scaled_dot_product_attention_math
+    plain: torch.Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped)[0]
+    return plain
 
 
 def choose_kernel(inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool) -> str:
@@ -120,13 +116,19 @@ def _flash_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: 
 
 
 def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> list[int]:
-    """``_efficient_attention_backward``: delta, one fp32 per row, and an fp32 accumulator where outputs are 16-bit.
+    """``_efficient_attention_backward``: delta, one fp32 per row, and an fp32 accumulator of the query gradient.
 
-    Source: ATen/native/transformers/cuda/attention_backward.cu.
+    The accumulator is made of whole tiles of 64 or 128 rows, each with a lock of 16 bytes; above a width of 128 those of the key
+    and value gradients, one tile per split, are left out.
+    Source: ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h ``kNeedsAccumGradQ`` (true from compute capability
+    7.0 on), ``workspace_elements_gq``, ``GradQTempStorage``; attention_backward.cu.
     """
     batch, heads, length, width = query.shape
     del grad_out
-    return [batch * heads * length * 4, batch * heads * length * width * 4 if query.dtype in _HALF and width > 128 else 0]
+    tile_rows = 64 if width <= 64 or width > 128 else 128
+    tile_columns = next((columns for columns in (32, 64, 96, 128) if width <= columns), 64)
+    tiles = -(-length // tile_rows) * -(-width // tile_columns)
+    return [batch * heads * length * 4, batch * heads * tiles * (tile_rows * tile_columns * 4 + 16)]
 
 
 def cublas_workspace_bytes(compute_capability: str) -> int:

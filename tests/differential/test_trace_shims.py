@@ -113,6 +113,31 @@ def test_a_mask_takes_the_memory_efficient_kernel() -> None:
     assert type(out.grad_fn).__name__ == "ScaledDotProductEfficientAttentionBackward0"
 
 
+def test_one_key_head_for_all_takes_the_unfused_form() -> None:
+    """A single key head that SDPA has to broadcast suits no fused kernel: products and an fp32 softmax, as on every device."""
+    with shimmed("attention_kernel"):
+        query = torch.empty((1, 4, 32, 64), dtype=torch.bfloat16, requires_grad=True)
+        key = torch.empty((1, 1, 32, 64), dtype=torch.bfloat16, requires_grad=True)
+        kept = _saved_by(lambda q, k: functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, key)
+    assert sum(dtype == torch.float32 and math.prod(shape) == 4 * 32 * 32 for dtype, shape in kept) >= 1
+
+
+@pytest.mark.parametrize(("width", "tile"), [(64, (64, 64)), (128, (128, 128)), (80, (128, 96))])
+def test_memory_efficient_backward_accumulates_in_fp32(width: int, tile: tuple[int, int]) -> None:
+    """Delta, and whole tiles of the query gradient in fp32 with a lock each."""
+    recorder = Recorder(KERNEL_WORKSPACES)
+    batch, heads, tokens = 2, 4, 100
+    with shimmed("attention_kernel"), recorder:
+        query = torch.empty((batch, heads, tokens, width), dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool)
+        recorder.enter_stage("backward")
+        functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
+    taken = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op]
+    rows, columns = tile
+    tiles = math.ceil(tokens / rows) * math.ceil(width / columns)
+    assert taken == [batch * heads * tokens * 4, batch * heads * tiles * (rows * columns * 4 + 16)]
+
+
 def test_flash_backward_takes_workspace_while_it_runs() -> None:
     """An fp32 accumulator of the query gradient and one number per row, given back when the kernel ends."""
     recorder = Recorder(KERNEL_WORKSPACES)
