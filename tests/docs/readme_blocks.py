@@ -25,6 +25,7 @@ from typing import Any
 
 from planner.calibration.accuracy import stored_accuracy
 from planner.calibration.misses import LISTED_ABOVE, Evidence, stored_misses
+from planner.calibration.other_tools import stored_other_tools
 from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
@@ -144,6 +145,7 @@ def generated(key: str, before: str = "") -> str:
         "other-accuracy": other_accuracy_table,
         "held-out": held_out_tables,
         "misses": misses_table,
+        "other-tools": other_tools_table,
         "differential": differential_table,
         "rules": rules_markdown,
     }
@@ -303,6 +305,17 @@ def differential_table() -> str:
     from matrix.table import summary_table
 
     return summary_table()
+
+
+def other_tools_table() -> str:
+    """GPU memory errors of other estimators on the rows of the numbered documents that they speak of, and ours on these rows."""
+    lines = ["| estimator | rows | its error (median) | ours, unfitted | asked about |", "|---|--:|--:|--:|---|"]
+    lines += [
+        f"| {tool.name} | {tool.n_rows} | {tool.mape:.0%} ({tool.median_signed:+.0%}) | {tool.ours_mape:.1%} | "
+        f"{tool.applies_to} |"
+        for tool in stored_other_tools()
+    ]
+    return "\n".join(lines).replace("%", " %") + "\n"
 
 
 def misses_table() -> str:
