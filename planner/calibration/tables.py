@@ -1,0 +1,122 @@
+"""Published tables as points that can be drawn: what was measured, what is predicted, and the interval around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.calibration.rows import Comparison, RowScore
+from planner.domain.interval import Interval
+from planner.domain.prediction import Prediction
+from planner.units import GIB
+
+# What a locator says after the name of its table: "table 1 row 3 (line 14)", "table 1 column stage0", "text (line 218)".
+_AFTER_NAME = re.compile(r",? (?:rows?|columns?) .*| \(lines? .*")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured number beside its prediction, both in the unit that ``quantity`` ends in.
+
+    ``interval`` is the nominal range around the prediction; ``None`` without a calibration, or where it knows no such reading.
+    """
+
+    record_id: str
+    source: str
+    group: str
+    quantity: str
+    measured: float
+    predicted: float
+    interval: Interval | None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measurement lies in the interval; ``None`` without one."""
+        return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """The points of one quantity in one table of a document, in the order of its rows."""
+
+    source: str
+    name: str
+    quantity: str
+    points: tuple[Point, ...]
+
+
+def points_of(rows: Iterable[RowScore], quantity: str) -> tuple[Point, ...]:
+    """Points of the rows that have ``quantity`` (one of :data:`planner.calibration.published.QUANTITIES`)."""
+    return tuple(point for row in rows if (point := _point(row, quantity)) is not None)
+
+
+def published_tables(rows: Iterable[RowScore], quantity: str) -> tuple[PublishedTable, ...]:
+    """The points by document, table and printed quantity; a row that stands in several tables is in each of them."""
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for row in rows:
+        point = _point(row, quantity)
+        if point is None:
+            continue
+        for name in _tables_of(row.record.locator):
+            found.setdefault((row.record.source, name, point.quantity), []).append(point)
+    return tuple(PublishedTable(*key, tuple(found[key])) for key in sorted(found))
+
+
+def coverage_by_group(points: Iterable[Point]) -> Mapping[str, tuple[int, int]]:
+    """By source group: points inside their interval, and points that have one."""
+    counts: dict[str, tuple[int, int]] = {}
+    for point in points:
+        if point.is_inside is not None:
+            inside, of = counts.get(point.group, (0, 0))
+            counts[point.group] = (inside + point.is_inside, of + 1)
+    return counts
+
+
+def scale_and_unit(quantity: str) -> tuple[float, str]:
+    """What a value of ``quantity`` is divided by to be read by people, and the unit that it then has."""
+    if quantity.endswith("_bytes"):
+        return GIB, "GiB"
+    name = quantity.removesuffix("_per_s")
+    return (1.0, f"{name}/s") if name != quantity else (1.0, "s")
+
+
+def _tables_of(locator: str | None) -> Sequence[str]:
+    """Names of the tables (or parts of the text) that a locator names, each once."""
+    parts = (locator or "no locator").split("; ")
+    return tuple(dict.fromkeys(_AFTER_NAME.sub("", part) for part in parts))
+
+
+def _point(row: RowScore, quantity: str) -> Point | None:
+    comparison: Comparison | None = getattr(row, quantity)
+    if comparison is None or row.prediction is None:
+        return None
+    interval = _interval_of(row.prediction, comparison, quantity)
+    record = row.record
+    numbers = (comparison.quantity, comparison.measured, comparison.predicted, interval)
+    return Point(record.id, record.source, record.source_group, *numbers)
+
+
+def _interval_of(prediction: Prediction, comparison: Comparison, quantity: str) -> Interval | None:
+    """The interval of the peak, the step or the process, carried over to what was printed (a total, a rate, a whole run)."""
+    centre, interval = _predicted_interval(prediction, comparison, quantity)
+    if interval is None:
+        return None
+    low, high = interval.low / centre, interval.high / centre
+    if comparison.is_rate:
+        low, high = 1 / high, 1 / low
+    return Interval(comparison.predicted * low, comparison.predicted * high)
+
+
+def _predicted_interval(prediction: Prediction, comparison: Comparison, quantity: str) -> tuple[float, Interval | None]:
+    """A prediction and the interval around it, in the unit of both."""
+    uncertainty = prediction.uncertainty
+    if uncertainty is None:
+        return 0.0, None
+    if quantity == "throughput":
+        return (0.0, None) if prediction.time is None else (float(prediction.time.step_s), uncertainty.step)
+    if quantity == "host_memory":
+        return float(prediction.host.per_process_bytes), uncertainty.host
+    level = comparison.quantity.removesuffix("_bytes")
+    centre = float(getattr(prediction.memory, f"{level}_peak_bytes"))
+    return centre, next((interval for name, interval in uncertainty.memory if name == level), None)

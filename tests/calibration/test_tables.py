@@ -1,0 +1,79 @@
+"""Published tables as points: names of tables, intervals carried over to what was printed, coverage."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.calibration.published import core_validation, published_dir
+from planner.calibration.tables import Point, coverage_by_group, points_of, published_tables, scale_and_unit
+from planner.calibration.validate import Validation, validate
+from planner.catalog.location import data_dir
+from planner.domain.interval import Interval
+from planner.records import read_records
+from planner.records.calibration_file import read_calibration
+from planner.units import GIB
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> Validation:
+    """The four documents with the calibration that ships."""
+    calibration = read_calibration(data_dir() / "calibration" / "default.json")
+    return validate(read_records([published_dir() / "00*.csv"]), calibration)
+
+
+def test_a_row_is_in_each_table_that_its_locator_names() -> None:
+    """A row of two tables is drawn in both; columns of one table do not make tables of their own."""
+    tables = published_tables(core_validation().rows, "memory")
+    found = {(table.source[:3], table.name): [point.record_id for point in table.points] for table in tables}
+    assert "001-t1-r01" in found["001", "table 1"]
+    assert "001-t1-r01" in found["001", "document 000 table 1"]
+    assert [name for source, name in found if source == "002"] == ["table 1"]
+    assert len(found["002", "table 1"]) == 81
+    assert len({point for points in found.values() for point in points}) == len(points_of(core_validation().rows, "memory"))
+
+
+def test_without_a_calibration_there_is_no_interval() -> None:
+    """Plain coefficients give points without intervals, which count nowhere in the coverage."""
+    points = points_of(core_validation().rows, "memory")
+    assert {point.interval for point in points} == {None}
+    assert coverage_by_group(points) == {}
+
+
+def test_the_interval_of_a_total_is_that_of_one_gpu_times_their_number(calibrated: Validation) -> None:
+    """Memory that a document sums over GPUs has the interval of one of them, as a share of the prediction."""
+    row = next(row for row in calibrated.rows if row.memory is not None and "of 2 GPUs" in row.memory.note)
+    assert row.prediction is not None
+    assert row.prediction.uncertainty is not None
+    one = dict(row.prediction.uncertainty.memory)["driver"]
+    (point,) = points_of([row], "memory")
+    assert point.interval is not None
+    assert (point.interval.low, point.interval.high) == pytest.approx((2 * one.low, 2 * one.high))
+
+
+def test_the_interval_of_a_rate_is_that_of_the_step_upside_down(calibrated: Validation) -> None:
+    """The slowest step of the interval is the lowest rate."""
+    row = next(row for row in calibrated.rows if row.throughput is not None and row.throughput.quantity == "samples_per_s")
+    assert row.prediction is not None
+    assert row.prediction.time is not None
+    assert row.prediction.uncertainty is not None
+    step = row.prediction.uncertainty.step
+    assert step is not None
+    samples = row.prediction.time.samples_per_s * row.prediction.time.step_s
+    (point,) = points_of([row], "throughput")
+    assert point.interval is not None
+    assert (point.interval.low, point.interval.high) == pytest.approx((samples / step.high, samples / step.low))
+
+
+def test_coverage_counts_both_ends_as_inside() -> None:
+    """A measurement on the edge of its interval is inside, one beyond it is not."""
+    points = [Point(str(value), "s", "g", "step_time_s", value, 2.0, Interval(1.0, 3.0)) for value in (1.0, 3.0, 3.1)]
+    assert coverage_by_group(points) == {"g": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("driver_bytes", (GIB, "GiB")), ("samples_per_s", (1.0, "samples/s")), ("run_time_s", (1.0, "s"))],
+)
+def test_units_that_people_read(quantity: str, expected: tuple[float, str]) -> None:
+    """Bytes are shown in GiB, rates and times as they are."""
+    assert scale_and_unit(quantity) == expected

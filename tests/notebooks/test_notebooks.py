@@ -1,0 +1,127 @@
+"""The notebooks run from top to bottom, hold no logic of their own, and are committed without outputs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES = 40_000
+_TRACED = ("torch", "transformers", "peft", "accelerate")
+
+
+def _cells(path: Path, kind: str) -> list[Any]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def _run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The notebook after a run in a kernel of its own, which imports the packages of this checkout."""
+    for name in ("nbclient", "ipykernel", "matplotlib", "scipy"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    return notebook
+
+
+def _printed(notebook: Any) -> str:
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+
+
+def _pictures(notebook: Any) -> int:
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_there_are_four() -> None:
+    """The notebooks are numbered in the order in which they are read."""
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_without_outputs(path: Path) -> None:
+    """No output and no execution count is kept, so that a change is a readable diff: ``python tests/notebooks/strip.py``."""
+    kept = [cell.id for cell in _cells(path, "code") if cell.outputs or cell.execution_count is not None]
+    assert kept == []
+    assert path.stat().st_size < MAX_BYTES
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_logic_of_their_own(path: Path) -> None:
+    """No cell defines a function or a class, and none imports a private name: what is needed belongs to the packages."""
+    found = []
+    for cell in _cells(path, "code"):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.append(f"{cell.id}: defines {node.name}")
+            if isinstance(node, ast.ImportFrom):
+                found += [f"{cell.id}: imports {each.name}" for each in node.names if each.name.startswith("_")]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_paths_in_the_text_exist(path: Path) -> None:
+    """Files of the project that the text names are there."""
+    text = "\n".join(cell.source for cell in _cells(path, "markdown"))
+    named = re.findall(r"`((?:data|planner|measure)/[^`*]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_bytes_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by hand, by the formulas and by the trace of the real modules, the peak is the same within 1 %."""
+    notebook = _run(NOTEBOOKS[0], monkeypatch)
+    assert _pictures(notebook) == 1
+    rows = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)$", _printed(notebook), re.MULTILINE)
+    hand, plan = (
+        sum(int(row[column].replace(",", "")) for row in rows if row[0] not in ("allocator_slack", "context"))
+        for column in (1, 2)
+    )
+    assert hand == pytest.approx(plan, rel=0.01)
+    missing = [name for name in _TRACED if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"the part with the trace needs {', '.join(missing)}")
+    shares = re.search(r"by hand ([+-][\d.]+)%, plan ([+-][\d.]+)% of the trace", _printed(notebook))
+    assert shares is not None
+    assert all(abs(float(share)) < 1 for share in shares.groups())
+
+
+def test_every_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table of the four documents becomes a picture of its memory, its time and its host RAM, as far as it has them."""
+    from planner.calibration.published import QUANTITIES, core_validation
+    from planner.calibration.tables import published_tables
+
+    tables = [table for quantity in QUANTITIES for table in published_tables(core_validation().rows, quantity)]
+    notebook = _run(NOTEBOOKS[1], monkeypatch)
+    assert len(tables) > 20
+    assert _pictures(notebook) == len(tables)
+    assert re.search(r"^memory +\d+ of \d+ measurements inside", _printed(notebook), re.MULTILINE)
+
+
+def test_the_calibration_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Posteriors, residuals and distributions are drawn; coverage is printed for each group that was held out."""
+    notebook = _run(NOTEBOOKS[2], monkeypatch)
+    assert _pictures(notebook) == 3
+    groups = set(re.findall(r"^memory +([\w-]+) +\d+ of \d+ inside", _printed(notebook), re.MULTILINE))
+    assert groups == {"doc-001", "qwen-finetune", "doc-003"}
+
+
+def test_a_recipe_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try does not fit, the chosen recipe does, and the grid says up to which batch."""
+    notebook = _run(NOTEBOOKS[3], monkeypatch)
+    printed = _printed(notebook)
+    assert printed.startswith("does_not_fit - ")
+    assert re.search(r"^fits +\d+%", printed, re.MULTILINE)
+    assert re.search(r"^ 1024 tokens: up to \d+ samples$", printed, re.MULTILINE)
+    assert _pictures(notebook) == 2
