@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.errors import NotModelledError
+
 OUTLIER_SHARE = 1000
 """One input column in so many holds a value at or above the threshold (arXiv 2208.07339, section 4: about 0.1 %).
 
@@ -39,6 +41,10 @@ def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
     return out
 
 
+# MatMul8bitLt makes rows of what has three dimensions (autograd/_functions.py).
+_MOST_DIMENSIONS = 3
+
+
 class MatMul8bit(torch.autograd.Function):
     """``MatMul8bitLt``: the input is kept as an attribute of the context, where saved-tensor hooks do not see it.
 
@@ -47,8 +53,19 @@ class MatMul8bit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, bias: torch.Tensor | None, layer: Any) -> torch.Tensor:
-        """Quantise the input, multiply, keep the input on the context."""
+        """Quantise the input, multiply, keep the input on the context.
+
+        Raises:
+            NotModelledError: an input of four dimensions, of which the real layer would take the outliers along the wrong one
+                (``A[:, outlier_cols]`` in backends/default/ops.py int8_mixed_scaled_mm; only three are made two).
+        """
         shape = inputs.shape
+        if len(shape) > _MOST_DIMENSIONS:
+            size = f"{layer.in_features} x {layer.out_features}"
+            raise NotModelledError(
+                f"int8 layers of bitsandbytes take inputs of two or three dimensions, but one of {size} features gets "
+                f"{len(shape)} here (latent attention does that); use --method qlora"
+            )
         rows = inputs.reshape(-1, shape[-1]) if inputs.dim() == 3 else inputs
         quantized = _quantize_rows(rows.to(torch.float16))
         out, outliers = _multiply(rows, quantized, bias, layer)
