@@ -42,7 +42,8 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
     from planner.cli.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    options = Options(said.pop("config"), output_format, said.pop("explain"), said.pop("force"), said.pop("calibration"))
+    names = ("config", "explain", "force", "calibration", "trace")
+    options = Options(output_format=output_format, **{name: said.pop(name) for name in names})
     return predict(said, options)
 
 
@@ -126,7 +127,7 @@ def calibrate_command(
 @app.command("schema")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|record|validate]", help="Which document", show_default=False)
+        str, typer.Argument(metavar="[prediction|record|trace|validate]", help="Which document", show_default=False)
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

@@ -31,6 +31,7 @@ _ANSWER_OPTIONS: OwnOptions = {
         ],
         None,
     ),
+    "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
 }
 

@@ -27,6 +27,7 @@ class Options:
     explain: bool = False
     force: bool = False
     calibration: str | None = None
+    trace: bool = False
 
 
 def predict(flags: Mapping[str, object], options: Options) -> Outcome:
@@ -43,7 +44,12 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     if warning:
         prediction = replace(prediction, warnings=(*prediction.warnings, warning))
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
-    return _report(Subject(scenario, prediction, None, options.explain, coefficients), model, options)
+    subject = Subject(scenario, prediction, None, options.explain, coefficients)
+    if options.trace:
+        from planner.cli.beside import answer_beside, run_trace
+
+        return answer_beside(subject, run_trace(flags, config=options.config, force=options.force), options.output_format)
+    return _report(subject, model, options)
 
 
 def chosen_calibration(name: str | None) -> tuple[Coefficients | Calibration, str]:

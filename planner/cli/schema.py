@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "record", "validate")
+DOCUMENTS = ("prediction", "record", "trace", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -22,6 +22,10 @@ def print_schema(document: str) -> Outcome:
         from planner.records.schema import record_json_schema
 
         return Outcome(json_text(record_json_schema()))
+    if document == "trace":
+        from planner.report.trace_document import trace_json_schema
+
+        return Outcome(json_text(trace_json_schema()))
     if document == "validate":
         from planner.report.validation_schema import validation_json_schema
 

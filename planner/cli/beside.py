@@ -1,0 +1,74 @@
+"""``plan ... --trace``: the closed form beside a trace, which runs as a process of its own and never sees the prediction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from pydantic import ValidationError
+
+from planner.cli.outcome import Outcome, human_text, json_text
+from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError
+from planner.report.beside import beside_document, beside_sections, put_beside
+from planner.report.subject import Subject, exit_code_of
+from planner.report.to_json import prediction_document
+from planner.report.trace_document import TraceDocument
+
+_MODULE = "measure"
+_ERRORS: dict[int, type[PlannerError]] = {ExitCode.USAGE: UsageError, ExitCode.NOT_MODELLED: NotModelledError}
+
+
+def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -> TraceDocument:
+    """What ``measure trace`` says about the same flags.
+
+    Raises:
+        UsageError: the measure extra is missing.
+        NotModelledError: the scenario cannot be traced; says what to do.
+        PlannerError: the trace failed.
+    """
+    if find_spec(_MODULE) is None:
+        raise UsageError(
+            "the package 'measure' is not installed; install the measure extra: pip install 'finetune-planner[measure]'"
+        )
+    command = [sys.executable, "-m", _MODULE, "trace", "--json", *trace_arguments(flags)]
+    command += ["--config", config] if config is not None else []
+    command += ["--force"] if force else []
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode != ExitCode.FITS:
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1].removeprefix("measure: ") if lines else f"exit code {done.returncode}"
+        raise _ERRORS.get(done.returncode, PlannerError)(reason)
+    try:
+        return TraceDocument.model_validate_json(done.stdout)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise PlannerError(f"what measure trace wrote is not the document that plan reads: {place}: {first['msg']}") from None
+
+
+def answer_beside(subject: Subject, traced: TraceDocument, output_format: str) -> Outcome:
+    """Both answers row by row; the exit code is that of the prediction."""
+    beside, code = put_beside(subject.prediction, traced), exit_code_of(subject.prediction)
+    if output_format == "json":
+        whole = prediction_document(subject).model_dump(by_alias=True)
+        return Outcome(json_text(beside_document(beside, whole, traced)), code)
+    sections = beside_sections(beside)
+    if output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)
+
+
+def trace_arguments(flags: Mapping[str, object]) -> list[str]:
+    """The flags that were given, as they are typed."""
+    arguments = []
+    for name, value in flags.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            arguments.append(f"--{option}={value}")
+    return arguments
