@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, layer_pattern, make_config, materialize, shortened
 from measure.trace.events import AllocEvent
@@ -18,7 +18,7 @@ from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Record, Recorder, Trace
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
+from planner.errors import NotModelledError, PlannerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     """The step of a model on meta, recorded on fake tensors.
 
     Raises:
-        NotModelledError: an operator that fake tensors cannot run, with the module it is in.
+        NotModelledError: a module that cannot run on fake tensors, with its name and the operator.
     """
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
     recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
@@ -65,12 +65,26 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         try:
             materialize(built.model, recorder)
             run_step(built.model, scenario, recorder)
-        except (DataDependentOutputException, UnsupportedOperatorException) as error:
-            raise NotModelledError(
-                f"model '{scenario.model.id}' cannot be traced: operator {getattr(error, 'func', error)} in module "
-                f"{recorder.last_path or '(none)'} needs values, which fake tensors do not have"
-            ) from None
+        except (PlannerError, MemoryError):
+            raise
+        except Exception as error:
+            raise NotModelledError(_broken(scenario, recorder, error)) from error
     return recorder.trace
+
+
+def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
+    """The sentence for a module that cannot run on fake tensors: operator, module, what happened, and the way out."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        what = "needs values, which fake tensors do not have"
+    else:
+        first_line = str(error).strip().partition("\n")[0][:200]
+        what = f"fails on fake tensors ({type(error).__name__}: {first_line})"
+    # torch names the operator where it could not run one; else it is the one before the failure.
+    operator = getattr(error, "func", None) or recorder.last_operator or "(none)"
+    return (
+        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module {recorder.last_path or '(none)'} {what}; "
+        "the closed form still answers: plan --model ..."
+    )
 
 
 def refuse_what_is_not_traced(scenario: Scenario) -> None:

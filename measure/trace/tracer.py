@@ -108,6 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._place = Place("load", 0)
         self._source_place = self._place
         self._last_path = ""
+        self._last_operator = ""
         self._storages: dict[int, Block] = {}
         self._host = 0
         self._closed = False
@@ -126,6 +127,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def last_path(self) -> str:
         """Module of the operator that ran last, empty outside of modules."""
         return self._last_path
+
+    @property
+    def last_operator(self) -> str:
+        """The operator that ran last, empty before the first."""
+        return self._last_operator
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block behind ``tensor``, if it was allocated while recording."""
@@ -164,6 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._product_workspace_bytes and func in _PRODUCTS:
             self.take(self._product_workspace_bytes, "cuBLAS workspace", "workspace")
             self._product_workspace_bytes = 0
+        self._last_operator = str(func)
         workspace = self._workspaces.get(func)
         taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
         if func is _ADD and self._sums_in_place(args, kwargs):
