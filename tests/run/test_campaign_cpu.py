@@ -129,3 +129,25 @@ def test_a_campaign_for_a_gpu_needs_one() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "no GPU is here" in done.stderr
+
+
+def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """submitit's local executor runs the job in a process of its own; its records are those of the same campaign here."""
+    pytest.importorskip("submitit")
+    file, out = campaign_file(tmp_path, config, 2), tmp_path / "out"
+    done = subprocess.run(
+        command(file, out, "--executor", "local", "--share", "1/1"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "submitted to local" in done.stdout
+    assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180)
+
+
+def test_an_executor_that_is_not_here(config: str, tmp_path: Path) -> None:
+    """An unknown one is named with those that are known, and nothing is written."""
+    file = campaign_file(tmp_path, config, 1)
+    done = subprocess.run(
+        command(file, tmp_path / "out", "--executor", "pigeon"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "allowed: slurm, local" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
+from measure.campaign.remote import take_share
 from measure.campaign.runner import plan_agenda
 from measure.case import RunOptions
 from measure.machine import Machine
@@ -112,3 +113,14 @@ def test_times_are_read_with_their_units() -> None:
     for text in ("", "0", "soon", "-5m"):
         with pytest.raises(UsageError, match="must be a time"):
             duration_s("--time-budget", text)
+
+
+def test_shares_are_disjoint_and_whole() -> None:
+    """Every case is in one share; what is no share is refused."""
+    cases = tuple(case(seq=number) for number in range(1, 8))
+    shares = [take_share(cases, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(each.values["seq"] for share in shares for each in share) == list(range(1, 8))
+    assert take_share(cases, None) == cases
+    for text in ("0/3", "4/3", "x", "1"):
+        with pytest.raises(UsageError, match="--share must be"):
+            take_share(cases, text)

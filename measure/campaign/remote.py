@@ -1,0 +1,88 @@
+"""A campaign through a cluster's scheduler, by submitit: each job runs its share of the cases on a node of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure.campaign.file import PlannedCase
+from measure.processes import worker_environment
+from planner.errors import UnknownNameError, UsageError
+from planner.intake.fields import show
+from planner.units import MINUTE_S
+
+EXECUTORS = ("slurm", "local")
+_SPARE_MINUTES = 10
+_DEFAULT_MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How jobs are asked for.  ``partition`` is Slurm's; ``budget_s`` is the time for the cases of each job."""
+
+    executor: str
+    jobs: int
+    budget_s: float | None
+    partition: str | None
+    history: bool = False
+
+
+def share_command(file: Path, out: Path, share: str, submission: Submission) -> list[str]:
+    """What one job runs.  Each has a folder of its own, because two processes must not append to one file."""
+    number = share.partition("/")[0]
+    command = [sys.executable, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
+    if submission.budget_s is not None:
+        command += ["--time-budget", f"{submission.budget_s:g}s"]
+    return [*command, "--history"] if submission.history else command
+
+
+def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
+    """Hand the jobs to the scheduler; returns submitit's jobs.
+
+    Raises:
+        UsageError: an unknown executor, submitit is not installed, or the scheduler is not here.
+    """
+    if submission.executor not in EXECUTORS:
+        raise UnknownNameError("executor", show(submission.executor), EXECUTORS, hint=f"allowed: {', '.join(EXECUTORS)}")
+    try:
+        import submitit  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UsageError("submitit is not installed; install the slurm extra: pip install 'finetune-planner[slurm]'") from None
+    folder = (out / "jobs").absolute()
+    try:
+        executor: Any = submitit.AutoExecutor(folder=folder, cluster=submission.executor)
+    except RuntimeError as error:
+        raise UsageError(f"executor '{submission.executor}' cannot be used here: {error}") from None
+    minutes = _DEFAULT_MINUTES if submission.budget_s is None else round(submission.budget_s / MINUTE_S)
+    settings: dict[str, Any] = {"timeout_min": minutes + _SPARE_MINUTES}
+    if submission.executor == "slurm":
+        settings |= (
+            {"gpus_per_node": 1, "slurm_partition": submission.partition} if submission.partition else {"gpus_per_node": 1}
+        )
+    executor.update_parameters(**settings)
+    shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
+    commands = [share_command(file.absolute(), out.absolute(), share, submission) for share in shares]
+    return [executor.submit(submitit.helpers.CommandFunction(command, env=worker_environment())) for command in commands]
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """Number and count of a share such as ``2/4``.
+
+    Raises:
+        UsageError: not such a share.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise UsageError(f"--share must be like 2/4, the second of four, but it is '{show(text)}'")
+    return int(number), int(count)
+
+
+def take_share(cases: Sequence[PlannedCase], text: str | None) -> tuple[PlannedCase, ...]:
+    """Every n-th of ``cases``, so that each share is as mixed as the whole; all of them when nothing is said."""
+    if text is None:
+        return tuple(cases)
+    number, count = parse_share(text)
+    return tuple(cases[number - 1 :: count])
