@@ -48,7 +48,8 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     if submission.executor not in EXECUTORS:
         raise UnknownNameError("executor", show(submission.executor), EXECUTORS, hint=f"allowed: {', '.join(EXECUTORS)}")
     try:
-        import submitit  # type: ignore[import-not-found,unused-ignore]
+        import submitit
+        from submitit.core.utils import CommandFunction
     except ImportError:
         raise UsageError("submitit is not installed; install the slurm extra: pip install 'finetune-planner[slurm]'") from None
     folder = (out / "jobs").absolute()
@@ -65,7 +66,7 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     executor.update_parameters(**settings)
     shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
     commands = [share_command(file.absolute(), out.absolute(), share, submission) for share in shares]
-    return [executor.submit(submitit.helpers.CommandFunction(command, env=worker_environment())) for command in commands]
+    return [executor.submit(CommandFunction(command, env=worker_environment())) for command in commands]
 
 
 def parse_share(text: str) -> tuple[int, int]:
