@@ -99,13 +99,19 @@ def validate_command(
     ],
     rows: Annotated[bool, typer.Option("--rows", help="List each row")] = False,
     cv: Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")] = "none",
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration", metavar="NAME", help="Coefficients: a name, a .json file, or none; by default those of plan"
+        ),
+    ] = None,
     output_format: Format = None,
     as_json: Json = False,
 ) -> Outcome:
     """Score predictions against records: memory, throughput, host RAM and verdicts, per source and overall."""
     from planner.cli.validate import ValidateOptions, validate_files
 
-    return validate_files(files, ValidateOptions(cv, rows, chosen_format(output_format, as_json)))
+    return validate_files(files, ValidateOptions(cv, rows, chosen_format(output_format, as_json), calibration))
 
 
 @app.command("calibrate")

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cli.outcome import Outcome, human_text
-from planner.errors import ExitCode, UnknownNameError
+from planner.errors import ExitCode, UnknownNameError, UsageError
 
 CV_MODES = ("none", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class ValidateOptions:
-    """How to answer: cross-validation, each row as well, and the format."""
+    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: that of ``plan``)."""
 
     cv: str = "none"
     rows: bool = False
     output_format: str = "human"
+    calibration: str | None = None
 
 
 def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
-    """Score predictions against the records of ``files``; exit code 6 when no row at all is modelled.
+    """Score what ``plan`` predicts against the records of ``files``; exit code 6 when no row at all is modelled.
 
     Raises:
         UnknownNameError: no such cross-validation.
@@ -30,11 +31,15 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     if options.cv not in CV_MODES:
         raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
     if options.cv == "source":
+        if options.calibration is not None:
+            raise UsageError("--cv source makes its own fits; leave --calibration out")
         return _cross_validate(files, options)
     from planner.calibration.validate import validate
+    from planner.cli.predict import chosen_calibration
     from planner.records import read_records
 
-    validation = validate(read_records(files))
+    model, _ = chosen_calibration(options.calibration)
+    validation = validate(read_records(files), model)
     modelled = any(row.prediction is not None for row in validation.rows)
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":

@@ -217,6 +217,13 @@ class IntervalPart(_Part):
     high: float
 
 
+class ByteIntervalPart(_Part):
+    """A range of bytes."""
+
+    low: int
+    high: int
+
+
 class UncertaintyPart(_Part):
     """Intervals of a calibrated prediction.
 
@@ -225,9 +232,9 @@ class UncertaintyPart(_Part):
     """
 
     nominal: float
-    memory: dict[str, IntervalPart]
+    memory: dict[str, ByteIntervalPart]
     step: IntervalPart | None
-    host: IntervalPart | None
+    host: ByteIntervalPart | None
     coverage: dict[str, float]
     basis: str
     extrapolates: list[str]

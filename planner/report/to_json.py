@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 from planner import __version__
+from planner.domain.interval import Interval
 from planner.domain.prediction import MemoryPrediction, Prediction, Uncertainty
 from planner.domain.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
@@ -13,6 +14,7 @@ from planner.domain.term import PHASES, Phase, Term
 from planner.report.explain import explanations
 from planner.report.schema import (
     AssumptionPart,
+    ByteIntervalPart,
     ChangePart,
     CoefficientPart,
     ExplanationPart,
@@ -66,13 +68,17 @@ def _uncertainty(sure: Uncertainty | None) -> UncertaintyPart | None:
         return None
     return UncertaintyPart(
         nominal=sure.nominal,
-        memory={level: IntervalPart.model_validate(interval) for level, interval in sure.memory},
+        memory={level: _byte_interval(interval) for level, interval in sure.memory},
         step=IntervalPart.model_validate(sure.step) if sure.step else None,
-        host=IntervalPart.model_validate(sure.host) if sure.host else None,
+        host=_byte_interval(sure.host) if sure.host else None,
         coverage=dict(sure.coverage),
         basis=sure.basis,
         extrapolates=list(sure.extrapolates),
     )
+
+
+def _byte_interval(interval: Interval) -> ByteIntervalPart:
+    return ByteIntervalPart(low=round(interval.low), high=round(interval.high))
 
 
 def _scenario(scenario: Scenario) -> ScenarioPart:

@@ -201,7 +201,7 @@ def run_python(code: str) -> str:
 
 @cache
 def _scores(pattern: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(run_plan(f"plan validate data/published/{pattern} --json").out)
+    document: dict[str, Any] = json.loads(run_plan(f"plan validate data/published/{pattern} --calibration none --json").out)
     return document
 
 
