@@ -101,9 +101,7 @@ def validate_command(
     cv: Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")] = "none",
     calibration: Annotated[
         str | None,
-        typer.Option(
-            "--calibration", metavar="NAME", help="Coefficients: a name, a .json file, or none; by default those of plan"
-        ),
+        typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default that of plan"),
     ] = None,
     output_format: Format = None,
     as_json: Json = False,

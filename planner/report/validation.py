@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import Comparison, OomResult, RowScore
 from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
+from planner.estimate import PRIORS
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.misses import misses_section
 from planner.report.numbers import percent
@@ -62,9 +63,11 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
 def _head(validation: Validation) -> Section:
     total, sources = validation.overall.n_rows, len(validation.sources)
     rows = f"{total} row{'s' if total != 1 else ''} from {sources} source{'s' if sources != 1 else ''}"
+    plain = validation.is_held_out or validation.calibration == PRIORS.name
+    coefficients = validation.calibration if plain else f"calibration {validation.calibration}"
     held_out = "each source group is predicted by a fit without it" if validation.is_held_out else "nothing is held out"
     notes = [
-        Note(f"{rows}; {validation.calibration}; {held_out}", "strong"),
+        Note(f"{rows}; {coefficients}; {held_out}", "strong"),
         Note(
             "Errors are (predicted - measured) / measured of the number as printed: + is too much memory, too long a time or too "
             f"high a rate.  Overall is the plain mean over source groups with at least {MIN_GROUP_ROWS} compared rows.",
