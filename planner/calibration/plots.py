@@ -34,7 +34,7 @@ def draw_table(axes: Axes, table: PublishedTable) -> None:
 
 
 def draw_scatter(axes: Axes, points: Sequence[Point], title: str, unit: str) -> None:
-    """Measured against predicted on logarithmic axes, by document, with lines at equality and 25 % to either side."""
+    """Measured against predicted on logarithmic axes, by document, with lines at equality, at 1.25 and at 1 / 1.25 of it."""
     for (source, mine), (colour, mark) in zip(_by_source(points).items(), cycle(_STYLES), strict=False):
         scale = scale_and_unit(mine[0].quantity)[0]
         measured, predicted = ([getattr(point, name) / scale for point in mine] for name in ("measured", "predicted"))

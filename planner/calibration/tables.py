@@ -63,6 +63,24 @@ def published_tables(rows: Iterable[RowScore], quantity: str) -> tuple[Published
     return tuple(PublishedTable(*key, tuple(found[key])) for key in sorted(found))
 
 
+def token_rate_points(rows: Iterable[RowScore]) -> tuple[Point, ...]:
+    """Time as real tokens per second of the whole job, whatever the document prints, so that documents share one unit.
+
+    The predicted rate is carried over to the measurement by the ratio of the two printed numbers; the points have no interval.
+    """
+    found = []
+    for row in rows:
+        comparison = row.throughput
+        if comparison is None or row.prediction is None or row.prediction.time is None:
+            continue
+        faster = comparison.measured / comparison.predicted
+        predicted = float(row.prediction.time.tokens_per_s)
+        measured = predicted * (faster if comparison.is_rate else 1 / faster)
+        record = row.record
+        found.append(Point(record.id, record.source, record.source_group, "tokens_per_s", measured, predicted, None))
+    return tuple(found)
+
+
 def coverage_by_group(points: Iterable[Point]) -> Mapping[str, tuple[int, int]]:
     """By source group: points inside their interval, and points that have one."""
     counts: dict[str, tuple[int, int]] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from planner.calibration.published import core_validation, published_dir
-from planner.calibration.tables import Point, coverage_by_group, points_of, published_tables, scale_and_unit
+from planner.calibration.tables import Point, coverage_by_group, points_of, published_tables, scale_and_unit, token_rate_points
 from planner.calibration.validate import Validation, validate
 from planner.catalog.location import data_dir
 from planner.domain.interval import Interval
@@ -77,3 +79,27 @@ def test_coverage_counts_both_ends_as_inside() -> None:
 def test_units_that_people_read(quantity: str, expected: tuple[float, str]) -> None:
     """Bytes are shown in GiB, rates and times as they are."""
     assert scale_and_unit(quantity) == expected
+
+
+def test_times_of_all_kinds_share_one_unit() -> None:
+    """A time and a rate both become tokens per second, as much too fast as the printed number says."""
+    rows = {row.record.id: row for row in core_validation().rows}
+    points = {point.record_id: point for point in token_rate_points(rows.values())}
+    assert set(points) == {name for name, row in rows.items() if row.throughput is not None}
+    for name in ("001-t1-r01", "002-t1-r01-s0256"):
+        comparison = rows[name].throughput
+        assert comparison is not None
+        slower = comparison.predicted / comparison.measured
+        expected = slower if comparison.is_rate else 1 / slower
+        assert points[name].predicted / points[name].measured == pytest.approx(expected)
+
+
+def test_the_scatter_is_a_picture(tmp_path: Path) -> None:
+    """Both halves are drawn into one PNG."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from planner.calibration.scatter import write_scatter
+
+    write_scatter(core_validation().rows, "a title", tmp_path / "scatter.png")
+    content = (tmp_path / "scatter.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
