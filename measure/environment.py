@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from measure.host import cgroup_bytes
 from measure.nvml import Gpu, Nvml
 
@@ -41,6 +39,8 @@ _NOT_IN_KEY = frozenset({"gpu_state"})
 
 def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
     """Facts about machine, driver and libraries as JSON values; what is not known is ``None`` or left out."""
+    import psutil
+
     return {
         "machine": machine_hash(),
         "os": f"{platform.system()} {platform.release()}",

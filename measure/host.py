@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
 # PSS walks all mappings of a process, which takes milliseconds and stalls it.
@@ -44,6 +46,8 @@ class HostSampler:
 
     def sample(self, pid: int) -> None:
         """Read the processes under ``pid`` once; processes that are gone are left out."""
+        import psutil
+
         now_s = time.monotonic()
         with_pss = now_s >= self._next_pss_s
         if with_pss:
@@ -79,6 +83,8 @@ class HostSampler:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
+    import psutil
+
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from measure.cli.said import need
 from planner.errors import ExitCode
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON")]
@@ -28,6 +29,7 @@ def check(
 
 def env(as_json: Json = False) -> int:
     """Say what a measurement on this machine would be made on."""
+    need("measure", "psutil")
     from measure.environment import environment_key
     from measure.machine import this_machine
 

@@ -39,6 +39,7 @@ OPTIONS: OwnOptions = {
 
 def run(**said: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
+    need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
     from measure.single import measure_one
     from measure.solve import boundary_text
     from measure.store import Store
@@ -46,7 +47,6 @@ def run(**said: Any) -> int:
     as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
     options = run_options(said)
     values, force = said_values(said), said.pop("force")
-    need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
     if quantity is not None:
         boundary = solve_for(quantity, values, options, store=store, force=force)
         sys.stdout.write(boundary_text(boundary))

@@ -1,0 +1,40 @@
+"""``measure`` where only the planner is installed: one sentence that names the extra, never an internal error."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from measure.cli import said
+from measure.cli.main import main
+
+_RUN = ["run", "--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "64", "--gpu", "cpu"]
+
+
+@pytest.mark.parametrize("arguments", [["env"], _RUN], ids=["env", "run"])
+def test_a_missing_library_is_named_with_its_extra(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, the library and the extra that has it; nothing on standard output."""
+
+    def without_psutil(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "psutil" else ModuleSpec(name, None)
+
+    monkeypatch.setattr(said, "find_spec", without_psutil)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "psutil is not installed; install the measure extra" in err
+
+
+def test_records_are_checked_without_the_extra(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Looking at records needs no library that measures: a file that is not there is what the message speaks of."""
+    for name in ("measure.host", "measure.environment", "measure.checking"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert main(["check", f"{tmp_path}/none.jsonl"]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
