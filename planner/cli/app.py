@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from planner import __version__
-from planner.cli.flags import Format, Json, with_prediction_options
+from planner.cli.flags import VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
+from planner.intake.flags import with_options
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
@@ -92,24 +93,15 @@ def rules_command(output_format: Format = None, as_json: Json = False) -> Outcom
     return list_rules(chosen_format(output_format, as_json))
 
 
-@app.command("validate")
-def validate_command(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
-    ],
-    rows: Annotated[bool, typer.Option("--rows", help="List each row")] = False,
-    cv: Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")] = "none",
-    calibration: Annotated[
-        str | None,
-        typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default that of plan"),
-    ] = None,
-    output_format: Format = None,
-    as_json: Json = False,
-) -> Outcome:
+def _validate(files: list[str], **said: Any) -> Outcome:
     """Score predictions against records: memory, throughput, host RAM and verdicts, per source and overall."""
     from planner.cli.validate import ValidateOptions, validate_files
 
-    return validate_files(files, ValidateOptions(cv, rows, chosen_format(output_format, as_json), calibration))
+    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    return validate_files(files, ValidateOptions(output_format=output_format, **said))
+
+
+app.command("validate")(with_options(_validate, VALIDATE_OPTIONS))
 
 
 @app.command("calibrate")

@@ -9,7 +9,7 @@ import typer
 
 from planner.intake.flags import Config, Force, OwnOptions, with_scenario_options
 
-__all__ = ["Format", "Json", "with_prediction_options"]
+__all__ = ["VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
 
 Format = Annotated[str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)]
 
@@ -33,6 +33,30 @@ _ANSWER_OPTIONS: OwnOptions = {
     ),
     "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
+}
+
+VALIDATE_OPTIONS: OwnOptions = {
+    "files": (
+        Annotated[
+            list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+        ],
+        ...,
+    ),
+    "rows": (Annotated[bool, typer.Option("--rows", help="List each row")], False),
+    "explain": (
+        Annotated[str | None, typer.Option("--explain", metavar="ROW", help="Walk through one row instead, by its id")],
+        None,
+    ),
+    "cv": (Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")], "none"),
+    "calibration": (
+        Annotated[
+            str | None,
+            typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default that of plan"),
+        ],
+        None,
+    ),
+    "output_format": (Format, None),
+    "as_json": (Json, False),
 }
 
 

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from planner.domain.calibration import Calibration
+    from planner.domain.coefficients import Coefficients
+    from planner.records import RecordSet
 
 CV_MODES = ("none", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class ValidateOptions:
-    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: that of ``plan``)."""
+    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: that of ``plan``).
+
+    ``explain``: id of one row to walk through instead of scoring all.
+    """
 
     cv: str = "none"
     rows: bool = False
     output_format: str = "human"
     calibration: str | None = None
+    explain: str | None = None
 
 
 def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
@@ -39,7 +49,10 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     from planner.records import read_records
 
     model, _ = chosen_calibration(options.calibration)
-    validation = validate(read_records(files), model)
+    records = read_records(files)
+    if options.explain is not None:
+        return _explain(records, options.explain, model)
+    validation = validate(records, model)
     modelled = any(row.prediction is not None for row in validation.rows)
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":
@@ -54,6 +67,30 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
 
         return Outcome(to_markdown(sections), code)
     return Outcome(human_text(sections), code)
+
+
+def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration) -> Outcome:
+    """One row: measured against predicted, then the whole ``plan --explain`` of its scenario."""
+    from dataclasses import replace
+
+    from planner.calibration.validate import validate
+    from planner.domain.calibration import Calibration
+    from planner.estimate import predict_with
+    from planner.report.row import row_sections
+    from planner.report.sections import build_sections
+    from planner.report.subject import Subject
+
+    mine = tuple(record for record in records.records if record.id == row_id)
+    if not mine:
+        raise UnknownNameError("row", row_id[:60], [record.id for record in records.records])
+    validation = validate(replace(records, records=mine), model)
+    (row,) = validation.rows
+    sections = row_sections(row, records.places[row_id], validation.calibration)
+    if row.scenario is None:
+        return Outcome(human_text(sections), ExitCode.NOT_MODELLED)
+    coefficients = model.coefficients_for(row.scenario) if isinstance(model, Calibration) else model
+    subject = Subject(row.scenario, predict_with(row.scenario, model, explain=True), None, True, coefficients)
+    return Outcome(human_text((*sections, *build_sections(subject))), ExitCode.FITS)
 
 
 def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:

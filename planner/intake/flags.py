@@ -28,6 +28,9 @@ def request_fields() -> Iterator[RequestField]:
     return (field for field in REQUEST_FIELDS.values() if field.on_command_line)
 
 
+_EMPTY = inspect.Parameter.empty
+
+
 def with_scenario_options(command: Callable[..., Any], own: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
     """``command(**options)`` with all flags of a scenario and its ``own`` in its signature, where typer looks for them.
 
@@ -35,9 +38,16 @@ def with_scenario_options(command: Callable[..., Any], own: OwnOptions, *, conte
     words the errors.  With ``context`` the command takes typer's context first.
     """
     options = {field.name: (_annotation(field), None) for field in request_fields()} | dict(own)
+    return with_options(command, options, context=context)
+
+
+def with_options(command: Callable[..., Any], options: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
+    """``command(**options)`` with ``options`` in its signature; a default of ``...`` makes one required."""
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)] if context else []
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_EMPTY if default is ... else default, annotation=annotation
+        )
         for name, (annotation, default) in options.items()
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

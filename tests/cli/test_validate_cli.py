@@ -15,6 +15,7 @@ from planner.report.validation_schema import ValidationDocument
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
 ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
+EXPLAINED = "003-t2-r03"
 FILLED = ("id", "source", "source_group", "model", "gpu", "method", "seq_len", "outcome", "peak_memory_mib", "tensor_parallel")
 
 Captured = pytest.CaptureFixture[str]
@@ -205,3 +206,19 @@ def test_help_names_the_options(capsys: Captured) -> None:
     assert main(["validate", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("FILE...", "--rows", "--cv", "--format", "--json"))
+
+
+def test_one_row_is_walked_through(capsys: Captured) -> None:
+    """Measured against predicted, the mechanism that is known, then every term of the prediction with its formula."""
+    assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Row {EXPLAINED}\n")
+    assert "Measured against predicted\n" in out
+    assert "driver" in out
+    assert "GPU memory in GiB" in out
+
+
+def test_an_unknown_row_is_named_with_its_neighbours(capsys: Captured) -> None:
+    """A row that is not in the files is a usage error that lists the nearest ids."""
+    assert main(["validate", ONE_FILE, "--explain", EXPLAINED + "x"]) == 2
+    assert EXPLAINED in capsys.readouterr().err
