@@ -213,7 +213,6 @@ def test_allocator_settings_change_the_replay(config: str) -> None:
     [
         (["--model", "chatglm3-6b", "--method", "lora"], "its code ships with the checkpoint"),
         (["--model", "7b", "--method", "full", "--gpus", "4"], "--gpus 1"),
-        (["--model", "7b", "--method", "full", "--loss", "liger"], "--loss hf"),
         (["--model", "7b", "--method", "lora", "--quantization", "gptq-int4"], "quantization 'gptq-int4'"),
     ],
 )

@@ -112,7 +112,9 @@ def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool, str]]:
     for path, child in layer.named_modules():
         name = path.rpartition(".")[2]
         if isinstance(child, torch.nn.Linear):
-            found[name, child.out_features, child.in_features, child.bias is not None, "linear"] += 1
+            # Some quantisers replace nn.Linear itself and no class derived from it.
+            kind = "linear" if type(child) is torch.nn.Linear else "subclass"
+            found[name, child.out_features, child.in_features, child.bias is not None, kind] += 1
         elif type(child).__name__ == "Conv1D":
             found[name, child.weight.shape[1], child.weight.shape[0], child.bias is not None, "conv1d"] += 1
     return found

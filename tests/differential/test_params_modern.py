@@ -181,6 +181,10 @@ def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     assert tuple(table.weight.shape) == (spec.token_embedding.rows, spec.token_embedding.width)
     assert (head.weight is table.weight) == spec.tied
     activation = getattr(module.config, "hidden_act", None) or module.config.hidden_activation
+    if module.config.model_type == "gpt_oss":
+        # Its experts have an activation of their own and never read ``hidden_act``.
+        assert not hasattr(module.model.layers[0].mlp.experts, "act_fn")
+        activation = "clamped_swiglu"
     assert {group.block.mlp.activation for group in spec.groups} == {activation}
 
 

@@ -170,7 +170,8 @@ def test_a_higher_rank_never_needs_less(flags: Flags, more: int) -> None:
     assume(scenario.recipe.sharding != "zero3")
     assert scenario.recipe.adapter is not None
     rank = int(scenario.recipe.adapter.rank)
-    assert_no_level_falls(scenario, with_rank(scenario, rank + more))
+    # Slack is a share of what passes hold: it falls where the peak moves from activations to gradients (planner/README.md).
+    assert levels(with_rank(scenario, rank + more))["allocated"] >= levels(scenario)["allocated"] * (1 - ROUNDING)
 
 
 @PROPERTY
@@ -183,7 +184,9 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
         min(linear.in_features, linear.out_features) for group in scenario.model.groups for linear in group.block.linears
     )
     rank = max(int(scenario.recipe.adapter.rank), math.ceil(4096 / narrowest))
-    assert_no_level_falls(with_rank(scenario, rank), with_rank(scenario, rank + more))
+    assert levels(with_rank(scenario, rank + more))["allocated"] >= levels(with_rank(scenario, rank))["allocated"] * (
+        1 - ROUNDING
+    )
 
 
 def test_the_persistence_threshold_is_real() -> None:
@@ -292,17 +295,17 @@ def test_shards_sum_to_the_whole(flags: Flags) -> None:
 @PROPERTY
 @given(jobs(gpu="a100-80gb:8", nodes="1", sharding="ddp", offload="none"))
 def test_sharding_more_never_holds_more_of_what_it_shards(flags: Flags) -> None:
-    """Gradients and states: DDP holds them whole, ZeRO-1 divides states, ZeRO-2 gradients too."""
+    """ZeRO-1 and ZeRO-2 divide states alike; in backward ZeRO-1 has whole gradients, in the step both have their share."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
     held = []
     for sharding in ("zero1", "zero2"):
         made = memory(with_flags(scenario, {"sharding": sharding}))
-        held.append(
-            {name: sum(float(t.n_bytes) for t in made.terms if t.label == name) for name in ("optimizer states", "gradients")}
-        )
+        labels = ("optimizer states", "gradients", "gradients, first backward")
+        held.append({name: sum(float(t.n_bytes) for t in made.terms if t.label == name) for name in labels})
     assert held[1]["optimizer states"] == pytest.approx(held[0]["optimizer states"], rel=ROUNDING)
-    assert held[1]["gradients"] == pytest.approx(held[0]["gradients"] / 8, rel=ROUNDING)
+    assert held[1]["gradients"] == pytest.approx(held[0]["gradients"], rel=ROUNDING)
+    assert held[1]["gradients, first backward"] <= held[0]["gradients, first backward"]
 
 
 @PROPERTY

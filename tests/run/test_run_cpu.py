@@ -153,7 +153,7 @@ def test_the_command_records_what_validate_reads(config: str, tmp_path: Path) ->
         (["--stack", "swift"], 6, "cannot be run"),
         (["--workload", "treadmill"], 2, "unknown workload"),
         (["--lengths", "9,3"], 2, "rising whole numbers"),
-        (["--lengths", "9,300"], 2, "--seq is 32"),
+        (["--lengths", "9,300"], 2, "more real tokens than the sequence length"),
         (["--memory-limit", "huge"], 2, "size"),
     ],
 )

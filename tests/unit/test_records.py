@@ -137,7 +137,7 @@ def test_published_rows_are_read_by_a_pattern() -> None:
     result = read_records([str(PUBLISHED / "*.csv")])
     assert set(result.files) == {str(path) for path in PUBLISHED.glob("*.csv")}
     assert len(result.records) >= len(result.files)
-    assert all(record.stack for record in result.records)
+    assert all(record.outcome for record in result.records)
 
 
 def test_a_file_that_two_patterns_match_is_read_once(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_no_path_at_all_is_reported() -> None:
         ("id,colour\n", ":1: unknown column 'colour'"),
         (csv_text({}, columns=tuple(name for name in COLUMNS if name != "seq_len")), ":1: missing column 'seq_len'"),
         (csv_text({}).replace("outcome,", "outcome,outcome,", 1), ":1: column 'outcome' occurs twice"),
-        (csv_text({}) + "r9,too,short\n", ":3: 3 cells, but the header has 59 columns"),
+        (csv_text({}) + "r9,too,short\n", f":3: 3 cells, but the header has {len(COLUMNS)} columns"),
         (csv_text({}) + '"never closed', ":3: not valid CSV"),
         (csv_text({}, {"id": "r0"}), ":3: the id 'r0' is already that of"),
         (csv_text({"notes": "two\nlines"}, {"model": ""}), ":4: column 'model' is missing or blank"),
