@@ -2,7 +2,7 @@
 # Everything useful that a machine with a GPU can say in one call of about nine minutes: environment, campaign with allocator histories,
 # quality of the records, replays of the histories, and the planner's predictions against the records.
 #
-#   scripts/first_campaign.sh OUT [SECONDS] [CAMPAIGN] [PYTHON]
+#   data/campaigns/first_campaign.sh OUT [SECONDS] [CAMPAIGN] [PYTHON]
 #
 # OUT gets the records (*.jsonl), env.json, campaign.txt, check.txt, replays.txt, validate.txt and histories.tar.part-* of at most 15 MiB
 # each (cat them together).  Called again with the same OUT it goes on with the cases that are left.
@@ -11,7 +11,7 @@ out=${1:?say the folder for the results}
 seconds=${2:-480}
 campaign=${3:-data/campaigns/first.toml}
 python=${4:-python3}
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out" && out=$(cd "$out" && pwd) && cd "$root" || exit 2
 
