@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
-from measure.cli.said import need
-from planner.errors import ExitCode, UnknownNameError, UsageError
+from measure.cli.said import need, with_length
+from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
 from planner.intake.flags import Config, Force, OwnOptions
 
@@ -76,7 +76,7 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     """What was said about the job, flags over the file.
 
     Raises:
-        UsageError: model, method or length are missing, or a value cannot be used.
+        UsageError: model or method are missing, or a value cannot be used.
     """
     from planner.intake.request import from_flags, from_toml, merge
 
@@ -84,8 +84,7 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     request = from_flags({name: value for name, value in said.items() if name != "force"})
     if config is not None:
         request = merge(from_toml(config), request)
-    if any(request.get(name) is None for name in ("model", "method", "seq")):
-        raise UsageError(f"say at least --model, --method and --seq; for example: {EXAMPLE}")
+    request = with_length(request, EXAMPLE)
     return {name: given.value for name, given in request.values.items()}
 
 

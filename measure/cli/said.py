@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,22 +13,38 @@ from planner.intake.request import Given, ScenarioRequest, from_flags, from_toml
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 
+# What is traced or run where the length is not said; the length of the examples.
+_ASSUMED_SEQ = 1024
+
 
 def scenario_of(said: dict[str, Any], *, config: str | None, force: bool, example: str) -> Scenario:
     """The scenario of flags and a TOML file; flags win.
 
     Raises:
-        UsageError: model, method or length are missing, or what was said cannot be used.
+        UsageError: model or method are missing, or what was said cannot be used.
     """
     request = from_flags(said)
     if config is not None:
         request = merge(from_toml(config), request)
-    if any(request.get(name) is None for name in ("model", "method", "seq")):
-        raise UsageError(f"say at least --model, --method and --seq; for example: {example}")
+    request = with_length(request, example)
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.
         request = merge(ScenarioRequest({"gpu": Given("a100-80gb", "assumed")}), request)
     return resolve(request, force=force)
+
+
+def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:
+    """``request`` with a length where none was said, which standard error then names.
+
+    Raises:
+        UsageError: the model or the method is missing.
+    """
+    if any(request.get(name) is None for name in ("model", "method")):
+        raise UsageError(f"say at least --model and --method; for example: {example}")
+    if request.get("seq") is not None:
+        return request
+    sys.stderr.write(f"measure: no --seq was said: {_ASSUMED_SEQ} tokens are assumed\n")
+    return merge(ScenarioRequest({"seq": Given(_ASSUMED_SEQ, "assumed")}), request)
 
 
 def size_bytes(flag: str, text: str) -> int:

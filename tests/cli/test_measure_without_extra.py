@@ -38,3 +38,15 @@ def test_records_are_checked_without_the_extra(
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert main(["check", f"{tmp_path}/none.jsonl"]) == 2
     assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_a_length_that_was_not_said_is_assumed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard error names the length that is taken; what was said stays as it is."""
+    from measure.cli.said import with_length
+    from planner.intake.request import from_flags
+
+    given = with_length(from_flags({"model": "7b", "method": "lora"}), "an example")
+    assert given.get("seq") == 1024
+    assert "no --seq was said: 1024 tokens are assumed" in capsys.readouterr().err
+    assert with_length(from_flags({"model": "7b", "method": "lora", "seq": 64}), "an example").get("seq") == 64
+    assert capsys.readouterr().err == ""
