@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from measure.cli.bundle import bundle
 from measure.cli.campaign import campaign
 from measure.cli.check import check, env
@@ -12,7 +10,7 @@ from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
-from planner.intake.flags import with_scenario_options
+from planner.intake.flags import new_app, with_scenario_options
 
 _HELP = """Trace or measure a fine-tuning step.
 
@@ -23,17 +21,7 @@ or does not fit (--fits), 5 host memory ran out, 6 cannot be traced or run.
 """
 
 
-def _hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
-    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": _hyphens},
-)
+app = new_app(_HELP)
 
 
 @app.callback()

@@ -10,7 +10,7 @@ from planner import __version__
 from planner.cli.flags import VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
-from planner.intake.flags import with_options
+from planner.intake.flags import new_app, with_hyphens, with_options
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
@@ -21,17 +21,7 @@ Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory 
 """
 
 
-def _hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
-    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": _hyphens},
-)
+app = new_app(_HELP)
 
 
 def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
@@ -54,7 +44,7 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
     if given:
         command = ctx.invoked_subcommand
         raise UsageError(
-            f"--{_hyphens(given[0])} belongs to a prediction; put the flags of '{command}' after its name: plan {command} ..."
+            f"--{with_hyphens(given[0])} belongs to a prediction; put the flags of '{command}' after its name: plan {command} ..."
         )
 
 

@@ -31,6 +31,22 @@ def request_fields() -> Iterator[RequestField]:
 _EMPTY = inspect.Parameter.empty
 
 
+def new_app(help_text: str) -> typer.Typer:
+    """An empty command line as both programs have it: flags with ``-`` or ``_``, plain help of at most 100 columns."""
+    return typer.Typer(
+        help=help_text,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
+        context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens},
+    )
+
+
+def with_hyphens(name: str) -> str:
+    """A name as flags spell it."""
+    return name.replace("_", "-")
+
+
 def with_scenario_options(command: Callable[..., Any], own: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
     """``command(**options)`` with all flags of a scenario and its ``own`` in its signature, where typer looks for them.
 
