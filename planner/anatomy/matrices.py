@@ -36,7 +36,10 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     """(saved, forward, backward) bytes per token of the LoRA branch of one matrix.
 
     PEFT casts the input to the adapter's dtype (always for plain linears, outside autocast for k-bit ones), applies dropout (a
-    copy and a one-byte mask), then ``A`` and ``B``; autocast casts once more.  Source: peft 0.21 tuners/lora/layer.py, bnb.py.
+    copy and a one-byte mask), then ``A`` and ``B``; autocast casts once more.
+    The result of a 4-bit matrix is copied first, but the copy takes its name before the branch runs: the most at once is the
+    result, what ``B`` returned, and that scaled (or the sum).
+    Source: peft 0.21 tuners/lora/layer.py, bnb.py (``result = result.clone()``).
     """
     regime, adapter = view.regime, view.recipe.adapter
     if adapter is None or view.merged(linear):
@@ -59,14 +62,12 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     copies = linear.active_copies if linear.group == "expert" else 1
     rank_bytes = product_bytes * adapter.rank * copies
     out_bytes = linear.out_features * copies * product_bytes
-    # PEFT copies the result of a 4-bit matrix before it adds to it, not that of an int8 one.
-    clone = linear.out_features * copies * regime.linear_out if view.quantized(linear) and not is_int8(view) else 0
     # The saved copy is released once A's gradient is known, so casts and the mask product reuse its room.
     if product_bytes != branch_bytes:
         backward = width * (branch_bytes * 2 - product_bytes if dropped else branch_bytes)
     else:
         backward = width * branch_bytes
-    return saved + rank_bytes, transient + 2 * out_bytes + clone, backward + rank_bytes
+    return saved + rank_bytes, transient + 2 * out_bytes, backward + rank_bytes
 
 
 def linear_step(view: BlockView, reads: str, stream: Number) -> Step:
