@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 
 from planner.calibration.calibrate import Fitted, support_of
 from planner.calibration.fit import Solution, solve
+from planner.calibration.machine import Attachments, one_machine
 from planner.calibration.problem import Problem, machine_problem
 from planner.calibration.screen import LeftOut, screen
 from planner.calibration.targets import QUANTITIES, Floats, Target, targets_of
@@ -44,20 +46,21 @@ class AnchorGain:
     after: float
 
 
-def calibrate_machine(records: Sequence[RunRecord], name: str, base: Calibration) -> Personal:
-    """Offsets of one machine from its own ``records``, on top of ``base``.
+def calibrate_machine(
+    records: Sequence[RunRecord], name: str, base: Calibration, attachments: Attachments = MappingProxyType({})
+) -> Personal:
+    """Offsets of one machine from its own ``records``, on top of ``base``; ``attachments`` by record id say where they ran.
+
+    Records of another machine than most are left out.
 
     Raises:
-        UsageError: no record can be used, or the records are of several kinds of GPU.
+        UsageError: no record can be used, or as many records are of one machine as of another.
     """
-    screened = screen(records)
+    environment, screened = one_machine(screen(records), attachments)
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
     if not targets:
         reasons = "; ".join(f"{each.record_id}: {each.rule}" for each in screened.left_out[:3]) or "there is no record"
         raise UsageError(f"no record can be used to calibrate '{name}': {reasons}")
-    gpus = sorted({target.scenario.hardware.gpu.id for target in targets})
-    if len(gpus) > 1:
-        raise UsageError(f"the records are of several machines ({', '.join(gpus)}); calibrate each under a name of its own")
     offsets: list[Offset] = []
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
@@ -67,6 +70,7 @@ def calibrate_machine(records: Sequence[RunRecord], name: str, base: Calibration
         base,
         name=name,
         machine=name,
+        environment=environment,
         date=datetime.now(UTC).date().isoformat(),
         formulas=formulas_version(),
         offsets=(*base.offsets, *offsets),

@@ -21,6 +21,7 @@ RULES: Mapping[str, str] = {
     "repeat": "the notes mark it as a repeat of another row",
     "duplicate": "configuration and readings are those of an earlier row",
     "above_card": "more memory than the card has: its unit or its GPU is wrong",
+    "other_machine": "a personal calibration is of one machine, and most of its records are of another",
     "no_reading": "nothing measured that can be compared",
 }
 # What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.

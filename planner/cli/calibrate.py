@@ -11,7 +11,8 @@ from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from planner.domain.run_record import RunRecord
+    from planner.domain.calibration import Calibration
+    from planner.records import RecordSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
         raise UsageError("say where the calibration goes: --out FOLDER, or --name NAME for a machine of your own")
     records = read_records(files)
     if options.name is not None:
-        return _personal(records.records, options.name, options.out)
+        return _personal(records, options.name, options.out)
     from planner.calibration.calibrate import calibrate
     from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
     from planner.report.cross_validation import fit_sections
@@ -45,14 +46,41 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     return Outcome(f"{human_text(tuple(fit_sections(fitted)))}\nwritten to {path}\n", ExitCode.FITS)
 
 
-def _personal(records: Sequence[RunRecord], name: str, out: str | None) -> Outcome:
+def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
     from planner.calibration.personal import calibrate_machine
     from planner.catalog.location import data_dir
-    from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir, write_calibration
+    from planner.records.calibration_file import (
+        DEFAULT_CALIBRATION,
+        find_calibration,
+        personal_dir,
+        write_calibration,
+    )
     from planner.report.cross_validation import personal_sections
 
+    _check_name(name)
     base = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
-    own = calibrate_machine(records, name, base)
+    own = calibrate_machine(records.records, name, base, records.attachments)
     path = write_calibration(own.calibration, Path(out) if out else personal_dir())
     text = human_text(personal_sections(own))
-    return Outcome(f"{text}\nwritten to {path}; use it with --calibration {name}\n", ExitCode.FITS)
+    return Outcome(f"{text}\nwritten to {path}; {_how_to_use(own.calibration, path if out else None)}\n", ExitCode.FITS)
+
+
+def _check_name(name: str) -> None:
+    """Before the fit, because a name that cannot be used is found out too late after it."""
+    import re
+
+    from planner.records.calibration_file import NAME_PATTERN, RESERVED_NAMES
+
+    if name in RESERVED_NAMES:
+        raise UsageError(f"--name '{name}' already means something to --calibration; choose another name")
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"--name '{name[:60]}' must be of letters, digits, '.', '_' and '-', at most 60")
+
+
+def _how_to_use(own: Calibration, path: Path | None) -> str:
+    """When ``plan`` uses it: by itself where it would run, if it lies where calibrations of one's own do; else by its path."""
+    if path is not None or own.environment is None:
+        return f"use it with --calibration {path or own.name}"
+    stacks, host = " or ".join(own.environment.stacks), own.environment.host
+    place = f"{own.environment.gpu} under {stacks}{f' on {host}' if host else ''}"
+    return f"plan uses it by itself for {place}, or with --calibration {own.name}"

@@ -26,7 +26,10 @@ _ANSWER_OPTIONS: OwnOptions = {
         Annotated[
             str | None,
             typer.Option(
-                "--calibration", metavar="NAME", help="Fitted coefficients: a name, a .json file, or none", show_default=False
+                "--calibration",
+                metavar="NAME",
+                help="Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
+                show_default=False,
             ),
         ],
         None,
@@ -51,7 +54,7 @@ VALIDATE_OPTIONS: OwnOptions = {
     "calibration": (
         Annotated[
             str | None,
-            typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default that of plan"),
+            typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default the one that ships"),
         ],
         None,
     ),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from planner.cli.calibration_choice import calibration_for
 from planner.cli.outcome import Outcome, human_text
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.estimate import PRIORS, predict_with
+from planner.estimate import predict_with
 from planner.intake.request import ScenarioRequest, from_flags, from_toml, merge
 from planner.report.subject import Subject
 
@@ -39,10 +40,9 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
         request = merge(from_toml(options.config), request)
     _require(request)
     scenario = resolve(request, force=options.force)
-    model, warning = chosen_calibration(options.calibration)
+    choice = calibration_for(scenario, options.calibration)
+    scenario, model = choice.noted_on(scenario), choice.model
     prediction = predict_with(scenario, model, explain=options.explain)
-    if warning:
-        prediction = replace(prediction, warnings=(*prediction.warnings, warning))
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, None, options.explain, coefficients)
     if options.trace:
@@ -50,27 +50,6 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
 
         return answer_beside(subject, run_trace(flags, config=options.config, force=options.force), options.output_format)
     return _report(subject, model, options)
-
-
-def chosen_calibration(name: str | None) -> tuple[Coefficients | Calibration, str]:
-    """The coefficients that were asked for, by default those that ship, and a warning where they cannot be used.
-
-    Raises:
-        UnknownNameError: no calibration of that name.
-        InputFileError: the one that was asked for is malformed or was fitted with other formulas.
-    """
-    from planner.catalog.location import data_dir
-    from planner.records.calibration_file import DEFAULT_CALIBRATION, NO_CALIBRATION, find_calibration
-
-    folder = data_dir() / "calibration"
-    if name == NO_CALIBRATION:
-        return PRIORS, ""
-    if name is not None:
-        return find_calibration(name, folder), ""
-    try:
-        return find_calibration(DEFAULT_CALIBRATION, folder), ""
-    except UsageError as error:
-        return PRIORS, f"uncalibrated, because the calibration cannot be used: {error}"
 
 
 def _require(request: ScenarioRequest) -> None:

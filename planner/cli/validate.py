@@ -19,7 +19,7 @@ CV_MODES = ("none", "source")
 
 @dataclass(frozen=True, slots=True)
 class ValidateOptions:
-    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: that of ``plan``).
+    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: the one that ships).
 
     ``explain``: id of one row to walk through instead of scoring all.
     """
@@ -45,10 +45,10 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
             raise UsageError("--cv source makes its own fits; leave --calibration out")
         return _cross_validate(files, options)
     from planner.calibration.validate import validate
-    from planner.cli.predict import chosen_calibration
+    from planner.cli.calibration_choice import chosen_calibration
     from planner.records import read_records
 
-    model, _ = chosen_calibration(options.calibration)
+    model = chosen_calibration(options.calibration).model
     records = read_records(files)
     if options.explain is not None:
         return _explain(records, options.explain, model)

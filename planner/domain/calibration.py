@@ -7,6 +7,7 @@ from functools import lru_cache
 from hashlib import sha256
 
 from planner.domain.coefficients import PRIORS, Coefficients
+from planner.domain.environment import Environment
 from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, LEVELS, Level, moved
 from planner.domain.interval import SPREADS_OF, Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
@@ -64,6 +65,7 @@ class Calibration:
 
     ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``: share of held-out
     readings inside their interval, by what was read.  ``machine``: host key that a personal calibration is for (empty: any).
+    ``environment``: where the records of a personal calibration were measured.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Calibration:
     n_rows: int = 0
     groups: tuple[str, ...] = ()
     machine: str = ""
+    environment: Environment | None = None
     table: dict[SpreadKey, Spread] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,14 +10,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
+from planner.domain.environment import Environment
 from planner.domain.hierarchy import FREEDOM, Level
 from planner.domain.interval import Spread, SpreadKey, SpreadOf
-from planner.errors import InputFileError, UnknownNameError
+from planner.domain.scenario import Scenario
+from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.units import MIB
 
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
 DEFAULT_CALIBRATION = "default"
 NO_CALIBRATION = "none"
+NAME_PATTERN = r"^[A-Za-z0-9._-]{1,60}$"
+RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION)
 _MAX_BYTES = 4 * MIB
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -72,11 +76,21 @@ class SupportPart(_Part):
     methods: list[str]
 
 
+class EnvironmentPart(_Part):
+    """Where the records of a personal calibration were measured; empty where they do not say."""
+
+    gpu: Annotated[str, Field(min_length=1)]
+    stacks: list[str]
+    host: str
+    machine: str
+    drivers: list[str]
+
+
 class CalibrationDocument(_Part):
     """A calibration.  ``formulas`` must be the version of the formulas that read it."""
 
     schema_: Literal["planner/calibration@1"] = Field(default=CALIBRATION_SCHEMA_ID, alias="schema")
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")]
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     formulas: str
     offsets: list[OffsetPart]
@@ -86,12 +100,20 @@ class CalibrationDocument(_Part):
     n_rows: Annotated[int, Field(ge=0)]
     groups: list[str]
     machine: str
+    environment: EnvironmentPart | None = None
 
 
 def personal_dir() -> Path:
-    """Folder of calibrations of one's own: below ``$XDG_CONFIG_HOME``, or ``~/.config``."""
+    """Folder of calibrations of one's own: below ``$XDG_CONFIG_HOME``, or ``~/.config``.
+
+    Raises:
+        UsageError: neither is known.
+    """
     root = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(root) if root else Path.home() / ".config") / "finetune-planner" / "calibration"
+    try:
+        return (Path(root) if root else Path.home() / ".config") / "finetune-planner" / "calibration"
+    except RuntimeError:
+        raise UsageError("no home directory to keep calibrations in; set XDG_CONFIG_HOME to a folder") from None
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> Path:
@@ -119,23 +141,49 @@ def read_calibration(path: Path) -> Calibration:
     Raises:
         InputFileError: missing, too large, malformed, or fitted with other formulas; says how to refit it.
     """
+    document = _document(path)
+    if document.formulas != formulas_version():
+        raise InputFileError(path, _stale(document, path))
+    return _calibration_of(document, path)
+
+
+def _document(path: Path) -> CalibrationDocument:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputFileError(path, "too large for a calibration")
-        document = CalibrationDocument.model_validate_json(path.read_bytes())
+        return CalibrationDocument.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise InputFileError(path, f"no calibration file: {where or 'content'}: {first['msg']}") from None
-    if document.formulas != formulas_version():
-        raise InputFileError(
-            path,
-            f"was fitted with formulas {document.formulas}, these are {formulas_version()}; fit again: "
-            f"plan calibrate RECORDS... --name {document.name} --out {path.parent}",
-        )
-    return _calibration_of(document, path)
+
+
+def _stale(document: CalibrationDocument, path: Path) -> str:
+    """What is wrong with a calibration of other formulas, and the command that makes it anew in the same place."""
+    name = f" --name {document.name}" if document.machine else ""
+    out = "" if document.machine and path.parent == personal_dir() else f" --out {path.parent}"
+    versions = f"was fitted with formulas {document.formulas}, these are {formulas_version()}"
+    return f"{versions}; fit again: plan calibrate RECORDS...{name}{out}"
+
+
+def matching_calibrations(scenario: Scenario) -> tuple[tuple[str, Calibration | InputFileError], ...]:
+    """Personal calibrations made where ``scenario`` would run, by name, each with its content or why it cannot be used.
+
+    A file that is no calibration at all is among them, because nobody can say what it was made for.
+    """
+    found: list[tuple[str, Calibration | InputFileError]] = []
+    for name in personal_names():
+        path = personal_dir() / f"{name}.json"
+        try:
+            document = _document(path)
+            environment = _environment_of(document)
+            if environment is not None and environment.covers(scenario):
+                found.append((name, read_calibration(path)))
+        except InputFileError as error:
+            found.append((name, error))
+    return tuple(found)
 
 
 def find_calibration(name: str, shipped: Path) -> Calibration:
@@ -147,15 +195,27 @@ def find_calibration(name: str, shipped: Path) -> Calibration:
     """
     if name.endswith(".json"):
         return read_calibration(Path(name))
-    known = [*_names(personal_dir()), *_names(shipped)]
+    own = personal_names()
+    known = [*own, *_names(shipped)]
     if name not in known:
         raise UnknownNameError("calibration", name[:60], (*dict.fromkeys(known), NO_CALIBRATION))
-    own = personal_dir() / f"{name}.json"
-    return read_calibration(own if own.exists() else shipped / f"{name}.json")
+    return read_calibration((personal_dir() if name in own else shipped) / f"{name}.json")
+
+
+def personal_names() -> list[str]:
+    """Names of the calibrations of one's own; ``default`` and ``none`` mean something else and are never among them."""
+    try:
+        return [name for name in _names(personal_dir()) if name not in RESERVED_NAMES]
+    except UsageError:
+        return []
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    """Names of the calibrations in a folder; none where it cannot be read."""
+    try:
+        return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    except OSError:
+        return []
 
 
 def _calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
@@ -186,4 +246,12 @@ def _calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         n_rows=document.n_rows,
         groups=tuple(document.groups),
         machine=document.machine,
+        environment=_environment_of(document),
     )
+
+
+def _environment_of(document: CalibrationDocument) -> Environment | None:
+    part = document.environment
+    if part is None:
+        return None
+    return Environment(part.gpu, tuple(part.stacks), part.host, part.machine, tuple(part.drivers))

@@ -10,6 +10,7 @@ import pytest
 from planner.calibration.calibrate import Fitted, calibrate
 from planner.calibration.personal import anchor_gains, calibrate_machine
 from planner.domain.coefficients import Coefficients
+from planner.domain.environment import Environment
 from planner.errors import UsageError
 from planner.estimate import estimate
 from planner.intake.request import from_record
@@ -50,11 +51,38 @@ def test_the_gain_of_an_anchor_is_measured() -> None:
     assert gains["doc-d"].n_rows == 12
 
 
-def test_records_of_two_machines_are_refused() -> None:
-    """Mixed environments have no one set of coefficients; the message names the cards."""
+def test_as_many_records_of_one_machine_as_of_another_are_refused() -> None:
+    """Nobody can say which machine is meant; the message names both cards."""
     records = simulated({"doc-a": Coefficients(), "doc-d": SLOW})
-    with pytest.raises(UsageError, match=r"a100-80-sxm, rtx4090.*each under a name of its own"):
+    with pytest.raises(UsageError, match=r"a100-80-sxm as of rtx4090.*each under a name of its own"):
         calibrate_machine(records, "my-lab", base().calibration)
+
+
+def test_records_of_another_machine_are_left_out_by_name() -> None:
+    """The machine of most records is calibrated; each record of another is listed with both machines."""
+    mine, other = simulated({"doc-d": SLOW})[:4], simulated({"doc-a": Coefficients()})[:2]
+    own = calibrate_machine([*other, *mine], "my-lab", base().calibration)
+    assert own.calibration.environment == Environment(gpu="rtx4090", stacks=("hf-trainer@5",))
+    assert [(each.record_id, each.rule) for each in own.left_out] == [(each.id, "other_machine") for each in other]
+    assert "a100-80-sxm, the calibration is of rtx4090" in own.left_out[0].reason
+
+
+@pytest.mark.parametrize("field", ["machine", "driver"])
+def test_machines_are_told_apart_by_what_measure_attached(field: str) -> None:
+    """One card in two machines, or under two driver families: two environments; a record that does not say agrees with both."""
+    records = simulated({"doc-d": SLOW})[:5]
+    attachments = {each.id: attached() for each in records[:3]}
+    attachments[records[3].id] = attached(**{field: "590.1" if field == "driver" else "other"})
+    own = calibrate_machine(records, "my-lab", base().calibration, attachments)
+    assert [each.record_id for each in own.left_out] == [records[3].id]
+    assert own.calibration.environment == Environment("rtx4090", ("hf-trainer@5",), machine="lab-1", drivers=("570",))
+
+
+def attached(machine: str = "lab-1", driver: str = "570.86.15") -> dict[str, object]:
+    """What ``measure`` attaches to a record of its environment."""
+    gpu = {"name": "RTX 4090", "uuid_hash": "x", "memory_bytes": 1, "driver": driver, "cuda_driver": "12.8"}
+    facts = {"machine": machine, "os": "Linux", "python": "3.11", "cpu": "x", "host_memory_bytes": 1, "gpus": (gpu,)}
+    return {"environment": facts}
 
 
 def test_nothing_usable_is_refused_with_the_reason() -> None:

@@ -105,8 +105,8 @@ def run_plan(command: str) -> Answer:
         raise ValueError(f"not a plan command: {command}")
     out, err = io.StringIO(), io.StringIO()
     with (
-        _environment({"COLUMNS": str(WIDTH), "NO_COLOR": "1"}),
         example_folder() as folder,
+        _environment({"COLUMNS": str(WIDTH), "NO_COLOR": "1", "XDG_CONFIG_HOME": str(folder)}),
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

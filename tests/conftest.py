@@ -1,0 +1,15 @@
+"""Keeps the calibrations of whoever runs the tests out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """``plan`` uses a personal calibration by itself, so the tests look for them in a folder that is empty."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
