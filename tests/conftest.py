@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """``plan`` uses a personal calibration by itself, so the tests look for them in a folder that is empty."""
     with pytest.MonkeyPatch.context() as patch:
