@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from measure.cli.said import size_bytes
 from planner.errors import ExitCode
 from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from measure.trace.replay import ReplayResult
+    from measure.trace.summary import Summary
 
 
 def replay_history(
@@ -19,24 +22,28 @@ def replay_history(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON")] = False,
 ) -> int:
     """Replay a recorded history: the reserved peak of the model against that of the real allocator."""
+    from measure.lifetimes import with_terms
+    from measure.replay_json import replay_json
     from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
     from measure.trace.history_file import read_history
-    from measure.trace.replay import replay
+    from measure.trace.summary import summarize
 
-    recorded = read_history(file)
-    events = events_from_history(recorded.history, phase_marks=recorded.phase_marks)
     limit_bytes = None if fits is None else size_bytes("--fits", fits)
-    result = replay(events, settings_from_history(recorded.history), limit_bytes=limit_bytes)
+    recorded = read_history(file)
+    events = with_terms(events_from_history(recorded.history, phase_marks=recorded.phase_marks))
+    summary = summarize(events, limit_bytes, settings_from_history(recorded.history))
+    result = summary.result if summary.verdict is None else summary.verdict
     real = max(reserved_timeline(recorded.history), default=0)
-    numbers = {
-        "events": len(events),
-        "reserved_peak_bytes_replayed": result.peak_reserved_bytes,
-        "reserved_peak_bytes_recorded": real,
-        "outcome": result.outcome,
-    }
-    if as_json:
-        sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
-    else:
-        sys.stdout.write(f"{len(events)} events; outcome of the replay: {result.outcome}\n")
-        sys.stdout.write(f"reserved peak: replayed {format_bytes(result.peak_reserved_bytes)}, recorded {format_bytes(real)}\n")
+    sys.stdout.write(replay_json(summary, real) if as_json else _text(summary, result, real))
     return int(ExitCode.GPU_MEMORY_SHORT if result.out_of_memory is not None else ExitCode.FITS)
+
+
+def _text(summary: Summary, result: ReplayResult, real: int) -> str:
+    peak = summary.peak
+    lines = [
+        f"{summary.n_events} events; outcome of the replay: {result.outcome}",
+        f"reserved peak: replayed {format_bytes(result.peak_reserved_bytes)}, recorded {format_bytes(real)}",
+        f"most allocated: {format_bytes(peak.allocated_bytes)} in {peak.phase or 'no phase'}; by birth and end of each block:",
+        *(f"  {name.replace('_', ' '):24}{format_bytes(size):>12}" for name, size in peak.terms.items()),
+    ]
+    return "\n".join(lines) + "\n"

@@ -74,6 +74,11 @@ class RowScore:
     oom: OomResult | None = None
 
 
+def is_cpu(record: RunRecord) -> bool:
+    """Whether the run had no GPU: it tries the harness, and is in no number of a GPU."""
+    return record.gpu == _CPU
+
+
 def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowScore:
     """Predict the configuration of ``record`` with plain coefficients or a calibration, and compare.
 
@@ -170,7 +175,7 @@ def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
     if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in SETUP_PHASES:
         return None
     # A run on a CPU holds in host RAM what the formulas place on the GPU.
-    if record.gpu == _CPU:
+    if is_cpu(record):
         return None
     scope = host_scope(record)
     predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from planner.calibration.metrics import (
     BoundSummary,
@@ -15,7 +16,8 @@ from planner.calibration.metrics import (
     summarise,
     summarise_bounds,
 )
-from planner.calibration.rows import Comparison, RowScore, score_record
+from planner.calibration.phases import PhaseScore, PhaseSummary, score_phases, summarise_phases
+from planner.calibration.rows import Comparison, RowScore, is_cpu, score_record
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
@@ -53,7 +55,8 @@ class Validation:
     """Scores of record files.
 
     ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists lines
-    that a crash left unfinished.
+    that a crash left unfinished.  ``cpu_rows`` are runs without a GPU, which are in no number of a GPU.  ``phases`` are the
+    phases of every record that carries readings, by its id.
     """
 
     sources: tuple[SourceScore, ...]
@@ -62,6 +65,13 @@ class Validation:
     calibration: str
     unread: tuple[str, ...] = ()
     is_held_out: bool = False
+    cpu_rows: tuple[RowScore, ...] = ()
+    phases: Mapping[str, tuple[PhaseScore, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def phase_errors(self) -> tuple[PhaseSummary, ...]:
+        """Errors of each phase and level over all records that carry readings; a CPU has no level that could be compared."""
+        return summarise_phases(self.phases)
 
 
 Model = Coefficients | Calibration
@@ -76,7 +86,8 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
     Raises:
         InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
     """
-    rows = tuple(_score(record, records, model(record) if callable(model) else model) for record in records.records)
+    scored = [_score(record, records, model(record) if callable(model) else model) for record in records.records]
+    rows = tuple(row for row in scored if not is_cpu(row.record))
     return Validation(
         sources=tuple(score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)),
         overall=_overall(rows),
@@ -84,6 +95,8 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
         calibration="calibrated" if callable(model) else model.name,
         is_held_out=callable(model),
         unread=tuple(f"{each.path}:{each.line}: {each.reason}" for each in records.quarantined),
+        cpu_rows=tuple(row for row in scored if is_cpu(row.record)),
+        phases={row.record.id: phases for row in scored if (phases := _phases(row, records))},
     )
 
 
@@ -109,6 +122,15 @@ def _score(record: RunRecord, records: RecordSet, model: Model) -> RowScore:
     except UsageError as error:
         path, _, line = records.places[record.id].rpartition(":")
         raise InputFileError(path, str(error), int(line)) from None
+
+
+def _phases(row: RowScore, records: RecordSet) -> tuple[PhaseScore, ...]:
+    attachments = records.attachments.get(row.record.id)
+    if attachments is None or row.prediction is None:
+        return ()
+    from planner.records.measured import raw_of
+
+    return score_phases(row.record, raw_of(attachments), row.prediction.memory)
 
 
 def _named(rows: Iterable[RowScore], pick: Callable[[RowScore], Comparison | None]) -> list[NamedComparison]:

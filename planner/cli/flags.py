@@ -50,6 +50,10 @@ VALIDATE_OPTIONS: OwnOptions = {
         Annotated[str | None, typer.Option("--explain", metavar="ROW", help="Walk through one row instead, by its id")],
         None,
     ),
+    "history": (
+        Annotated[bool, typer.Option("--history", help="Terms from the allocator histories beside the records, too")],
+        False,
+    ),
     "cv": (Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")], "none"),
     "calibration": (
         Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,11 @@ from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from planner.calibration.validate import Validation
     from planner.domain.calibration import Calibration
     from planner.domain.coefficients import Coefficients
     from planner.records import RecordSet
+    from planner.report.history import HistoryScore
 
 CV_MODES = ("none", "source")
 
@@ -21,7 +23,7 @@ CV_MODES = ("none", "source")
 class ValidateOptions:
     """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: the one that ships).
 
-    ``explain``: id of one row to walk through instead of scoring all.
+    ``explain``: id of one row to walk through instead of scoring all.  ``history``: replay recorded histories too.
     """
 
     cv: str = "none"
@@ -29,6 +31,7 @@ class ValidateOptions:
     output_format: str = "human"
     calibration: str | None = None
     explain: str | None = None
+    history: bool = False
 
 
 def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
@@ -43,6 +46,8 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     if options.cv == "source":
         if options.calibration is not None:
             raise UsageError("--cv source makes its own fits; leave --calibration out")
+        if options.history:
+            raise UsageError("--history is about single runs; leave --cv out")
         return _cross_validate(files, options)
     from planner.calibration.validate import validate
     from planner.cli.calibration_choice import chosen_calibration
@@ -53,15 +58,26 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     if options.explain is not None:
         return _explain(records, options.explain, model)
     validation = validate(records, model)
-    modelled = any(row.prediction is not None for row in validation.rows)
+    histories = None
+    if options.history:
+        from planner.cli.histories import score_histories
+
+        histories = score_histories(records, validation.rows)
+    return _scores(validation, histories, options)
+
+
+def _scores(validation: Validation, histories: Mapping[str, HistoryScore | str] | None, options: ValidateOptions) -> Outcome:
+    """All scores in the format that was asked for."""
+    modelled = any(row.prediction is not None for row in (*validation.rows, *validation.cpu_rows))
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":
         from planner.report.validation_json import validation_json
 
-        return Outcome(validation_json(validation, with_rows=options.rows), code)
+        return Outcome(validation_json(validation, with_rows=options.rows, histories=histories), code)
+    from planner.report.history import history_sections
     from planner.report.validation import validation_sections
 
-    sections = validation_sections(validation, with_rows=options.rows)
+    sections = (*validation_sections(validation, with_rows=options.rows), *history_sections(histories or {}))
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown
 
@@ -76,6 +92,7 @@ def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration)
     from planner.calibration.validate import validate
     from planner.domain.calibration import Calibration
     from planner.estimate import predict_with
+    from planner.report.phases import row_phases
     from planner.report.row import row_sections
     from planner.report.sections import build_sections
     from planner.report.subject import Subject
@@ -84,8 +101,9 @@ def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration)
     if not mine:
         raise UnknownNameError("row", row_id[:60], [record.id for record in records.records])
     validation = validate(replace(records, records=mine), model)
-    (row,) = validation.rows
-    sections = row_sections(row, records.places[row_id], validation.calibration)
+    (row,) = (*validation.rows, *validation.cpu_rows)
+    phases = row_phases(row, validation.phases.get(row_id, ()))
+    sections = (*row_sections(row, records.places[row_id], validation.calibration), *((phases,) if phases.blocks else ()))
     if row.scenario is None:
         return Outcome(human_text(sections), ExitCode.NOT_MODELLED)
     coefficients = model.coefficients_for(row.scenario) if isinstance(model, Calibration) else model

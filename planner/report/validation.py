@@ -11,6 +11,7 @@ from planner.estimate import PRIORS
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.misses import misses_section
 from planner.report.numbers import percent
+from planner.report.phases import phase_sections
 from planner.report.validation_text import amount, compared_label, quantity_label, recipe_label, signed_percent
 
 _ERROR_COLUMNS = (
@@ -51,6 +52,7 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
         _errors("Host RAM", scores, lambda score: score.host_memory),
         _bounds(scores),
         _verdicts(scores),
+        *phase_sections(validation, with_rows=with_rows),
         _left_out("Not modelled", validation.overall.not_modelled, lambda row: row.not_modelled),
         _left_out("Time not predicted", validation.overall.not_timed, lambda row: row.not_timed),
     ]
@@ -66,6 +68,8 @@ def _head(validation: Validation) -> Section:
     plain = validation.is_held_out or validation.calibration == PRIORS.name
     coefficients = validation.calibration if plain else f"calibration {validation.calibration}"
     held_out = "each source group is predicted by a fit without it" if validation.is_held_out else "nothing is held out"
+    if validation.cpu_rows:
+        rows += f", and {len(validation.cpu_rows)} without a GPU, apart"
     notes = [
         Note(f"{rows}; {coefficients}; {held_out}", "strong"),
         Note(
@@ -109,6 +113,8 @@ def _bounds(scores: Sequence[SourceScore]) -> Section:
 
 
 def _verdicts(scores: Sequence[SourceScore]) -> Section:
+    if not scores[-1].n_rows:
+        return Section("", ())
     columns = (Column("source"), *(Column(title, "right", wide_only=title in _WIDE_TITLES) for title in _OOM_TITLES))
     rows = []
     for score in scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from planner.calibration.calibrate import Fitted
@@ -12,6 +13,7 @@ from planner.calibration.validate import SourceScore, Validation
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE
+from planner.report.history import HistoryScore
 from planner.report.misses import misses_of
 from planner.report.validation_schema import (
     BoundPart,
@@ -19,9 +21,12 @@ from planner.report.validation_schema import (
     ComparisonPart,
     ErrorPart,
     FitPart,
+    HistoryPart,
     LeftOutPart,
     MissPart,
     OomPart,
+    PhaseErrorPart,
+    PhasePart,
     RowPart,
     ScoresPart,
     SourcePart,
@@ -31,9 +36,12 @@ from planner.report.validation_schema import (
 from planner.report.validation_text import recipe_label
 
 
-def validation_json(validation: Validation, *, with_rows: bool) -> str:
+def validation_json(validation: Validation, *, with_rows: bool, histories: Mapping[str, HistoryScore | str] | None = None) -> str:
     """The validation as indented JSON, ending in a newline."""
-    return validation_document(validation, with_rows=with_rows).model_dump_json(by_alias=True, indent=2) + "\n"
+    document = validation_document(validation, with_rows=with_rows)
+    if histories is not None:
+        document = document.model_copy(update={"histories": [_history(*each) for each in histories.items()]})
+    return document.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
 def validation_document(validation: Validation, *, with_rows: bool) -> ValidationDocument:
@@ -43,9 +51,21 @@ def validation_document(validation: Validation, *, with_rows: bool) -> Validatio
         calibration=validation.calibration,
         sources=[_source(source) for source in validation.sources],
         overall=_source(validation.overall),
-        rows=[_row(row) for row in validation.rows] if with_rows else None,
+        rows=[_row(row, validation) for row in validation.rows] if with_rows else None,
         misses=_misses(validation) if with_rows else None,
         unread=list(validation.unread),
+        phases=[
+            PhaseErrorPart(phase=each.phase, level=each.level, errors=_summary(each.errors)) for each in validation.phase_errors
+        ],
+        cpu_rows=[_row(row, validation) for row in validation.cpu_rows],
+    )
+
+
+def _history(record_id: str, score: HistoryScore | str) -> HistoryPart:
+    return (
+        HistoryPart(record_id=record_id, not_scored=score)
+        if isinstance(score, str)
+        else HistoryPart.model_validate(score, from_attributes=True)
     )
 
 
@@ -129,14 +149,16 @@ def _source(score: SourceScore) -> SourcePart:
 
 
 def _errors(summary: ErrorSummary | None) -> ErrorPart | None:
-    if summary is None:
-        return None
+    return None if summary is None else _summary(summary)
+
+
+def _summary(summary: ErrorSummary) -> ErrorPart:
     names = (name for name in ErrorPart.model_fields if name != "quantities")
     values: dict[str, Any] = {name: getattr(summary, name) for name in names}
     return ErrorPart(**values, quantities=dict(summary.quantities))
 
 
-def _row(row: RowScore) -> RowPart:
+def _row(row: RowScore, validation: Validation) -> RowPart:
     record, prediction = row.record, row.prediction
     comparisons = {name: getattr(row, name) for name in ("memory", "throughput", "host_memory", "host_bound")}
     return RowPart(
@@ -150,5 +172,6 @@ def _row(row: RowScore) -> RowPart:
         verdict=prediction.verdict if prediction else None,
         limiting_phase=prediction.memory.limiting_phase if prediction else None,
         oom=row.oom,
+        phases=[PhasePart.model_validate(each) for each in validation.phases.get(record.id, ())],
         **{name: None if each is None else ComparisonPart.model_validate(each) for name, each in comparisons.items()},
     )

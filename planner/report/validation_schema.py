@@ -97,6 +97,44 @@ class ComparisonPart(_Part):
     note: str
 
 
+class PhasePart(_Part):
+    """One phase of one record.  ``null``: a CPU has no such figure, or the phase was not gone through to its end."""
+
+    phase: Phase
+    allocated: ComparisonPart | None
+    reserved: ComparisonPart | None
+    host_rss_bytes: int | None
+    predicted_allocated_bytes: int | None
+
+
+class PhaseErrorPart(_Part):
+    """Errors of one phase at one level, over all records that carry readings."""
+
+    phase: Phase
+    level: Literal["allocated", "reserved"]
+    errors: ErrorPart
+
+
+class TermPairPart(_Part):
+    """One group of terms in bytes at the measured peak."""
+
+    name: str
+    measured_bytes: int
+    predicted_bytes: int
+
+
+class HistoryPart(_Part):
+    """The allocator history of one record beside its prediction; ``not_scored`` says why there is none."""
+
+    record_id: str
+    not_scored: str | None = None
+    phase: str | None = None
+    allocated_bytes: int | None = None
+    pairs: list[TermPairPart] = []
+    recorded_reserved_bytes: int | None = None
+    replayed_reserved_bytes: int | None = None
+
+
 class RowPart(_Part):
     """One record: what was compared, and the verdict with what it was worth."""
 
@@ -114,6 +152,7 @@ class RowPart(_Part):
     host_memory: ComparisonPart | None
     host_bound: ComparisonPart | None
     oom: OomResult | None
+    phases: list[PhasePart] = Field(description="empty where the record carries no readings")
 
 
 class MissPart(_Part):
@@ -184,6 +223,9 @@ class ValidationDocument(_Part):
     rows: list[RowPart] | None = Field(description="null without --rows")
     misses: list[MissPart] | None = Field(description="published rows that are far off; null without --rows")
     unread: list[str] = Field(description="lines that a crash left unfinished, with their place")
+    phases: list[PhaseErrorPart] = Field(description="by phase, over all records of a GPU that carry readings")
+    cpu_rows: list[RowPart] = Field(description="runs without a GPU, which are in no number above")
+    histories: list[HistoryPart] | None = Field(default=None, description="null without --history")
     in_sample: ScoresPart | None = Field(default=None, description="by the fit on all groups; null without --cv source")
     prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
     fit: FitPart | None = Field(default=None, description="null without --cv source")
