@@ -39,6 +39,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lora_dropout": (0.0, 0.99),
     "zero12_bucket_elements": (0, 1_000_000_000_000),
     "foreach_step_copies": (0, 8),
+    "flash_generation": (1, 3),
 }
 
 

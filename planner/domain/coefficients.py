@@ -5,34 +5,10 @@ Identity (these priors) gives the physics as the literature states it; a calibra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
-from planner.domain.settled import SettledBy
+from planner.domain.prior import Prior, by, prior
 from planner.units import GIB, GIGA, MEGA, MIB
-
-
-def _by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:
-    return settled_by, source
-
-
-def _prior(value: float, low: float, high: float, unit: str, settled: tuple[SettledBy, str]) -> Any:
-    """A dataclass field that carries its bounds and unit, and what settled it with the source, as metadata."""
-    settled_by, source = settled
-    return field(default=value, metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source})
-
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """One coefficient as the literature has it.  ``settled_by`` says how far it is independent of the published rows."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
-    settled_by: SettledBy
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,243 +17,258 @@ class Coefficients:
 
     name: str = "uncalibrated"
 
-    context_bytes: float = _prior(
+    context_bytes: float = prior(
         600 * MIB,
         200 * MIB,
         1200 * MIB,
         "bytes",
-        _by(
+        by(
             "table_fit",
             "about 400 MiB from CUDA 11.7 on (pytorch#109888, #107667, #86509), 100-300 of kernels that the first steps "
             "load; 600 in all was chosen with published tables in sight",
         ),
     )
-    nccl_bytes: float = _prior(
+    nccl_bytes: float = prior(
         300 * MIB,
         100 * MIB,
         1500 * MIB,
         "bytes",
-        _by("assumed", "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers"),
+        by("assumed", "9.2 MiB x channels x peers gives 150-600 MiB, nccl src/init.cc channel buffers"),
     )
-    host_process_bytes: float = _prior(
+    host_process_bytes: float = prior(
         2.5 * GIB,
         1.5 * GIB,
         5.0 * GIB,
         "bytes",
-        _by("assumed", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"),
+        by("assumed", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"),
     )
-    slack_fraction: float = _prior(
+    slack_fraction: float = prior(
         0.08,
         0.0,
         0.2,
         "of transient bytes",
-        _by(
+        by(
             "table_fit",
             "chosen inside 2-15 %; replays of four traced LoRA jobs gave 5-15 %, two full ones 2 and 40 %; "
             "0.08 was chosen with published tables in sight",
         ),
     )
-    activation_share: float = _prior(
+    activation_share: float = prior(
         0.0,
         0.0,
         0.4,
         "of counted activations",
-        _by(
+        by(
             "source_code", "saved tensors that the ledger of a layer does not list: none on modules traced with Transformers 5.23"
         ),
     )
-    logits_extra_copies: float = _prior(
+    logits_extra_copies: float = prior(
         0.0,
         0.0,
         3.0,
         "copies in the compute dtype",
-        _by(
+        by(
             "source_code",
             "full-size copies of the logits beyond those that the stack's switches name: none where its code was read",
         ),
     )
-    orphan_fraction: float = _prior(
+    orphan_fraction: float = prior(
         0.4,
         0.0,
         1.0,
         "of converted bytes",
-        _by(
+        by(
             "table_fit",
             "segments left reserved when a conversion frees blocks; 0.4 is read off published tables",
         ),
     )
-    int8_outlier_fraction: float = _prior(
+    int8_outlier_fraction: float = prior(
         0.01,
         0.0,
         0.3,
         "of input columns",
-        _by(
+        by(
             "assumed",
             "columns with one value above 6 in the micro-batch; LLM.int8(), arXiv 2208.07339, section 4: 0.1 % are systematic in "
             "6.7B models, and down projections add columns of their own; depends on the data",
         ),
     )
-    matmul_efficiency: float = _prior(
+    matmul_efficiency: float = prior(
         0.75,
         0.3,
         0.9,
         "of dense peak",
-        _by(
+        by(
             "document_text",
             "best shapes reach 0.87 (A100) and 0.80 (H100), stas00/ml-engineering MAMF table; LLM shapes 0.73 (H100), "
             "SemiAnalysis 2024-12",
         ),
     )
-    matmul_efficiency_half_rate: float = _prior(
+    matmul_efficiency_half_rate: float = prior(
         0.9,
         0.4,
         1.15,
         "of dense peak",
-        _by(
+        by(
             "document_text",
             "GeForce cards halve the rate for fp32 accumulation and boost above the rated clock: RTX 4090 165 of 165, "
             "tinygrad#13623; "
             "RTX 5090 236 of 210, zzc0721/torch-performance-test-data#15; times 0.9 for LLM shapes",
         ),
     )
-    fp32_matmul_efficiency: float = _prior(
+    fp32_matmul_efficiency: float = prior(
         0.75,
         0.4,
         0.95,
         "of fp32 peak",
-        _by(
+        by(
             "document_text",
             "cuBLAS on A100 17-19 of 19.5 TFLOP/s, triton#2491; RTX 5090 66 of 105, zzc0721/torch-performance-test-data#15",
         ),
     )
-    tile_rows: float = _prior(
+    tile_rows: float = prior(
         128.0,
         0.0,
         512.0,
         "rows",
-        _by(
+        by(
             "document_text",
             "half a tile lost per product, and part of a last wave: NVIDIA matrix multiplication guide, tiles of 128 to 256 rows",
         ),
     )
-    attention_efficiency: float = _prior(
+    attention_efficiency: float = prior(
         0.5,
         0.1,
         0.75,
         "of dense peak",
-        _by(
+        by(
             "document_text",
             "FlashAttention-2, causal, forward and backward, 2k-8k tokens: 0.50-0.58 on A100, 0.3 on H100, arXiv 2307.08691",
         ),
     )
-    memory_efficiency: float = _prior(
+    attention_efficiency_flash1: float = prior(
+        0.3,
+        0.1,
+        0.5,
+        "of dense peak",
+        by(
+            "document_text",
+            "FlashAttention 1 and its Triton version, causal, forward and backward, 2k-16k tokens on A100: 0.25-0.35, "
+            "arXiv 2307.08691 section 4.1",
+        ),
+    )
+    memory_efficiency: float = prior(
         0.8,
         0.4,
         0.95,
         "of memory bandwidth",
-        _by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9"),
+        by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9"),
     )
-    launch_s: float = _prior(
+    launch_s: float = prior(
         15.0 / MEGA,
         3.0 / MEGA,
         40.0 / MEGA,
         "s per operator",
-        _by(
+        by(
             "measured",
             "10-18 us to dispatch Transformers 5.23 and peft 0.21 modules with checkpointing, 6 without, measured on an "
             "AMD EPYC without a GPU; "
             "cudaLaunchKernel and the allocator add 2-5 us",
         ),
     )
-    int8_relative_speed: float = _prior(
+    int8_relative_speed: float = prior(
         0.86,
         0.14,
         1.8,
         "of the 16-bit product",
-        _by("document_text", "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D"),
+        by("document_text", "LLM.int8() product with quantisation and outliers at width 4096, arXiv 2208.07339 appendix D"),
     )
-    dequantize_relative_speed: float = _prior(
+    dequantize_relative_speed: float = prior(
         1.0,
         0.15,
         1.5,
         "of memory-bound kernels",
-        _by(
+        by(
             "assumed",
             "4-bit kernels count as memory-bound, their unpacking as free: bitsandbytes csrc/kernels.cu kDequantizeBlockwise",
         ),
     )
-    length_variation: float = _prior(
+    length_variation: float = prior(
         0.8,
         0.1,
         1.5,
         "standard deviation / mean",
-        _by("document_text", "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md"),
+        by("document_text", "instruction data: cls-fudan-news-zh 3234 +- 2548 tokens, modelscope/swift Benchmark.md"),
     )
-    comm_overlap: float = _prior(
+    comm_overlap: float = prior(
         0.5,
         0.0,
         0.95,
         "of collective time",
-        _by(
+        by(
             "assumed",
             "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead; half for want of a figure",
         ),
     )
-    hook_s: float = _prior(
+    hook_s: float = prior(
         65.0 / MEGA,
         5.0 / MEGA,
         3000.0 / MEGA,
         "s per hook",
-        _by(
+        by(
             "measured",
             "59-71 us per module hook (ZeRO-3), 45-90 per trained tensor (ZeRO-2), measured with DeepSpeed 0.19.8 on an "
             "AMD EPYC without a GPU; "
             "far more in TensorAuto/OpenTau#177",
         ),
     )
-    pcie_efficiency: float = _prior(
-        0.5, 0.2, 0.9, "of link rate", _by("assumed", "pinned copies reach 75-80 % of the link, pageable 40-60 %")
+    pcie_efficiency: float = prior(
+        0.5, 0.2, 0.9, "of link rate", by("assumed", "pinned copies reach 75-80 % of the link, pageable 40-60 %")
     )
-    nvlink_efficiency: float = _prior(
+    nvlink_efficiency: float = prior(
         0.7,
         0.3,
         0.95,
         "of one direction",
-        _by("document_text", "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374"),
+        by("document_text", "NCCL bus bandwidth: A100 200 of 300 GB/s, nccl-tests#149; H100 370 of 450, nccl#1374"),
     )
-    network_efficiency: float = _prior(0.7, 0.2, 0.95, "of link rate", _by("assumed", "NCCL over RDMA or TCP"))
-    network_bytes_per_s: float = _prior(
-        12.5 * GIGA,
-        1.0 * GIGA,
-        400.0 * GIGA,
-        "bytes/s per node",
-        _by("assumed", "100 Gbit/s where the network is not named: nccl src/graph/topo.h NET_BW"),
+    network_efficiency: float = prior(0.7, 0.2, 0.95, "of link rate", by("assumed", "NCCL over RDMA or TCP"))
+    network_bytes_per_s_per_gpu: float = prior(
+        6.25 * GIGA,
+        0.5 * GIGA,
+        50.0 * GIGA,
+        "bytes/s per GPU of a node",
+        by(
+            "document_text",
+            "where the network is not named: 400 Gbit/s for the 8 GPUs of an EC2 p4d.24xlarge, four times that in a DGX A100 "
+            "(8 x 200 Gbit/s), NVIDIA and AWS data sheets; servers with one 100 Gbit/s card have less per GPU",
+        ),
     )
-    nvme_bytes_per_s: float = _prior(
+    nvme_bytes_per_s: float = prior(
         3.0 * GIGA,
         0.5 * GIGA,
         30.0 * GIGA,
         "bytes/s per node",
-        _by("assumed", "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak"),
+        by("assumed", "one PCIe 3 drive; ZeRO-Infinity, arXiv 2104.07857, reaches near the rated peak"),
     )
-    cpu_adam_params_per_s: float = _prior(
+    cpu_adam_params_per_s: float = prior(
         1.4 * GIGA,
         0.05 * GIGA,
         6.0 * GIGA,
         "parameters/s per node",
-        _by("document_text", "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones"),
+        by("document_text", "DeepSpeed#735 1.4e9, #6834 1.8e9; #1635 6e7 on a pathological host: the lower of the healthy ones"),
     )
-    cpu_adam_params_per_s_per_core: float = _prior(
+    cpu_adam_params_per_s_per_core: float = prior(
         0.07 * GIGA,
         0.02 * GIGA,
         0.15 * GIGA,
         "parameters/s per core",
-        _by("assumed", "0.05-0.1e9 per core until memory bandwidth limits"),
+        by("assumed", "0.05-0.1e9 per core until memory bandwidth limits"),
     )
 
     def prior_of(self, name: str) -> Prior:
         """Value, bounds, unit and source of one coefficient before any fit; raises ``KeyError`` when there is none."""
-        return {prior.name: prior for prior in PRIORS}[name]
+        return {each.name: each for each in PRIORS}[name]
 
 
 PRIORS: tuple[Prior, ...] = tuple(

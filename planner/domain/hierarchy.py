@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from planner.domain.coefficients import PRIORS, Prior
+from planner.domain.coefficients import PRIORS
+from planner.domain.prior import Prior
 
 Level = Literal["all", "generation", "gpu", "family", "host", "quantization"]
 """Where a coefficient may differ: nowhere, or by GPU generation, GPU, family of software stack, host, kind of k-bit base."""
@@ -48,6 +49,7 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "fp32_matmul_efficiency": Freedom(0.2),
         "tile_rows": Freedom(60.0),
         "attention_efficiency": Freedom(0.25, ("generation",)),
+        "attention_efficiency_flash1": Freedom(0.2),
         "memory_efficiency": Freedom(0.12, ("generation",)),
         "launch_s": Freedom(0.4, ("host",)),
         "int8_relative_speed": Freedom(0.4, ("generation",)),
@@ -58,7 +60,7 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "pcie_efficiency": Freedom(0.3, ("host",)),
         "nvlink_efficiency": Freedom(0.2),
         "network_efficiency": Freedom(0.2),
-        "network_bytes_per_s": Freedom(0.7),
+        "network_bytes_per_s_per_gpu": Freedom(0.7),
         "nvme_bytes_per_s": Freedom(0.5),
         "cpu_adam_params_per_s": Freedom(0.6, ("host",)),
         "cpu_adam_params_per_s_per_core": Freedom(0.3),

@@ -66,6 +66,8 @@ class Stack:
     ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
     the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
     ``checkpoints_parts``: checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
+    ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
+    ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to nothing.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``extends``: id of the stack that this one is a variant of; empty where it is none's.
@@ -100,6 +102,8 @@ class Stack:
     zero12_overlap: bool
     sdpa_mask: SdpaMask
     checkpoints_parts: bool
+    flash_generation: int
+    sorts_lengths: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None

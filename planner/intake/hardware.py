@@ -15,6 +15,7 @@ from planner.intake.ledger import Ledger
 from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"
+_UNNAMED_NETWORK = "the coefficient network_bytes_per_s_per_gpu; a host entry can say the network"
 
 
 def resolve_hardware(ledger: Ledger) -> Hardware:
@@ -30,7 +31,7 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     nodes = ledger.choose("nodes", 1, "assumed")
     host = _resolve_host(ledger)
     if nodes > 1:
-        _enter_network(ledger, host)
+        _enter_network(ledger, host, gpus)
     reserved = ledger.choose("gpu_reserved", 0, "assumed")
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
@@ -46,11 +47,11 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     )
 
 
-def _enter_network(ledger: Ledger, host: HostSpec) -> None:
+def _enter_network(ledger: Ledger, host: HostSpec, gpus: Any) -> None:
     """What the network between nodes is taken to be: the host's own, or the coefficient."""
     known = host.network_bytes_per_s
     if known is None:
-        rate, note = Coefficients().network_bytes_per_s, "the coefficient network_bytes_per_s; a host entry can say the network"
+        rate, note = gpus * Coefficients().network_bytes_per_s_per_gpu, _UNNAMED_NETWORK
     else:
         rate, note = known, f"all links of one node {host.id} together"
     ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)

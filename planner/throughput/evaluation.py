@@ -34,7 +34,8 @@ def evaluation_step_seconds(job: Job) -> Number:
     Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=job.scenario.run.eval_micro_batch)
-    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients)
+    sorts = job.scenario.stack.sorts_lengths
+    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
     evaluated = replace(job, micro=micro)
     kernels = _kernel_seconds(evaluated)
     issue = job.profile.operators.forward * job.coefficients.launch_s
@@ -55,7 +56,8 @@ def _kernel_seconds(job: Job) -> Number:
     attention = attention_forward_flop(work, tokens, job.micro.length, "square")
     rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
     adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
-    moved = (job.profile.traffic.elementwise.forward + job.profile.traffic.adapters.forward) * tokens
+    traffic = job.profile.traffic
+    moved = (traffic.elementwise.forward + traffic.adapters.forward + traffic.products.forward) * tokens
     return total + attention / rate + adapters + moved / rates.memory_bytes_per_s
 
 

@@ -108,7 +108,7 @@ class Job:
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
     """The job of a scenario, or ``None`` when the card's rates are unknown."""
     recipe, regime = scenario.recipe, regime_of(scenario)
-    rates = rates_of(scenario.hardware, recipe, regime, coefficients)
+    rates = rates_of(scenario, regime, coefficients)
     if rates is None:
         return None
     adapter = recipe.adapter
@@ -128,7 +128,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=micro_step(recipe, coefficients),
+        micro=micro_step(recipe, coefficients, sorts_lengths=scenario.stack.sorts_lengths),
         rank=adapter.rank if adapter else 0,
     )
 

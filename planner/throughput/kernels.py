@@ -25,17 +25,19 @@ def matmul_seconds(job: Job) -> Number:
     """Large matrix products of one micro-step: every pass over dense matrices, experts and head; seconds.
 
     Formula: per pass, the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.  The
-    bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.
+    bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  Writing the outputs follows the
+    arithmetic of each tile (:func:`planner.throughput.traffic.product_traffic`).
     Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization.
-    Ignored: reading activations beside the arithmetic (below 10 % from 512 rows and width 2,048 on).
+    Ignored: operands that arrive later than the arithmetic needs them.
     """
-    work, tokens = job.work, job.micro.computed
+    work, tokens, rates = job.work, job.micro.computed, job.rates
     total = product_seconds(job, work.dense, tokens, 1.0) + product_seconds(job, work.head, tokens, 1.0)
     if work.experts.forward:
         total = total + product_seconds(job, work.experts, tokens, work.expert_share)
     if job.recipe.numerics.quantization == "int8":
         total = total + _int8_extra_seconds(job, tokens)
-    return total
+    written = job.profile.traffic.products
+    return total + (job.passes * written.forward + written.backward) * tokens / rates.memory_bytes_per_s
 
 
 def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:

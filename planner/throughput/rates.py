@@ -9,6 +9,7 @@ from planner.arrays import minimum
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.recipe import Number, Recipe
+from planner.domain.scenario import Scenario
 from planner.units import GIGA
 
 # One direction of one lane, after line coding (8b/10b does not apply from generation 3 on): PCI-SIG base specifications.
@@ -42,8 +43,9 @@ class Rates:
     network_bytes_per_s: Number
 
 
-def rates_of(hardware: Hardware, recipe: Recipe, regime: Regime, coefficients: Coefficients) -> Rates | None:
+def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
     """Sustained rates, or ``None`` when the card's compute rate or memory bandwidth is unknown."""
+    hardware, recipe = scenario.hardware, scenario.recipe
     gpu = hardware.gpu
     peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
     if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
@@ -52,12 +54,15 @@ def rates_of(hardware: Hardware, recipe: Recipe, regime: Regime, coefficients: C
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency
     matmul = fp32 if regime.compute == 4 else peak * efficiency
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
-    network = (hardware.network_bytes_per_s or coefficients.network_bytes_per_s) * coefficients.network_efficiency
+    unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu
+    network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
+    first = scenario.stack.flash_generation == 1
+    attention = coefficients.attention_efficiency_flash1 if first else coefficients.attention_efficiency
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=peak * coefficients.attention_efficiency,
+        attention_flop_per_s=peak * attention,
         adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency,

@@ -27,11 +27,12 @@ class MicroStep:
     has_mask: Any
 
 
-def micro_step(recipe: Recipe, coefficients: Coefficients) -> MicroStep:
+def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: bool = False) -> MicroStep:
     """Tokens of one micro-step.
 
     ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to the longest of the
-    batch (:func:`expected_longest`).  A batch of one is not padded under ``longest``.
+    batch (:func:`expected_longest`).  A batch of one is not padded under ``longest``,
+    and next to none is where the stack puts samples of like length together (``sorts_lengths``).
     """
     batch = recipe.batch
     if batch.padding == "packed":
@@ -41,7 +42,8 @@ def micro_step(recipe: Recipe, coefficients: Coefficients) -> MicroStep:
     real = batch.micro_batch * natural
     if batch.padding == "max_length":
         return MicroStep(batch.micro_batch * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
-    length = expected_longest(natural, batch.seq_len, batch.micro_batch, coefficients.length_variation)
+    draws = 1 if sorts_lengths else batch.micro_batch
+    length = expected_longest(natural, batch.seq_len, draws, coefficients.length_variation)
     return MicroStep(batch.micro_batch * length, real, length, length > natural)
 
 
@@ -53,7 +55,7 @@ def expected_longest(mean: Number, cap: Number, draws: Number, variation: float)
     the cap, samples spread like an exponential with coefficient of variation ``variation``: ``m (1 + variation (H_d - 1))``
     with the harmonic number ``H_d`` (Renyi's representation).  Both are the mean for one draw.
     Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics", 2.2 and 4.6.
-    Ignored: sorting by length (``group_by_length``), and the spread of the maximum in the quadratic cost of attention.
+    Ignored: the spread of the maximum in the quadratic cost of attention.
     """
     bounded = cap * draws * mean / (draws * mean + cap - mean)
     spread = mean * (1 + variation * (_harmonic(draws) - 1))

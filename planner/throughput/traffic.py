@@ -63,16 +63,20 @@ class TrafficView:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """Traffic of all blocks: ``elementwise`` (norms, residuals, rotary, activations, casts) and ``adapters``."""
+    """Traffic of all blocks.
+
+    ``elementwise``: norms, residuals, rotary, activations, casts; ``adapters``; ``products``: what large products write.
+    """
 
     elementwise: Traffic
     adapters: Traffic
+    products: Traffic
 
 
 @lru_cache(maxsize=256)
 def model_traffic(model: ModelSpec, view: TrafficView) -> ModelTraffic:
     """Traffic per token of all blocks, one forward and one backward pass."""
-    elementwise, adapters = Traffic(), Traffic()
+    elementwise, adapters, products = Traffic(), Traffic(), Traffic()
     for group in model.groups:
         block = group.block
         layer = norms_traffic(block.norms, view) + residual_traffic(model.hidden_size, view.regime)
@@ -80,9 +84,23 @@ def model_traffic(model: ModelSpec, view: TrafficView) -> ModelTraffic:
         layer = layer + casts_traffic(block, view)
         elementwise = elementwise + layer.times(group.count)
         for linear in block.linears:
+            products = products + product_traffic(linear, view).times(group.count)
             if view.adapted(linear):
                 adapters = adapters + adapter_traffic(linear, view).times(group.count)
-    return ModelTraffic(elementwise, adapters)
+    return ModelTraffic(elementwise, adapters, products)
+
+
+def product_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
+    """What the large product of one matrix writes, bytes per token: its output forward, its input's gradient backward.
+
+    A kernel reads its operands while it multiplies, but writes a tile when the tile is done: a narrow matrix has few
+    multiplications per output to pay for that.
+    Source: CUTLASS ``efficient_gemm.md`` (main loop and epilogue); NVIDIA, "Matrix Multiplication Background User's Guide".
+    Ignored: the weight's gradient (weights x width per micro-step, below 1 % from 512 tokens on); the loss's logits are counted
+    there.
+    """
+    width = view.regime.compute * linear.active_copies
+    return Traffic(linear.out_features * width, linear.in_features * width)
 
 
 def norms_traffic(norms: tuple[NormSpec, ...], view: TrafficView) -> Traffic:

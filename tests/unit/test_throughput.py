@@ -21,7 +21,7 @@ from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes, replica_bytes, ring_fraction, stored_param_bytes
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
-from planner.throughput.kernels import dequantization_seconds
+from planner.throughput.kernels import dequantization_seconds, matmul_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.operators import OperatorView, block_operators
 from planner.throughput.rates import accumulates_at_half_rate, intra_node_bytes_per_s, peak_flop_per_s
@@ -288,6 +288,11 @@ class TestCollectives:
         ratio = term(predicted(slow), "collectives").seconds / term(predicted(fast), "collectives").seconds
         assert ratio == pytest.approx(10)
 
+    def test_an_unnamed_network_grows_with_the_gpus_of_a_node(self, llama: ModelSpec) -> None:
+        """Servers have a network card for every few GPUs, so two nodes of eight exchange four times what two of two do."""
+        rates = [job(scenario(llama, recipe(sharding="zero3"), gpus_per_node=gpus, nodes=2)).rates for gpus in (2, 8)]
+        assert rates[1].network_bytes_per_s == pytest.approx(4 * rates[0].network_bytes_per_s)
+
     def test_one_gpu_has_no_collectives(self, llama: ModelSpec) -> None:
         """A ring of one GPU moves nothing, and the term is left out."""
         names = [part.name for part in predicted(scenario(llama, recipe(sharding="zero3"))).terms]
@@ -501,3 +506,37 @@ def _at(llama: ModelSpec, base: Recipe, padding: str, numbers: tuple[object, ...
     adapter = replace(base.adapter, rank=rank) if base.adapter else None
     changed = replace(base, adapter=adapter, batch=Batch(batch, 2, length, padding, 500))
     return scenario(llama, changed, gpus_per_node=gpus)
+
+
+class TestStackKernels:
+    """Switches of a stack that change how fast the same recipe runs."""
+
+    def test_products_pay_for_writing_their_outputs(self, llama: ModelSpec) -> None:
+        """A layer writes 2 bytes for each output forward (7 matrices) and each input backward, beside the arithmetic."""
+        held = job(scenario(llama, recipe()))
+        written = held.profile.traffic.products
+        assert written.forward == 2 * 32 * (5 * 4096 + 2 * 11008)
+        assert written.backward == 2 * 32 * (6 * 4096 + 11008)
+
+    def test_narrow_models_reach_less_of_the_peak(self, llama: ModelSpec) -> None:
+        """With a quarter of the width, products have a quarter of the arithmetic to pay for each output."""
+        narrow = model_from_config(LLAMA_2_7B | {"hidden_size": 1024, "intermediate_size": 2752}, "narrow")
+        shares = []
+        for model in (llama, narrow):
+            held = job(scenario(model, recipe()))
+            shares.append(matmul_flop(held.work.base.total, held.micro.computed) / matmul_seconds(held))
+        assert shares[1] < 0.95 * shares[0]
+
+    def test_the_first_flash_attention_is_slower(self, llama: ModelSpec) -> None:
+        """Kernels of the first generation sustain their own share of the peak."""
+        second = scenario(llama, recipe())
+        first = replace(second, stack=replace(second.stack, id="old-kernels", flash_generation=1))
+        ratio = term(predicted(first), "attention").seconds / term(predicted(second), "attention").seconds
+        assert ratio == pytest.approx(PRIORS.attention_efficiency / PRIORS.attention_efficiency_flash1)
+
+    def test_sorted_batches_are_not_padded(self, llama: ModelSpec) -> None:
+        """Samples of like length in a batch leave next to nothing to pad."""
+        mixed = scenario(llama, recipe(batch=Batch(4, 1, 1024, "longest", 300)))
+        alike = replace(mixed, stack=replace(mixed.stack, id="sorting", sorts_lengths=True))
+        assert job(alike).micro.computed == job(alike).micro.real == 4 * 300
+        assert job(mixed).micro.computed > 1.2 * 4 * 300
