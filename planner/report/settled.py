@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.domain.coefficients import PRIORS, Coefficients, Prior
+from planner.domain.coefficients import PRIORS, Coefficients
+from planner.domain.prior import Prior
 from planner.domain.stack import Stack
 from planner.report.layout import Column, Grid, Row, Section
 from planner.units import format_bytes
