@@ -17,7 +17,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from matrix.cells import Cell, all_cells, scenario_of  # noqa: E402, needs the path above
 from matrix.compare import Traced, traced  # noqa: E402
-from matrix.table import Tables, folder, read_tables, refreshed, row_of, summary_line, write_tables  # noqa: E402
+from matrix.table import Tables, folder, joined, read_tables, refreshed, row_of, summary_line, write_tables  # noqa: E402
 
 from planner.errors import PlannerError  # noqa: E402
 
@@ -27,10 +27,17 @@ _SAVE_EVERY_S = 30.0
 def _prepare() -> None:
     """One thread a worker: fakes compute nothing.  Libraries warn about settings that they chose themselves."""
     warnings.simplefilter("ignore")
+    import gc
+
     import torch
+
+    # What tracing imports, before all that exists is left out of collections for good.
+    import measure.trace.program  # noqa: F401
 
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
 
 
 def run_one(cell: Cell) -> Traced | str:
@@ -74,9 +81,12 @@ def main() -> None:
     parser.add_argument("--priority", type=int, default=9, help="leave out cells of a higher number")
     parser.add_argument("--match", default="", help="only cells whose key holds this text")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=folder())
+    parser.add_argument("--folder", type=Path, default=folder(), help="where the tables are")
+    parser.add_argument("--take", type=Path, help="add the cells of the tables in this folder, from a run elsewhere")
     options = parser.parse_args()
     tables, cells = read_tables(options.folder), all_cells()
+    if options.take:
+        tables = joined(tables, read_tables(options.take))
     wanted = [cell for cell in cells if cell.priority <= options.priority and options.match in " ".join(cell.key)]
     known = set() if options.again else set(tables.rows) | (set() if options.retry else set(tables.missing))
     if not options.closed_form_only:

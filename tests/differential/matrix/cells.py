@@ -25,7 +25,7 @@ _SHORT = {"gpt2-large": 1024}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One job.  ``priority`` 0 is the quarter of the matrix that is run first and alone shows every mechanism."""
+    """One job.  ``priority`` 0 is the quarter of the matrix that is run first and alone shows every mechanism, 1 the largest."""
 
     priority: int
     widths: Widths
@@ -54,8 +54,7 @@ def _cells() -> Iterator[Cell]:
         seq = min(length, _SHORT.get(model, length))
         # A long sample shows what grows with its square, a batch of four what is copied only for several samples.
         shape = (1, LENGTHS[1]) if attention == "eager" else (4, LENGTHS[0])
-        first = (batch, length) == shape
-        priority = 0 if first else 1
+        priority = 0 if (batch, length) == shape else 1 if (batch, length) == (BATCHES[1], LENGTHS[1]) else 2
         yield Cell(priority, widths, model, method, checkpointing, attention, batch, seq)  # type: ignore[arg-type]
 
 

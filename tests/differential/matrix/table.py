@@ -114,6 +114,14 @@ def read_tables(where: Path) -> Tables:
     return Tables(rows, missing)
 
 
+def joined(tables: Tables, more: Tables) -> Tables:
+    """``tables`` with the cells of ``more``, which are newer; a cell stands in one table only."""
+    fresh = {*more.rows, *more.missing}
+    rows = {key: row for key, row in tables.rows.items() if key not in fresh} | more.rows
+    missing = {key: reason for key, reason in tables.missing.items() if key not in fresh} | more.missing
+    return Tables(rows, missing)
+
+
 def _read(path: Path) -> list[Row]:
     if not path.is_file():
         return []
