@@ -38,12 +38,14 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     if options.name is not None:
         return _personal(records, options.name, options.out)
     from planner.calibration.calibrate import calibrate
-    from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
+    from planner.records.calibration_file import DEFAULT_CALIBRATION, keep_previous, write_calibration
     from planner.report.cross_validation import fit_sections
 
-    fitted = calibrate(records.records, DEFAULT_CALIBRATION)
-    path = write_calibration(fitted.calibration, Path(options.out or ""))
-    return Outcome(f"{human_text(tuple(fit_sections(fitted)))}\nwritten to {path}\n", ExitCode.FITS)
+    fitted, folder = calibrate(records.records, DEFAULT_CALIBRATION), Path(options.out or "")
+    kept = keep_previous(fitted.calibration, folder)
+    path = write_calibration(fitted.calibration, folder)
+    replaced = f"; what it replaced is kept as {kept}" if kept else ""
+    return Outcome(f"{human_text(tuple(fit_sections(fitted)))}\nwritten to {path}{replaced}\n", ExitCode.FITS)
 
 
 def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:

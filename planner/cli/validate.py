@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.cli.outcome import Outcome, human_text
-from planner.errors import ExitCode, UnknownNameError, UsageError
+from planner.errors import ExitCode, InputFileError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from planner.calibration.rows import RowScore
     from planner.calibration.validate import Validation
     from planner.domain.calibration import Calibration
     from planner.domain.coefficients import Coefficients
     from planner.records import RecordSet
     from planner.report.history import HistoryScore
+    from planner.report.layout import Section
 
 CV_MODES = ("none", "source")
 
@@ -103,12 +105,35 @@ def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration)
     validation = validate(replace(records, records=mine), model)
     (row,) = (*validation.rows, *validation.cpu_rows)
     phases = row_phases(row, validation.phases.get(row_id, ()))
-    sections = (*row_sections(row, records.places[row_id], validation.calibration), *((phases,) if phases.blocks else ()))
+    sections = (
+        *row_sections(row, records.places[row_id], validation.calibration),
+        *_change(row, model),
+        *((phases,) if phases.blocks else ()),
+    )
     if row.scenario is None:
         return Outcome(human_text(sections), ExitCode.NOT_MODELLED)
     coefficients = model.coefficients_for(row.scenario) if isinstance(model, Calibration) else model
     subject = Subject(row.scenario, predict_with(row.scenario, model, explain=True), None, True, coefficients)
     return Outcome(human_text((*sections, *build_sections(subject))), ExitCode.FITS)
+
+
+def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, ...]:
+    """What the last calibration did to the row, where it was predicted with the one that ships and there was one before."""
+    from planner.calibration.change import change_of
+    from planner.catalog.location import data_dir
+    from planner.domain.calibration import Calibration
+    from planner.records.calibration_file import DEFAULT_CALIBRATION, PREVIOUS_CALIBRATION, read_calibration
+    from planner.report.layout import Note, Section
+    from planner.report.row import change_section
+
+    path = data_dir() / "calibration" / f"{PREVIOUS_CALIBRATION}.json"
+    if not isinstance(model, Calibration) or model.name != DEFAULT_CALIBRATION or not path.is_file():
+        return ()
+    try:
+        change = change_of(row, read_calibration(path), model)
+    except InputFileError as error:
+        return (Section("Since the calibration before", (Note(f"Cannot be compared: {error}", "warn"),)),)
+    return () if change is None else (change_section(row, change),)
 
 
 def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:

@@ -20,8 +20,9 @@ from planner.units import MIB
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
 DEFAULT_CALIBRATION = "default"
 NO_CALIBRATION = "none"
+PREVIOUS_CALIBRATION = "previous"
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,60}$"
-RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION)
+RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION, PREVIOUS_CALIBRATION)
 _MAX_BYTES = 4 * MIB
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -116,15 +117,47 @@ def personal_dir() -> Path:
         raise UsageError("no home directory to keep calibrations in; set XDG_CONFIG_HOME to a folder") from None
 
 
+def keep_previous(calibration: Calibration, folder: Path) -> Path | None:
+    """Copy what ``calibration`` will replace in ``folder`` to ``previous.json``, so that the change can be explained later.
+
+    A file with the same numbers is not a previous one; neither is one that cannot be read.  Returns the copy's path.
+
+    Raises:
+        InputFileError: the copy cannot be written.
+    """
+    try:
+        before = _document(folder / f"{calibration.name}.json")
+    except InputFileError:
+        return None
+    if _numbers(before) == _numbers(_document_of(calibration)):
+        return None
+    return _write(before.model_copy(update={"name": PREVIOUS_CALIBRATION}), folder)
+
+
+def _numbers(document: CalibrationDocument) -> object:
+    """What makes two calibrations different ones; the last digits of a fit do not."""
+    offsets = [(each.knob, round(each.offset, 6), round(each.spread, 6)) for each in document.offsets]
+    spreads = [(each.key, [round(ratio, 6) for ratio in each.log_ratios]) for each in document.spreads]
+    return document.formulas, offsets, spreads
+
+
 def write_calibration(calibration: Calibration, folder: Path) -> Path:
     """Write ``<folder>/<name>.json`` whole or not at all, and return its path.
 
     Raises:
         InputFileError: it cannot be written.
     """
-    path = folder / f"{calibration.name}.json"
+    return _write(_document_of(calibration), folder)
+
+
+def _document_of(calibration: Calibration) -> CalibrationDocument:
     plain = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.init}
-    text = CalibrationDocument.model_validate(plain).model_dump_json(by_alias=True, indent=1) + "\n"
+    return CalibrationDocument.model_validate(plain)
+
+
+def _write(document: CalibrationDocument, folder: Path) -> Path:
+    path = folder / f"{document.name}.json"
+    text = document.model_dump_json(by_alias=True, indent=1) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".json.new")
@@ -203,7 +236,7 @@ def find_calibration(name: str, shipped: Path) -> Calibration:
 
 
 def personal_names() -> list[str]:
-    """Names of the calibrations of one's own; ``default`` and ``none`` mean something else and are never among them."""
+    """Names of the calibrations of one's own; ``default``, ``previous`` and ``none`` are never among them."""
     try:
         return [name for name in _names(personal_dir()) if name not in RESERVED_NAMES]
     except UsageError:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from planner.calibration.misses import stored_misses
-from planner.calibration.rows import Comparison, RowScore
-from planner.report.layout import Column, Grid, Note, Row, Section
-from planner.report.validation_text import amount, quantity_label, recipe_label, signed_percent
+from collections.abc import Sequence
 
-_QUANTITIES = ("memory", "throughput", "host_memory")
+from planner.calibration.change import Moved, RowChange
+from planner.calibration.misses import stored_misses
+from planner.calibration.published import QUANTITIES
+from planner.calibration.rows import Comparison, RowScore
+from planner.calibration.tables import points_of
+from planner.domain.interval import NOMINAL_COVERAGE
+from planner.report.layout import Column, Grid, Note, Row, Section
+from planner.report.numbers import whole_percent
+from planner.report.validation_text import amount, quantity_label, recipe_label, signed_percent
+from planner.units import format_bytes
+
 _COLUMNS = (
     Column("quantity"),
     Column("measured", "right"),
     Column("predicted", "right"),
     Column("error", "right"),
+    Column(f"{whole_percent(NOMINAL_COVERAGE)} interval"),
+    Column("measured is"),
     Column("note"),
 )
+_CHANGE_COLUMNS = (
+    Column("quantity"),
+    *(Column(title, "right") for title in ("measured", "before", "now", "error before", "error now")),
+)
+_SMALLEST_SHOWN = 0.0005
+_SHORT = {"memory": "memory", "throughput": "time or rate", "host_memory": "host RAM"}
 
 
 def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, ...]:
@@ -34,22 +49,56 @@ def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, 
             *((Note(f"Notes of the record: {record.notes}", "dim"),) if record.notes else ()),
         ),
     )
-    comparisons = [(name, getattr(row, name)) for name in _QUANTITIES if getattr(row, name) is not None]
+    comparisons = [(name, getattr(row, name)) for name in QUANTITIES if getattr(row, name) is not None]
     if not comparisons:
         return (head, Section("", (Note(f"Nothing was compared: the run ended as {record.outcome}.", "warn"),)))
-    grid = Grid(_COLUMNS, tuple(_row(comparison) for _, comparison in comparisons))
+    grid = Grid(_COLUMNS, tuple(_row(row, *each) for each in comparisons))
     known = tuple(Note(text) for name, _ in comparisons if (text := _mechanism(record.id, name)))
     return (head, Section("Measured against predicted", (grid, *known)))
 
 
-def _row(comparison: Comparison) -> Row:
+def change_section(row: RowScore, change: RowChange) -> Section:
+    """The row before and after the last calibration, and each coefficient that moved with what its move alone does."""
+    pairs = [(getattr(change.before, name), getattr(row, name)) for name in QUANTITIES]
+    rows = tuple(_change_row(before, now) for before, now in pairs if before is not None and now is not None)
+    title = f"Since the calibration before, of {change.date}"
+    if not change.moved:
+        return Section(title, (Note("No coefficient that this row depends on has moved."),))
+    seen = [name for name in QUANTITIES if name in change.moved[0].effect]
+    columns = (
+        Column("coefficient that moved"),
+        *(Column(text, "right") for text in ("before", "now")),
+        *(Column(f"alone, {_SHORT[name]}", "right") for name in seen),
+    )
+    moved = Grid(columns, tuple(_moved_row(each, seen) for each in change.moved))
+    return Section(title, (*((Grid(_CHANGE_COLUMNS, rows),) if rows else ()), moved))
+
+
+def _change_row(before: Comparison, now: Comparison) -> Row:
+    quantity = now.quantity
+    amounts = (amount(quantity, each) for each in (now.measured, before.predicted, now.predicted))
+    return Row((quantity_label(quantity), *amounts, signed_percent(before.error), signed_percent(now.error)))
+
+
+def _moved_row(moved: Moved, seen: Sequence[str]) -> Row:
+    in_bytes = moved.prior.unit == "bytes"
+    values = (format_bytes(each) if in_bytes else f"{each:.4g}" for each in (moved.before, moved.after))
+    effects = (signed_percent(moved.effect[name]) if abs(moved.effect[name]) >= _SMALLEST_SHOWN else "" for name in seen)
+    return Row((moved.prior.name, *values, *effects))
+
+
+def _row(row: RowScore, name: str, comparison: Comparison) -> Row:
     quantity = comparison.quantity
+    points = points_of((row,), name)
+    interval = points[0].interval if points else None
     return Row(
         (
             quantity_label(quantity),
             amount(quantity, comparison.measured),
             amount(quantity, comparison.predicted),
             signed_percent(comparison.error),
+            "" if interval is None else f"{amount(quantity, interval.low)} to {amount(quantity, interval.high)}",
+            "" if interval is None else ("inside" if points[0].is_inside else "outside"),
             comparison.note,
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.errors import InputFileError, UnknownNameError
 from planner.records import write_csv
-from planner.records.calibration_file import find_calibration, read_calibration, write_calibration
+from planner.records.calibration_file import find_calibration, keep_previous, read_calibration, write_calibration
 from tests.calibration.simulated import MACHINES, simulated
 
 SHIPPED = data_dir() / "calibration" / "default.json"
@@ -106,6 +107,18 @@ def test_calibrating_everybody_says_what_was_fitted(tmp_path: Path, capsys: Capt
     assert "free numbers (at most 40)" in out
     assert "inside the 90% interval" in out
     assert read_calibration(tmp_path / "default.json").n_rows == len(records)
+
+
+def test_what_a_new_calibration_replaces_is_kept(tmp_path: Path) -> None:
+    """The file before becomes previous.json under that name; the same numbers again leave it as it is."""
+    assert keep_previous(shipped(), tmp_path) is None
+    write_calibration(shipped(), tmp_path)
+    assert keep_previous(replace(shipped(), date="2030-01-01"), tmp_path) is None
+    first = shipped().offsets[0]
+    other = replace(shipped(), offsets=(replace(first, offset=first.offset + 0.1), *shipped().offsets[1:]))
+    kept = keep_previous(other, tmp_path)
+    assert kept == tmp_path / "previous.json"
+    assert read_calibration(kept) == replace(shipped(), name="previous")
 
 
 def test_neither_name_nor_folder_is_refused(capsys: Captured) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from planner.catalog import location
 from planner.cli.main import main
+from planner.domain.calibration import Knob, Offset
 from planner.records import COLUMNS
+from planner.records.calibration_file import read_calibration, write_calibration
 from planner.report.validation_schema import ValidationDocument
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
@@ -216,6 +220,36 @@ def test_one_row_is_walked_through(capsys: Captured) -> None:
     assert "Measured against predicted\n" in out
     assert "driver" in out
     assert "GPU memory in GiB" in out
+
+
+def test_what_the_last_calibration_did_to_a_row_is_shown(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prediction before and after, and for each coefficient that moved what its move alone does."""
+    shipped = read_calibration(location.data_dir() / "calibration" / "default.json")
+    context = Offset(Knob("context_bytes"), 0.0, 0.1)
+    others = [each for each in shipped.offsets if each.knob.coefficient != "context_bytes"]
+    earlier = replace(shipped, name="previous", date="2020-01-02", offsets=(context, *others))
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in location.data_dir().iterdir():
+        if path.name != "calibration":
+            (data / path.name).symlink_to(path)
+    for each in (shipped, earlier):
+        write_calibration(each, data / "calibration")
+    monkeypatch.setattr("planner.catalog.location.data_dir", lambda: data)
+    assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
+    out = capsys.readouterr().out
+    section = out.partition("Since the calibration before, of 2020-01-02\n")[2].partition("\n\n")[0]
+    moved = next(line.split() for line in section.splitlines() if line.startswith("context_bytes"))
+    assert moved[1:3] == ["600.0", "MiB"]
+    driver = next(line.split() for line in section.splitlines() if line.startswith("driver"))
+    assert float(driver[2]) < float(driver[3])
+    assert f"+{100 * (float(driver[3]) / float(driver[2]) - 1):.0f}" == f"+{float(moved[5].strip('+')):.0f}"
+    path = data / "calibration" / "previous.json"
+    path.write_text(path.read_text(encoding="utf-8").replace(shipped.formulas, "0-old"), encoding="utf-8")
+    assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
+    assert "Cannot be compared" in capsys.readouterr().out
 
 
 def test_an_unknown_row_is_named_with_its_neighbours(capsys: Captured) -> None:

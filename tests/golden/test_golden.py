@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 import pytest
+from calibrated import JOBS, PATH, calibrated_text
 from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 
 from planner.domain.prediction import Prediction
@@ -29,6 +30,22 @@ def test_the_prediction_is_the_stored_one(name: str) -> None:
     difference = "\n".join(lines)
     if difference:
         pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}, and a line in CHANGELOG.md", pytrace=False)
+
+
+def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
+    """About 35 jobs with verdict, P(fits) and intervals, and every fitted number: what a new calibration moves is printed."""
+    stored = PATH.read_text(encoding="utf-8") if PATH.is_file() else ""
+    lines = difflib.unified_diff(stored.splitlines(), calibrated_text().splitlines(), "stored", "now", lineterm="", n=0)
+    difference = "\n".join(lines)
+    if difference:
+        pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}, and a line in CHANGELOG.md", pytrace=False)
+
+
+def test_the_calibrated_jobs_are_on_both_sides_of_the_limit() -> None:
+    """A calibration that only ever says yes would show no change of verdict."""
+    lines = PATH.read_text(encoding="utf-8").splitlines()
+    verdicts = {line.split()[1] for line in lines if line.split() and line.split()[0] in JOBS}
+    assert {"fits", "does_not_fit"} <= verdicts
 
 
 def test_every_stored_table_has_a_scenario() -> None:

@@ -1,0 +1,93 @@
+"""Predictions under the calibration that ships, one line a job: what a new calibration changes can be read in the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from golden_tables import SCENARIOS
+
+from planner.catalog.location import data_dir
+from planner.domain.calibration import Calibration
+from planner.domain.hierarchy import PRIOR_BY_NAME, moved
+from planner.domain.interval import Interval
+from planner.domain.prediction import Prediction
+from planner.estimate import estimate_calibrated
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.report.numbers import duration, gib, whole_percent
+
+PATH = Path(__file__).resolve().parent / "calibrated" / "predictions.txt"
+
+# Beside the jobs of the golden tables: other cards, lengths, stacks and ways to spread a job, on both sides of the limit.
+_MORE: dict[str, str] = {
+    "qlora-7b-t4": "model=7b method=qlora gpu=t4 seq=1024",
+    "qlora-7b-8gb": "model=7b method=qlora gpu=rtx4060ti-16g gpu_memory=8GB seq=1024",
+    "qlora-13b-3090": "model=13b method=qlora gpu=3090 seq=2048",
+    "qlora-33b-4090": "model=llama-30b method=qlora gpu=4090 seq=1024",
+    "qlora-70b-a100": "model=llama-3.1-70b method=qlora gpu=a100-80-sxm seq=2048",
+    "qlora-70b-2x4090-fsdp": "model=llama-3.1-70b method=qlora gpu=4090:2 seq=1024 sharding=fsdp quant_storage=bf16",
+    "qlora-8b-v100": "model=llama-3.1-8b method=qlora gpu=v100-32-sxm2 seq=1024 precision=fp16-mixed",
+    "qlora-7b-5090": "model=qwen2.5-7b method=qlora gpu=5090 seq=4096 batch=4",
+    "qlora-deepseek-v2-lite": "model=deepseek-v2-lite method=qlora gpu=a100-80-sxm seq=1024",
+    "lora-7b-4090": "model=7b method=lora gpu=4090 seq=1024 gradient_checkpointing=true",
+    "lora-8b-h100-long": "model=llama-3.1-8b method=lora gpu=h100-sxm seq=32768 gradient_checkpointing=true attention=flash2",
+    "lora-14b-h200": "model=qwen3-14b method=lora gpu=h200-sxm seq=8192 batch=2 gradient_checkpointing=true",
+    "lora-32b-a100x4-zero3": "model=qwen2.5-32b method=lora gpu=a100-80-sxm:4 seq=4096 sharding=zero3"
+    " gradient_checkpointing=true",
+    "lora-72b-h100x8-zero3": "model=qwen2.5-72b method=lora gpu=h100-sxm:8 seq=4096 sharding=zero3 gradient_checkpointing=true",
+    "lora-7b-swift": "model=qwen2.5-7b method=lora gpu=a100-80-sxm seq=2048 stack=swift",
+    "int8-13b-a100-40": "model=13b method=int8 gpu=a100-40-sxm seq=1024",
+    "int8-7b-old-stack": "model=7b method=int8 gpu=3090 seq=512 stack=hf-trainer@4",
+    "full-1b-4090": "model=llama-3.2-1b method=full gpu=4090 seq=2048 gradient_checkpointing=true",
+    "full-7b-a100x8-zero2": "model=7b method=full gpu=a100-80-sxm:8 seq=2048 sharding=zero2 gradient_checkpointing=true",
+    "full-8b-h100x8-zero3": "model=llama-3.1-8b method=full gpu=h100-sxm:8 seq=8192 sharding=zero3 gradient_checkpointing=true",
+    "full-7b-a100-offload": "model=7b method=full gpu=a100-80-sxm seq=2048 sharding=zero2 offload=optimizer"
+    " gradient_checkpointing=true host_memory=256GiB",
+    "full-70b-h100x64-fsdp": "model=llama-3.1-70b method=full gpu=h100-sxm:8 nodes=8 seq=4096 sharding=fsdp"
+    " gradient_checkpointing=true",
+    "full-mixtral-h100x16": "model=mixtral-8x7b method=full gpu=h100-sxm:8 nodes=2 seq=4096 sharding=zero3"
+    " gradient_checkpointing=true",
+    "full-8b-4090-short": "model=llama-3.1-8b method=full gpu=4090 seq=1024",
+}
+JOBS: dict[str, dict[str, object]] = SCENARIOS | {
+    name: dict(part.split("=", 1) for part in text.split()) for name, text in _MORE.items()
+}
+
+
+def calibrated_text() -> str:
+    """What the file has to hold."""
+    calibration = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+    lines = [
+        "# Predictions under the calibration that ships; python tests/golden/regenerate.py writes this file.",
+        f"{'# job':34}{'verdict':16}{'P(fits)':>8}  {'driver GiB, 90 %':28}{'step, 90 %':34}host GiB",
+    ]
+    lines += [_line(name, estimate_calibrated(resolve(from_flags(flags)), calibration)) for name, flags in JOBS.items()]
+    lines += ["", "# fitted number                            value   of its prior"]
+    lines += _numbers(calibration)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _line(name: str, prediction: Prediction) -> str:
+    sure, memory, time = prediction.uncertainty, prediction.memory, prediction.time
+    assert sure is not None
+    driver = f"{gib(memory.driver_peak_bytes)}{_range(dict(sure.memory).get('driver'), gib)}"
+    step = "unknown" if time is None else f"{duration(time.step_s)}{_range(sure.step, duration)}"
+    fits = "" if prediction.fits_probability is None else whole_percent(prediction.fits_probability)
+    return f"{name:34}{prediction.verdict:16}{fits:>8}  {driver:28}{step:34}{gib(prediction.host.per_node_bytes)}"
+
+
+def _range(interval: Interval | None, show: object) -> str:
+    assert callable(show)
+    return "" if interval is None else f" ({show(interval.low)} to {show(interval.high)})"
+
+
+def _numbers(calibration: Calibration) -> list[str]:
+    """Each fitted number at its own level alone, beside the literature value."""
+    found = []
+    for each in calibration.offsets:
+        prior = PRIOR_BY_NAME[each.knob.coefficient]
+        value = float(moved(prior.name, each.offset))
+        share = f"{value / prior.value:.3f}" if prior.value else ""
+        found.append(f"{each.knob.label:36}{value:14.4g}   {share:8}{prior.unit}")
+    return found
