@@ -9,7 +9,8 @@ from typing import Any
 from planner.calibration.published import QUANTITIES
 from planner.calibration.rows import Comparison, RowScore, score_record
 from planner.domain.calibration import Calibration
-from planner.domain.coefficients import PRIORS, Coefficients, Prior
+from planner.domain.coefficients import PRIORS, Coefficients
+from planner.domain.prior import Prior
 
 # Smaller moves change no digit that a report prints.
 _SMALLEST_MOVE = 1e-3

@@ -38,7 +38,8 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     if options.name is not None:
         return _personal(records, options.name, options.out)
     from planner.calibration.calibrate import calibrate
-    from planner.records.calibration_file import DEFAULT_CALIBRATION, keep_previous, write_calibration
+    from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
+    from planner.records.previous_calibration import keep_previous
     from planner.report.cross_validation import fit_sections
 
     fitted, folder = calibrate(records.records, DEFAULT_CALIBRATION), Path(options.out or "")

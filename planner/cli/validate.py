@@ -122,15 +122,16 @@ def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, 
     from planner.calibration.change import change_of
     from planner.catalog.location import data_dir
     from planner.domain.calibration import Calibration
-    from planner.records.calibration_file import DEFAULT_CALIBRATION, PREVIOUS_CALIBRATION, read_calibration
+    from planner.records.calibration_file import DEFAULT_CALIBRATION
+    from planner.records.previous_calibration import read_previous
     from planner.report.layout import Note, Section
     from planner.report.row import change_section
 
-    path = data_dir() / "calibration" / f"{PREVIOUS_CALIBRATION}.json"
-    if not isinstance(model, Calibration) or model.name != DEFAULT_CALIBRATION or not path.is_file():
+    if not isinstance(model, Calibration) or model.name != DEFAULT_CALIBRATION:
         return ()
     try:
-        change = change_of(row, read_calibration(path), model)
+        earlier = read_previous(data_dir() / "calibration")
+        change = None if earlier is None else change_of(row, earlier, model)
     except InputFileError as error:
         return (Section("Since the calibration before", (Note(f"Cannot be compared: {error}", "warn"),)),)
     return () if change is None else (change_section(row, change),)

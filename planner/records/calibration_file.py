@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.environment import Environment
-from planner.domain.hierarchy import FREEDOM, Level
+from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
 from planner.domain.interval import Spread, SpreadKey, SpreadOf
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, UnknownNameError, UsageError
@@ -102,6 +102,8 @@ class CalibrationDocument(_Part):
     groups: list[str]
     machine: str
     environment: EnvironmentPart | None = None
+    priors: dict[str, Finite] = {}
+    """Priors that the offsets start from, so that a file of other formulas can still be read as a previous one."""
 
 
 def personal_dir() -> Path:
@@ -117,45 +119,24 @@ def personal_dir() -> Path:
         raise UsageError("no home directory to keep calibrations in; set XDG_CONFIG_HOME to a folder") from None
 
 
-def keep_previous(calibration: Calibration, folder: Path) -> Path | None:
-    """Copy what ``calibration`` will replace in ``folder`` to ``previous.json``, so that the change can be explained later.
-
-    A file with the same numbers is not a previous one; neither is one that cannot be read.  Returns the copy's path.
-
-    Raises:
-        InputFileError: the copy cannot be written.
-    """
-    try:
-        before = _document(folder / f"{calibration.name}.json")
-    except InputFileError:
-        return None
-    if _numbers(before) == _numbers(_document_of(calibration)):
-        return None
-    return _write(before.model_copy(update={"name": PREVIOUS_CALIBRATION}), folder)
-
-
-def _numbers(document: CalibrationDocument) -> object:
-    """What makes two calibrations different ones; the last digits of a fit do not."""
-    offsets = [(each.knob, round(each.offset, 6), round(each.spread, 6)) for each in document.offsets]
-    spreads = [(each.key, [round(ratio, 6) for ratio in each.log_ratios]) for each in document.spreads]
-    return document.formulas, offsets, spreads
-
-
 def write_calibration(calibration: Calibration, folder: Path) -> Path:
     """Write ``<folder>/<name>.json`` whole or not at all, and return its path.
 
     Raises:
         InputFileError: it cannot be written.
     """
-    return _write(_document_of(calibration), folder)
+    return write_document(document_of(calibration), folder)
 
 
-def _document_of(calibration: Calibration) -> CalibrationDocument:
+def document_of(calibration: Calibration) -> CalibrationDocument:
+    """What a file of ``calibration`` holds."""
     plain = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.init}
-    return CalibrationDocument.model_validate(plain)
+    priors = {name: prior.value for name, prior in PRIOR_BY_NAME.items()}
+    return CalibrationDocument.model_validate({**plain, "priors": priors})
 
 
-def _write(document: CalibrationDocument, folder: Path) -> Path:
+def write_document(document: CalibrationDocument, folder: Path) -> Path:
+    """As :func:`write_calibration`."""
     path = folder / f"{document.name}.json"
     text = document.model_dump_json(by_alias=True, indent=1) + "\n"
     try:
@@ -174,13 +155,18 @@ def read_calibration(path: Path) -> Calibration:
     Raises:
         InputFileError: missing, too large, malformed, or fitted with other formulas; says how to refit it.
     """
-    document = _document(path)
+    document = read_document(path)
     if document.formulas != formulas_version():
         raise InputFileError(path, _stale(document, path))
-    return _calibration_of(document, path)
+    return calibration_of(document, path)
 
 
-def _document(path: Path) -> CalibrationDocument:
+def read_document(path: Path) -> CalibrationDocument:
+    """The content of a calibration file of any formulas.
+
+    Raises:
+        InputFileError: missing, too large or malformed.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputFileError(path, "too large for a calibration")
@@ -210,7 +196,7 @@ def matching_calibrations(scenario: Scenario) -> tuple[tuple[str, Calibration | 
     for name in personal_names():
         path = personal_dir() / f"{name}.json"
         try:
-            document = _document(path)
+            document = read_document(path)
             environment = _environment_of(document)
             if environment is not None and environment.covers(scenario):
                 found.append((name, read_calibration(path)))
@@ -251,7 +237,12 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
+def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
+    """The calibration that a document describes.
+
+    Raises:
+        InputFileError: it names a coefficient that does not exist, or its distributions are malformed; names ``path``.
+    """
     values: dict[str, Any] = document.model_dump()
     unknown = {each.knob.coefficient for each in document.offsets} - FREEDOM.keys()
     if unknown:

@@ -13,8 +13,11 @@ from planner.cli.main import main
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.errors import InputFileError, UnknownNameError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
 from planner.records import write_csv
-from planner.records.calibration_file import find_calibration, keep_previous, read_calibration, write_calibration
+from planner.records.calibration_file import find_calibration, read_calibration, write_calibration
+from planner.records.previous_calibration import keep_previous, read_previous
 from tests.calibration.simulated import MACHINES, simulated
 
 SHIPPED = data_dir() / "calibration" / "default.json"
@@ -118,7 +121,25 @@ def test_what_a_new_calibration_replaces_is_kept(tmp_path: Path) -> None:
     other = replace(shipped(), offsets=(replace(first, offset=first.offset + 0.1), *shipped().offsets[1:]))
     kept = keep_previous(other, tmp_path)
     assert kept == tmp_path / "previous.json"
-    assert read_calibration(kept) == replace(shipped(), name="previous")
+    assert read_previous(tmp_path) == replace(shipped(), name="previous")
+
+
+def test_a_previous_one_of_other_priors_keeps_its_values(tmp_path: Path) -> None:
+    """A prior that moved since is made up for, so that the coefficients are those of then; without its priors it is refused."""
+    scenario = resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}))
+    path = write_calibration(replace(shipped(), name="previous"), tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["formulas"] = "0-old"
+    content["priors"]["launch_s"] *= 1.5
+    content["priors"]["gone"] = 1.0
+    path.write_text(json.dumps(content), encoding="utf-8")
+    then = read_previous(tmp_path)
+    assert then is not None
+    before, now = then.coefficients_for(scenario).launch_s, shipped().coefficients_for(scenario).launch_s
+    assert before == pytest.approx(1.5 * now)
+    path.write_text(json.dumps(content | {"priors": {}}), encoding="utf-8")
+    with pytest.raises(InputFileError, match="which priors"):
+        read_previous(tmp_path)
 
 
 def test_neither_name_nor_folder_is_refused(capsys: Captured) -> None:

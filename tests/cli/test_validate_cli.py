@@ -247,7 +247,8 @@ def test_what_the_last_calibration_did_to_a_row_is_shown(
     assert float(driver[2]) < float(driver[3])
     assert f"+{100 * (float(driver[3]) / float(driver[2]) - 1):.0f}" == f"+{float(moved[5].strip('+')):.0f}"
     path = data / "calibration" / "previous.json"
-    path.write_text(path.read_text(encoding="utf-8").replace(shipped.formulas, "0-old"), encoding="utf-8")
+    old = json.loads(path.read_text(encoding="utf-8")) | {"formulas": "0-old", "priors": {}}
+    path.write_text(json.dumps(old), encoding="utf-8")
     assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
     assert "Cannot be compared" in capsys.readouterr().out
 
