@@ -21,6 +21,10 @@ _ROLE_TERMS: dict[str, TermName] = {
     "autocast_copies": "autocast_copies",
     "dequantization": "dequantization",
     "workspace": "other_temporaries",
+    "master_weights": "master_weights",
+    "gradient_buckets": "gradient_buckets",
+    "gathered_parameters": "gathered_parameters",
+    "optimizer_temporaries": "optimizer_temporaries",
 }
 
 
@@ -33,6 +37,7 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
             "alloc" if record.alloc else "free",
             record.block.id,
             record.block.n_bytes,
+            stream=record.block.stream,
             phase=phase,
             term=terms[record.block.id],
             op=record.block.op,

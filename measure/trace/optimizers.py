@@ -40,7 +40,16 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     Raises:
         UsageError: an optimizer whose library is not installed.
     """
-    groups = _groups(model)
+    groups = [{"params": tensors, "weight_decay": 0.0} for tensors in parameter_groups(model) if tensors]
+    return optimizer_over(model, groups, recipe)
+
+
+def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over groups of tensors, which need not be the parameters of ``model``.
+
+    Raises:
+        UsageError: an optimizer whose library is not installed.
+    """
     name = recipe.optimizer
     if name in _TORCH:
         class_name, options = _TORCH[name]
@@ -53,17 +62,17 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return _made(Adafactor, groups, {"scale_parameter": False, "relative_step": False})
 
 
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Trained parameters with weight decay, and those without; either can be empty."""
     from transformers.trainer_pt_utils import get_parameter_names
 
     names: Any = get_parameter_names
     decayed = set(names(model, [nn.LayerNorm], _NO_DECAY))
     trained = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
-    groups = (
+    return (
         [tensor for name, tensor in trained if name in decayed],
         [tensor for name, tensor in trained if name not in decayed],
     )
-    return [{"params": tensors, "weight_decay": 0.0} for tensors in groups if tensors]
 
 
 def _made(make: Any, groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:

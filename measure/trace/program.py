@@ -17,11 +17,16 @@ from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.labels import to_events
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
+from measure.trace.sharding.apply import apply_runtime
+from measure.trace.sharding.step import cast_for_engine, run_sharded_step
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Record, Recorder, Trace
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
+
+_SHARDINGS = ("none", "zero1", "zero2")
+_OFFLOADS = ("none", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> 
     """
     refuse_what_is_not_traced(scenario)
     with _own_garbage_only():
-        return to_events(trace_records(scenario, make_config(scenario), options))
+        recorded = sharded_records if _is_sharded(scenario) else trace_records
+        return to_events(recorded(scenario, make_config(scenario), options))
 
 
 @contextmanager
@@ -60,6 +66,11 @@ def _own_garbage_only() -> Iterator[None]:
             gc.unfreeze()
         if was_on:
             gc.enable()
+
+
+def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
+    """Records of one rank of a sharded run: the runtime is executed over those of the whole model."""
+    return apply_runtime(trace_records(scenario, config, options), scenario)
 
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
@@ -85,15 +96,21 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
     situation = Situation(batch.is_padded, recorder, int(batch.micro_batch * batch.tokens_per_sample))
+    if _is_sharded(scenario):
+        cast_for_engine(built.model, scenario)
     with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
         try:
             materialize(built.model, recorder)
-            run_step(built.model, scenario, recorder)
+            (run_sharded_step if _is_sharded(scenario) else run_step)(built.model, scenario, recorder)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
             raise NotModelledError(_broken(scenario, recorder, error)) from error
     return recorder.trace
+
+
+def _is_sharded(scenario: Scenario) -> bool:
+    return scenario.recipe.sharding != "none"
 
 
 def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
@@ -123,8 +140,8 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
         (unscales and trained == "fp16", "fp16 gradients under loss scaling, which torch refuses to unscale,", wider),
-        (scenario.hardware.world_size > 1 or recipe.sharding != "none", "several GPUs", "--gpus 1"),
-        (recipe.offload != "none", f"offload '{recipe.offload}'", "--offload none"),
+        (recipe.sharding not in _SHARDINGS, f"sharding '{recipe.sharding}'", f"--sharding {_SHARDINGS[-1]}"),
+        (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,

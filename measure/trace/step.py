@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -32,7 +33,7 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
     optimizer = make_optimizer(model, recipe)
     # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
     scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
-    batch = _Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
+    batch = Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
     _mark_gradients(model, recorder)
     accumulates = int(recipe.batch.grad_accum) > 1
     with recorder:
@@ -46,7 +47,7 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
         recorder.close()
 
 
-class _Inputs:
+class Inputs:
     """What the data collator hands over, and what scales the loss."""
 
     def __init__(self, recipe: Recipe, vocabulary: int, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -55,13 +56,14 @@ class _Inputs:
         self.scaler = scaler
 
     def make(self) -> dict[str, torch.Tensor]:
+        """One micro-batch."""
         ids = torch.randint(0, self.vocabulary, self.shape)
         labels = torch.randint(0, self.vocabulary, self.shape)
         return {"input_ids": ids, "attention_mask": torch.ones(self.shape, dtype=torch.int64), "labels": labels}
 
 
-def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> None:
-    """Forward, loss and backward of one micro-batch."""
+def micro_step(model: Any, recorder: Recorder, number: int, batch: Inputs, ended: Callable[[], None] | None = None) -> None:
+    """Forward, loss and backward of one micro-batch; ``ended`` is called when the backward is over and the graph not yet gone."""
     recorder.enter_stage("forward", number)
     inputs = batch.make()
     count = torch.ones((), dtype=torch.int64)
@@ -72,6 +74,8 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: _Inputs) -> N
     loss.backward()
     # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
     recorder.enter_stage("backward", number)
+    if ended is not None:
+        ended()
     del loss, inputs, count
     gc.collect()
 

@@ -27,6 +27,11 @@ Role = Literal[
     "autocast_copies",
     "dequantization",
     "workspace",
+    "master_weights",
+    "gradient_buckets",
+    "gathered_parameters",
+    "optimizer_temporaries",
+    "mark",
 ]
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
@@ -47,10 +52,24 @@ class Place:
     layer: int = OUTSIDE
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterNote:
+    """The parameter that a block was loaded for.
+
+    ``name``: in its module.  ``element_bytes``: of each element as loaded.  ``group``: that of the optimizer, -1 where frozen.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    group: int
+
+
 @dataclass(slots=True)
 class Block:
     """One allocation of ``n_bytes`` requested bytes.
 
+    ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
     ``recomputed``: made by a module that runs again inside the backward pass.  ``part_layers``: the layers of the tensors that it
     holds one element of each for, where its size grows with the depth of the model.
     """
@@ -63,6 +82,8 @@ class Block:
     recomputed: bool = False
     role: Role = ""
     part_layers: tuple[int, ...] = ()
+    parameter: ParameterNote | None = None
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

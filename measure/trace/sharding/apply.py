@@ -1,0 +1,127 @@
+"""Executes a sharding runtime over the records of the modules, from loading to the second optimizer step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from measure.trace.sharding.flat_optimizer import as_shards, record_steps
+from measure.trace.sharding.marks import MARK
+from measure.trace.sharding.parameters import Parameter, parameter_of
+from measure.trace.sharding.settings import zero_settings
+from measure.trace.sharding.stream import Stream
+from measure.trace.sharding.zero12 import Steps, Zero12
+from measure.trace.tracer import Block, Place, Record
+from planner.domain.recipe import Recipe
+from planner.domain.scenario import Scenario
+from planner.errors import PlannerError
+
+_LOADING = ("load", "adapters")
+_STEPS = 2
+
+
+class Runtime(Protocol):
+    """One rank of a runtime that shards."""
+
+    def load(self, parameter: Parameter, record: Record) -> None:
+        """``record`` would allocate the whole parameter."""
+
+    def shard_groups(self) -> list[list[tuple[int, ...]]]:
+        """Shapes of what the optimizer updates on the GPU, by group; asked when everything is loaded."""
+
+    def set_up(self, steps: Steps) -> None:
+        """Everything is loaded; ``steps`` is what the optimizer does in each step, by group."""
+
+    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+        """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
+
+    def end_of_backward(self, *, boundary: bool) -> None:
+        """The backward is over."""
+
+    def step(self, number: int) -> None:
+        """The optimizer's step, from 0."""
+
+
+def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
+    """The records of one rank, from those of the modules.
+
+    Raises:
+        PlannerError: a gradient whose memory was not recorded; names the parameter.
+    """
+    stream = Stream(1 + max(record.block.id for record in records))
+    runtime = Zero12(stream, zero_settings(scenario))
+    return _Execution(runtime, stream, scenario.recipe).run(records)
+
+
+class _Execution:
+    def __init__(self, runtime: Runtime, stream: Stream, recipe: Recipe) -> None:
+        self._runtime, self._stream, self._recipe = runtime, stream, recipe
+        self._parameters: dict[tuple[str, str], Parameter] = {}
+        self._gradients: dict[int, Block] = {}
+        self._handed_over: set[int] = set()
+        self._loading = True
+        self._steps = 0
+        self._has_gradients = False
+        self._accumulates = int(recipe.batch.grad_accum) > 1
+
+    def run(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            self._loading = self._loading and self._still_loads(record)
+            if record.place.stage != "backward":
+                self._step_if_due()  # the graph goes before
+            parameter = parameter_of(record)
+            if parameter is not None:
+                self._parameters[parameter.key] = parameter
+                self._stream.place = record.place
+                self._runtime.load(parameter, record)
+            elif record.block.role == MARK:
+                if record.alloc:
+                    self._stream.place = record.place
+                    self._at_mark(record)
+            else:
+                self._module_record(record)
+        self._step_if_due()
+        return self._stream.records
+
+    def _step_if_due(self) -> None:
+        if self._has_gradients:
+            self._has_gradients = False
+            self._stream.place = Place("optimizer_step", 0)
+            self._runtime.step(self._steps)
+            self._steps += 1
+
+    def _still_loads(self, record: Record) -> bool:
+        if record.place.stage in _LOADING:
+            return True
+        groups = self._runtime.shard_groups()
+        on_gpu = groups and not self._recipe.offloads_optimizer
+        self._runtime.set_up(record_steps(as_shards(groups), self._recipe, _STEPS) if on_gpu else [])
+        return False
+
+    def _module_record(self, record: Record) -> None:
+        block = record.block
+        if block.id in self._handed_over and not record.alloc:
+            return  # the runtime frees it
+        if record.alloc and block.role == "gradients":
+            self._gradients[block.id] = block
+        self._stream.pass_on(record)
+
+    def _at_mark(self, record: Record) -> None:
+        moment, _, name = record.block.op.partition(" ")
+        boundary = not self._accumulates or record.place.micro_step != 1
+        if moment == "gradient":
+            parameter = self._parameters[record.block.module, name]
+            self._runtime.gradient(parameter, self._gradient_of(parameter), boundary=boundary)
+        elif moment == "end_of_backward":
+            self._runtime.end_of_backward(boundary=boundary)
+            self._has_gradients = boundary
+
+    def _gradient_of(self, parameter: Parameter) -> Block:
+        """The block of the gradient that has just come: the youngest of its size that nobody has."""
+        for number, block in reversed(self._gradients.items()):
+            if block.n_bytes == parameter.n_bytes:
+                del self._gradients[number]
+                self._handed_over.add(number)
+                return block
+        raise PlannerError(
+            f"the gradient of {'.'.join(parameter.key)} has no memory of its own, so its sharding cannot be traced"
+        )

@@ -1,0 +1,61 @@
+"""The recipe's real optimizer over the shards of one rank, recorded on fake tensors of their true sizes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from measure.trace.optimizers import optimizer_over
+from measure.trace.shims import Situation, shims
+from measure.trace.tracer import Record, Recorder
+from planner.domain.recipe import Recipe
+
+Shape = tuple[int, ...]
+_DTYPES = {4: torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Tensors that an optimizer updates, by group."""
+
+    groups: tuple[tuple[Shape, ...], ...]
+
+
+def record_steps(shards: Shards, recipe: Recipe, n_steps: int) -> list[list[list[Record]]]:
+    """What each of ``n_steps`` steps allocates and frees, group by group; fp32 shards, and gradients that are there already."""
+    recorder = Recorder()
+    with FakeTensorMode(), shims(Situation(False, recorder)):
+        groups = [[nn.Parameter(torch.empty(shape)) for shape in shapes] for shapes in shards.groups]
+        optimizer = optimizer_over(nn.Module(), [{"params": tensors, "weight_decay": 0.0} for tensors in groups], recipe)
+        return [[_one_group(optimizer, index, recorder) for index in range(len(groups))] for _ in range(n_steps)]
+
+
+def _one_group(optimizer: torch.optim.Optimizer, index: int, recorder: Recorder) -> list[Record]:
+    """The step of one group alone: DeepSpeed steps group by group (zero/stage_1_and_2.py ``_optimizer_step``)."""
+    groups: Any = optimizer.param_groups
+    for tensor in groups[index]["params"]:
+        tensor.grad = torch.empty_like(tensor)
+    start = len(recorder.trace.records)
+    recorder.enter_stage("optimizer_step")
+    with recorder:
+        optimizer.param_groups = [groups[index]]
+        optimizer.step()
+        gc.collect()
+    optimizer.param_groups = groups
+    for tensor in groups[index]["params"]:
+        tensor.grad = None
+        for value in optimizer.state[tensor].values():
+            if isinstance(value, torch.Tensor):
+                recorder.mark(value, "optimizer_states")
+    return recorder.trace.records[start:]
+
+
+def as_shards(groups: Sequence[Sequence[Shape]]) -> Shards:
+    """Shapes by group."""
+    return Shards(tuple(tuple(shapes) for shapes in groups))

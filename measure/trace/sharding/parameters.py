@@ -1,0 +1,45 @@
+"""The parameters of a model as a sharding runtime sees them, read from the records of loading."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from measure.trace.tracer import Record
+
+FROZEN = -1
+"""Group of a parameter that no optimizer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter.  ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with."""
+
+    key: tuple[str, str]
+    shape: tuple[int, ...]
+    element_bytes: int
+    group: int
+    layer: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole parameter."""
+        return self.elements * self.element_bytes
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer has it."""
+        return self.group != FROZEN
+
+
+def parameter_of(record: Record) -> Parameter | None:
+    """The parameter that a record loads, if it loads one."""
+    block, note = record.block, record.block.parameter
+    if note is None or not record.alloc:
+        return None
+    return Parameter((block.module, note.name), note.shape, note.element_bytes, note.group, block.place.layer)

@@ -1,0 +1,58 @@
+"""The modules' side of a sharded step: micro-steps that hand each gradient over as it comes, with marks for the runtime."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from measure.trace.adapters import DTYPES
+from measure.trace.losses import install_loss
+from measure.trace.optimizers import parameter_groups
+from measure.trace.sharding.marks import mark_gradients, put_mark
+from measure.trace.sharding.parameters import FROZEN
+from measure.trace.step import Inputs, micro_step
+from measure.trace.tracer import ParameterNote, Recorder
+from planner.domain.scenario import Scenario
+
+
+def cast_for_engine(model: Any, scenario: Scenario) -> None:
+    """The dtypes that the modules compute with: 16-bit throughout where the precision is mixed, and no autocast.
+
+    ZeRO-3 leaves adapters as PEFT made them, because the base was made inside ``zero.Init``.
+    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``; torch 2.13 distributed/fsdp MixedPrecisionPolicy.
+    """
+    recipe = scenario.recipe
+    if not recipe.numerics.mixed:
+        return
+    dtype = DTYPES[recipe.numerics.compute_dtype]
+    for name, tensor in model.named_parameters():
+        adapter = ".lora_" in name or ".modules_to_save." in name
+        if tensor.is_floating_point() and not (adapter and recipe.sharding == "zero3"):
+            tensor.data = tensor.data.to(dtype)
+
+
+def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
+    """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards."""
+    recipe = scenario.recipe
+    install_loss(model, recipe)
+    _note_parameters(model, recorder)
+    batch = Inputs(recipe, model.config.get_text_config().vocab_size)
+    mark_gradients(model, recorder)
+    ended = partial(put_mark, recorder, "end_of_backward", "")
+    with recorder:
+        for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
+            micro_step(model, recorder, number, batch, ended)
+        recorder.close()
+
+
+def _note_parameters(model: Any, recorder: Recorder) -> None:
+    numbers: dict[torch.Tensor, int] = {}
+    for number, group in enumerate(parameter_groups(model)):
+        numbers |= dict.fromkeys(group, number)
+    for full_name, tensor in model.named_parameters():
+        block = recorder.block_of(tensor)
+        if block is not None:
+            name = full_name.rpartition(".")[2]
+            block.parameter = ParameterNote(name, tuple(tensor.shape), tensor.element_size(), numbers.get(tensor, FROZEN))

@@ -1,0 +1,65 @@
+"""The stream of records that a sharding runtime writes: those of the modules, and its own allocations and frees between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from measure.trace.tracer import Block, Place, Record, Role
+
+MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What an allocation is for: the runtime's own name for it, the role that becomes its term, and the pool it is from."""
+
+    name: str
+    role: Role
+    stream: int = MAIN_STREAM
+    module: str = ""
+
+    def on(self, stream: int) -> What:
+        """The same from the pool of ``stream``."""
+        return replace(self, stream=stream)
+
+
+class Stream:
+    """The records of one rank, as they are written.  ``place`` is where the program is."""
+
+    def __init__(self, first_id: int) -> None:
+        self.records: list[Record] = []
+        self.place = Place("load", 0)
+        self._next_id = first_id
+
+    def take(self, n_bytes: int, what: What) -> Block:
+        """Allocate; the caller frees it or keeps it."""
+        block = Block(self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream)
+        self._next_id += 1
+        self.records.append(Record(True, block, self.place))
+        return block
+
+    def free(self, *blocks: Block | None) -> None:
+        """Free what was taken, or a block of the modules that the runtime has taken over."""
+        self.records += [Record(False, block, self.place) for block in blocks if block is not None]
+
+    def brief(self, n_bytes: int, what: What) -> None:
+        """Allocate and free at once: a temporary of one call."""
+        self.free(self.take(n_bytes, what))
+
+    def pass_on(self, record: Record) -> None:
+        """A record of the modules, unchanged."""
+        self.place = record.place
+        self.records.append(record)
+
+    def splice(self, records: Iterable[Record]) -> list[Block]:
+        """Records of another recording, at this place and with numbers of their own; the blocks that it leaves allocated."""
+        made: dict[int, Block] = {}
+        for record in records:
+            if record.alloc:
+                made[record.block.id] = replace(record.block, id=self._next_id, place=self.place)
+                self._next_id += 1
+                self.records.append(Record(True, made[record.block.id], self.place))
+            elif record.block.id in made:
+                self.free(made.pop(record.block.id))
+        return list(made.values())

@@ -1,0 +1,186 @@
+"""ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
+
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are contiguous, reduced in
+buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_multi_rank_bucket_allreduce`` are on by default).
+"""
+
+from __future__ import annotations
+
+from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.partition import FlatGroup, merged, sent_together
+from measure.trace.sharding.settings import ZeroSettings
+from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, Stream, What
+from measure.trace.tracer import Block, Record
+
+_FP32, _FP64 = 4, 8
+_BUCKET = What("ipg_buffer", "gradient_buckets")
+_SENT = What("flatten(bucket)", "gradient_buckets")
+_STAGING = What("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
+_PARTITION = What("grads_in_partition", "gradients")
+_MASTER = What("single_partition_of_fp32_groups", "master_weights")
+_INITIAL = What("initialize_optimizer_states", "workspace")
+_CLONE = What("partition.clone()", "workspace")
+_NORM = What("norm in fp64", "optimizer_temporaries")
+_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+_HOST_COPY = What("gradient in fp32 for the host", "gradient_buckets")
+_UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
+_CLONED = What("gradient.clone()", "gradients")
+
+Steps = list[list[list[Record]]]
+
+
+class Zero12:
+    """One rank under ZeRO-1 or ZeRO-2."""
+
+    def __init__(self, stream: Stream, settings: ZeroSettings) -> None:
+        self._stream, self._settings = stream, settings
+        self._weights: dict[tuple[str, str], Block] = {}
+        self._trained: list[Parameter] = []
+        self._groups: tuple[FlatGroup, ...] = ()
+        self._own: set[tuple[str, str]] = set()
+        self._steps: Steps = []
+        self._reducing = REDUCE_STREAM if settings.overlaps else MAIN_STREAM
+        self._buckets: list[Block] = []
+        self._bucket: list[Parameter] = []
+        self._oversized: Block | None = None
+        self._held: dict[tuple[str, str], Block] = {}
+        self._left_over: list[Block] = []
+        self._partition: Block | None = None
+        self._accumulated: Block | None = None
+
+    def load(self, parameter: Parameter, record: Record) -> None:
+        """The engine moves the 16-bit module to the device whole (engine.py ``_configure_distributed_model``)."""
+        self._stream.pass_on(record)
+        if parameter.trained:
+            self._trained.append(parameter)
+            self._weights[parameter.key] = record.block
+
+    def shard_groups(self) -> list[list[tuple[int, ...]]]:
+        """Shapes that the optimizer updates, by group; none where the host does."""
+        numbers = sorted({each.group for each in self._trained})
+        members = [[each for each in self._trained if each.group == number] for number in numbers]
+        self._groups = tuple(FlatGroup.of(group, self._settings.world) for group in members)
+        self._own = {each.key for group in self._groups for each in group.own(self._settings.rank)}
+        return [[(group.part_elements,)] for group in self._groups]
+
+    def set_up(self, steps: Steps) -> None:
+        """``__init__``: parameters become views of a flat buffer per group, beside which they live while it is filled."""
+        self._steps, settings = steps, self._settings
+        for group in self._groups:
+            first = self._weights[group.parameters[0].key]
+            role, width = first.role, group.parameters[0].element_bytes
+            self._stream.take(group.padded_elements * width, What("bit16_groups_flat", role))
+            self._stream.free(*(self._weights.pop(each.key) for each in group.parameters))
+            clone = self._stream.take(group.part_elements * width, _CLONE)
+            if not settings.offloads_optimizer:
+                self._stream.take(group.part_elements * _FP32, _MASTER)
+            self._stream.free(clone)
+        if settings.offloads_optimizer:
+            largest = max(each.n_bytes for each in self._trained)
+            self._stream.take(largest, _STAGING)
+        else:
+            self._stream.free(*[self._stream.take(group.part_elements * _FP32, _INITIAL) for group in self._groups])
+
+    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+        """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""
+        self._set_up_buckets()
+        kept = self._held.pop(parameter.key, None)
+        if kept is not None:
+            self._stream.free(block)  # added in place by autograd
+            block = kept
+        if self._settings.stage == 1 and not (boundary and self._settings.overlaps):
+            self._held[parameter.key] = block
+        else:
+            self._put_in_bucket(parameter, block, boundary=boundary)
+
+    def end_of_backward(self, *, boundary: bool) -> None:
+        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``."""
+        if self._settings.stage == 1 and not boundary:
+            return
+        for parameter in self._trained:
+            block = self._held.pop(parameter.key, None)
+            if block is not None:
+                self._put_in_bucket(parameter, block, boundary=boundary)
+        self._reduce(boundary=boundary)
+        if self._accumulated is None:
+            self._accumulated = self._partition
+        else:
+            self._stream.free(self._partition)
+        self._stream.free(*self._buckets, *self._left_over)
+        self._partition, self._buckets, self._left_over = None, [], []
+
+    def step(self, number: int) -> None:
+        """``step``: the norm, then group by group flat gradients in fp32, the optimizer, and weights back to 16-bit."""
+        settings = self._settings
+        if settings.offloads_optimizer:
+            for group in self._groups if settings.uploads_in_fp32 else ():
+                self._stream.brief(group.part_elements * _FP32, _UPLOAD)
+            return
+        for group in self._groups:
+            for parameter in group.own(self._settings.rank):
+                self._stream.brief(_FP64 * self._own_elements(group, parameter), _NORM)
+        for index, group in enumerate(self._groups):
+            several = len(group.own(self._settings.rank)) > 1
+            flat = self._stream.take(group.part_elements * settings.element_bytes, _FLAT) if several else None
+            wide = self._stream.take(group.part_elements * _FP32, _WIDE) if settings.element_bytes < _FP32 else flat
+            if wide is not flat:
+                self._stream.free(flat)
+            if index == len(self._groups) - 1:
+                # One buffer holds the gradients of all groups, so it goes with the last of them.
+                self._stream.free(self._accumulated)
+                self._accumulated = None
+            self._stream.splice(self._steps[number][index])
+            self._stream.free(wide)
+
+    def _set_up_buckets(self) -> None:
+        """``setup_buckets``: one, or two where the reduction of one overlaps the filling of the other."""
+        if not self._buckets:
+            n_bytes = self._settings.bucket_elements * self._settings.element_bytes
+            self._buckets = [self._stream.take(n_bytes, _BUCKET) for _ in range(1 + self._settings.overlaps)]
+
+    def _put_in_bucket(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than a bucket are reduced where they are."""
+        limit = self._settings.bucket_elements
+        if sum(each.elements for each in self._bucket) + parameter.elements > limit:
+            self._reduce(boundary=boundary)
+        self._bucket.append(parameter)
+        if parameter.elements <= limit:
+            self._stream.free(block)
+        elif self._settings.offloads_optimizer:
+            self._oversized = self._stream.take(parameter.n_bytes, _CLONED)
+            self._stream.free(block)
+        else:
+            self._oversized = block
+
+    def _reduce(self, *, boundary: bool) -> None:
+        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent."""
+        bucket, oversized = self._bucket, self._oversized
+        self._bucket, self._oversized = [], None
+        groups = {each.key: group for group in self._groups for each in group.parameters}
+        sizes = merged(piece for each in bucket for piece in groups[each.key].slices(each))
+        for call in sent_together(sizes, self._settings.bucket_elements):
+            if len(call) > 1:
+                self._stream.brief(sum(call) * self._settings.element_bytes, _SENT.on(self._reducing))
+        for parameter in bucket:
+            self._keep_own(groups[parameter.key], parameter, boundary=boundary)
+        if oversized is not None and self._settings.stage == 1 and bucket[0].key not in self._own:
+            self._left_over.append(oversized)  # its gradient is only cleared at the end
+        else:
+            self._stream.free(oversized)
+
+    def _keep_own(self, group: FlatGroup, parameter: Parameter, *, boundary: bool) -> None:
+        """``copy_grads_in_partition``: into one buffer for all own gradients, or on to the host."""
+        if parameter.key not in self._own:
+            return
+        if self._settings.offloads_optimizer:
+            if boundary:
+                own = self._own_elements(group, parameter)
+                self._stream.brief(own * _FP64, _NORM.on(self._reducing))
+                self._stream.brief(own * _FP32, _HOST_COPY.on(self._reducing))
+        elif self._partition is None:
+            elements = sum(each.elements for every in self._groups for each in every.own(self._settings.rank))
+            self._partition = self._stream.take(elements * self._settings.element_bytes, _PARTITION.on(self._reducing))
+
+    def _own_elements(self, group: FlatGroup, parameter: Parameter) -> int:
+        return sum(elements for owner, elements in group.slices(parameter) if owner == self._settings.rank)

@@ -1,0 +1,109 @@
+"""The trace of one rank of a sharded run: shards against real two-process DeepSpeed, moments against hand-computed ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("peft", reason="tracing needs the measure extra")
+pytest.importorskip("deepspeed")
+
+import transformers
+from scenarios import Setup, scenario
+from test_zero_shards import CASES, MODEL, RANK, Reports, prediction, reports  # noqa: F401, a fixture
+from tiny_traces import small_config, small_scenario
+
+from measure.trace.events import AllocEvent
+from measure.trace.labels import to_events
+from measure.trace.program import TraceOptions, sharded_records
+from measure.trace.replay import replay
+from measure.trace.summary import summarize
+from planner.domain.recipe import Batch
+from planner.domain.scenario import Scenario
+
+LAYERS = 9
+
+
+def events_of(case: Scenario) -> list[AllocEvent]:
+    """The events of one rank of a run of the small model."""
+    config = transformers.AutoConfig.for_model(**MODEL)
+    config._attn_implementation, config.use_cache = case.recipe.attention, False
+    return to_events(sharded_records(case, config))
+
+
+def held(events: list[AllocEvent], term: str) -> int:
+    """Bytes of a term at the end of the first optimizer step, as requested."""
+    last = max(index for index, each in enumerate(events) if each.phase == "optimizer_step")
+    live: dict[int, int] = {}
+    for each in events[: last + 1]:
+        if each.term == term:
+            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block)
+    return sum(live.values())
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, list[AllocEvent]]:
+    """The trace of every case that the two real processes ran, with buckets of the same size."""
+    return {name: events_of(prediction(name).scenario) for name in CASES if CASES[name].stage < 3}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].stage < 3])
+def test_shards_are_those_of_real_deepspeed(name: str, traces: dict[str, list[AllocEvent]], reports: Reports) -> None:  # noqa: F811
+    """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes holds."""
+    events, real = traces[name], reports[name][-1]
+    assert held(events, "master_weights") == real["master"]
+    steps = 4 * 2 * len(real["trained_dtypes"])  # torch's own counters of steps, which are not elements of a shard
+    assert 0 <= held(events, "optimizer_states") - real["states"] <= steps
+    weights = held(events, "weights") + held(events, "adapters")
+    assert 0 <= weights - real["trained"] - real["frozen"] < 4 * real["tensors"] + 64
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_repeated_periods_equal_all_layers(stage: str) -> None:
+    """Flat buffers grow with the depth, and still a trace of a few layers gives that of all of them."""
+    case = sharded_llama(stage)
+    config = small_config("llama", case, layers=LAYERS)
+    every = to_events(sharded_records(case, config, TraceOptions(all_layers=True)))
+    repeated = to_events(sharded_records(case, config))
+    assert replay(repeated).phases == replay(every).phases
+    assert len(repeated) == len(every)
+
+
+def sharded_llama(stage: str, accum: int = 1, rank: int = 0) -> Scenario:
+    """A small model over two processes, with buckets of one hidden size squared, as ``auto`` sets them."""
+    setup = Setup(sharding=stage, world=2, mixed=True, optimizer="adamw_torch", rank=rank)  # type: ignore[arg-type]
+    base = small_scenario("llama", setup, layers=LAYERS)
+    batch = Batch(1, accum, 32, "packed", 32)
+    return replace(base, recipe=replace(base.recipe, batch=batch), stack=replace(base.stack, zero12_bucket_elements=0))
+
+
+def test_stage_1_keeps_whole_gradients_between_micro_steps() -> None:
+    """With accumulation stage 1 holds all gradients until the last micro-step, stage 2 this process's part from the first on."""
+    sizes = {}
+    for stage in ("zero1", "zero2"):
+        case = sharded_llama(stage, accum=2)
+        events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
+        moments = {each.peaks.phase: each.at_peak.terms for each in summarize(events).phases}
+        sizes[stage] = moments["forward_2"].get("gradients", 0)
+    assert sizes["zero1"] > 1.9 * sizes["zero2"] > 0
+
+
+def test_offloaded_states_leave_the_gpu() -> None:
+    """With the optimizer on the host no master, state or gradient partition is on the GPU, but one staging buffer is."""
+    case = sharded_llama("zero2")
+    offloaded = replace(case, recipe=replace(case.recipe, offload="optimizer"))
+    events = to_events(sharded_records(offloaded, small_config("llama", offloaded, layers=LAYERS)))
+    assert {"master_weights", "optimizer_states"}.isdisjoint({each.term for each in events})
+    names = {each.op for each in events if each.term == "gradient_buckets"}
+    assert "temp_grad_buffer_for_gpu_offload" in names
+    assert "grads_in_partition" not in {each.op for each in events}
+
+
+def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
+    """The stream that a runtime writes is one that an allocator accepts, for LoRA with dropout and accumulation too."""
+    setup = Setup(sharding="zero2", world=3, mixed=True, optimizer="adamw_torch", rank=RANK, dropout=0.1)
+    case = scenario(MODEL, setup)
+    batch = Batch(1, 4, 32, "packed", 32)
+    case = replace(case, recipe=replace(case.recipe, batch=batch))
+    assert replay(events_of(case)).outcome != "out_of_memory"
