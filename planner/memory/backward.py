@@ -25,12 +25,14 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
     second = either(accumulates, later, first)
     in_step = optimizer.step_gradient_bytes(job)
     step_kind = kind_of(job.optimizer_shards) if job.recipe.sharding == "zero1" else kind
+    fresh = where(accumulates, 0, 1)
     carried: Number = where(accumulates, gradients, 0)
     return (
         *_moment_terms(first, _FIRST, "first backward"),
         *_moment_terms(second, _LATER, "later backward"),
         make_term("gradients", "gradients, first backward", first.gradients, _FIRST, formula, "transient"),
-        make_term("gradients", "gradients, later backward", second.gradients, _LATER, formula, kind),
+        make_term("gradients", "gradients, later backward", fresh * second.gradients, _LATER, formula, "transient"),
+        make_term("gradients", "gradients, added to", (1 - fresh) * second.gradients, _LATER, formula, kind),
         make_term("gradients", "gradients", in_step, AFTER_BACKWARD, "optimizer:step_gradient_bytes", step_kind),
         make_term("gradients", "accumulated gradients", carried, _LATER_PASSES, formula, kind),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.anatomy.block import block_bytes
 from planner.domain.prediction import HostPrediction, MemoryPrediction
-from planner.memory import runtime, sharding
+from planner.memory import cache, runtime, sharding
 from planner.memory.job import Job
 from planner.units import format_bytes, format_count
 
@@ -112,15 +112,17 @@ def _pinning(job: Job) -> str:
 
 
 def _slack(job: Job, _: str) -> str:
+    """The leftovers of the loss's moment are those of the first micro-step; which phase decides is in the list of phases."""
     parts = {
-        "orphaned segments": runtime.orphaned_bytes(job),
-        "stranded 16-bit logits in the loss": runtime.stranded_logits_bytes(job),
-        "stranded 16-bit scores in backward": runtime.stranded_scores_bytes(job),
-        "side streams": sharding.gather_stream_bytes(job) + sharding.reduction_stream_bytes(job),
+        "side streams": runtime.side_stream_bytes(job),
+        "stranded 16-bit logits in the loss": cache.stranded_logits_bytes(job),
+        "stranded 16-bit scores in backward": cache.stranded_scores_bytes(job),
+        "small blocks of the step": cache.small_pool_leftover_bytes(job),
+        "orphaned segments after loading": cache.orphaned_bytes(job),
     }
-    named = "".join(f" + {format_bytes(float(size))} of {name}" for name, size in parts.items() if float(size) >= 1)
+    named = "".join(f", {format_bytes(float(size))} of {name}" for name, size in parts.items() if float(size) >= 1)
     fraction = f"coefficient slack_fraction = {job.coefficients.slack_fraction:.4g} of transient bytes"
-    return f"{fraction}{named}, {job.coefficients.name}"
+    return f"{fraction}, and what is idle at the peak: one layer's forward blocks in the loss{named}; {job.coefficients.name}"
 
 
 def _bucket(job: Job, _: str) -> str:
@@ -171,7 +173,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "moments:tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
-    "runtime:allocator_slack_bytes": _slack,
+    "cache:idle_by_phase": _slack,
     "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
     "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
     "sharding:gradient_bucket_bytes": _bucket,

@@ -6,7 +6,7 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term
-from planner.memory import optimizer, runtime, sharding
+from planner.memory import cache, optimizer, runtime, sharding
 from planner.memory.job import Job
 from planner.memory.phases import ALL_PHASES, make_term
 from planner.memory.terms import driver_terms, tensor_terms
@@ -20,20 +20,22 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     terms = tensor_terms(job)
     allocated = _sum_by_phase(terms, ALLOCATED_TERMS)
     allocated_peak = maximum(*allocated.values())
-    slack = _reserved_peak(job, terms, allocated) - allocated_peak
-    fragmentation = runtime.fragmentation_bytes(job, maximum(allocated_peak - _resident_bytes(terms), 0))
-    slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "runtime:allocator_slack_bytes", "transient")
+    fragments = {phase: runtime.fragmentation_bytes(job, n_bytes) for phase, n_bytes in _transient_by_phase(terms).items()}
+    reserved = _reserved_by_phase(job, terms, allocated, fragments)
+    slack = maximum(*reserved.values()) - allocated_peak
+    slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "cache:idle_by_phase", "transient")
     outer = driver_terms(job)
     outside_by_phase = _sum_by_phase(outer, DRIVER_TERMS)
     outside = maximum(*outside_by_phase.values())
     uncapped = allocated_peak + slack + outside
     limit = _limit_bytes(job)
-    must_have = allocated_peak + fragmentation + outside - optimizer.paged_state_bytes(job)
+    held = maximum(*(n_bytes + fragments[phase] for phase, n_bytes in allocated.items()))
+    must_have = held + outside - optimizer.paged_state_bytes(job)
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
     driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
         terms=(*terms, slack_term, *outer),
-        phases=_phase_peaks(allocated, (allocated_peak + slack) / allocated_peak, outside_by_phase) if by_phase else (),
+        phases=_phase_peaks(allocated, reserved, outside_by_phase) if by_phase else (),
         limiting_phase=_limiting_phase(allocated, outside_by_phase),
         allocated_peak_bytes=allocated_peak,
         reserved_peak_bytes=minimum(allocated_peak + slack, maximum(allocated_peak, driver_peak - outside)),
@@ -44,36 +46,39 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     )
 
 
-def _phase_peaks(allocated: dict[Phase, Number], reserved_ratio: Number, outside: dict[Phase, Number]) -> tuple[PhasePeak, ...]:
+def _phase_peaks(
+    allocated: dict[Phase, Number], reserved: dict[Phase, Number], outside: dict[Phase, Number]
+) -> tuple[PhasePeak, ...]:
     """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls from phase to phase."""
     peaks = []
-    reserved: Number = 0
+    so_far: Number = 0
     for phase, amount in allocated.items():
-        reserved = maximum(reserved, amount * reserved_ratio)
-        peaks.append(PhasePeak(phase, amount, reserved, reserved + outside[phase]))
+        so_far = maximum(so_far, reserved[phase])
+        peaks.append(PhasePeak(phase, amount, so_far, so_far + outside[phase]))
     return tuple(peaks)
 
 
-def _reserved_peak(job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Number]) -> Number:
-    """Most bytes that the allocator reserves on an unlimited card.
+def _reserved_by_phase(
+    job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Number], fragments: dict[Phase, Number]
+) -> dict[Phase, Number]:
+    """Most bytes that the allocator reserves for each phase on an unlimited card, if it came first.
 
+    What is allocated, what is cached and of no use at that moment (:func:`planner.memory.cache.idle_by_phase`), and fragments.
     Pools are per stream: what ZeRO-3 gathers and reduces on its own streams cannot serve the main one, so those pools add up
-    with the main pool's peak although they are not full at the same time.  In the loss and in eager attention, blocks of two
-    sizes follow each other, and the small ones are stranded.
+    with the main pool's peak although they are not full at the same time.
     """
+    idle = cache.idle_by_phase(job, terms)
+    reserved = {phase: n_bytes + idle[phase] + fragments[phase] for phase, n_bytes in allocated.items()}
     side: Number = 0
-    main = allocated
     if job.recipe.sharding == "zero3":
         side = sharding.gathered_parameter_bytes(job)
         gathered = _sum_by_phase(terms, frozenset({"gathered_parameters"}))
-        main = {phase: amount - gathered[phase] for phase, amount in allocated.items()}
-    loss, scores = runtime.stranded_logits_bytes(job), runtime.stranded_scores_bytes(job)
-    stranded: dict[Phase, Number] = {"loss": loss, "loss_2": loss, "backward": scores, "backward_2": scores}
-    pools = maximum(*(amount + stranded.get(phase, 0) for phase, amount in main.items())) + side
-    transient = pools - _resident_bytes(terms)
+        reserved = {phase: n_bytes - gathered[phase] + side for phase, n_bytes in reserved.items()}
     passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values())
     in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, passes)
-    return maximum(pools, in_step, *allocated.values()) + runtime.allocator_slack_bytes(job, maximum(transient, 0))
+    reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
+    streams = runtime.side_stream_bytes(job)
+    return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 
 
 # What the passes themselves hold: these blocks are cached when the step begins.
@@ -106,6 +111,6 @@ def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase,
     return totals
 
 
-def _resident_bytes(terms: tuple[Term, ...]) -> Number:
-    """Bytes that never leave: they fill their segments once and do not fragment."""
-    return sum(term.n_bytes for term in terms if term.kind != "transient")
+def _transient_by_phase(terms: tuple[Term, ...]) -> dict[Phase, Number]:
+    """Bytes that come and go, alive in each phase; the others fill their segments once and do not fragment."""
+    return _sum_by_phase(tuple(term for term in terms if term.kind == "transient"), ALLOCATED_TERMS)

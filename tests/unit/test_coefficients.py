@@ -18,7 +18,7 @@ from planner.report.subject import Subject
 from planner.report.to_json import to_json
 
 # Values that were chosen with published rows in sight; errors on those rows are not independent of them.
-CHOSEN_WITH_TABLES = {"context_bytes", "slack_fraction", "orphan_fraction"}
+CHOSEN_WITH_TABLES = {"context_bytes"}
 
 
 def subject(coefficients: Coefficients) -> Subject:
@@ -63,7 +63,7 @@ def test_the_report_and_its_json_show_what_settled_each_value() -> None:
     assert any(title.startswith("Coefficients") for title in titles)
     assert any(title.startswith("Switches of hf-trainer@5") for title in titles)
     document = json.loads(to_json(explained))
-    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}["slack_fraction"] == "table_fit"
+    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}["slack_fraction"] == "measured"
     switches = {each["name"]: each for each in document["switches"]}
     assert switches["kbit_upcast"]["value"] == "all"
     assert switches["kbit_upcast"]["settled_by"] == "source_code"

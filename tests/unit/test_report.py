@@ -453,7 +453,7 @@ def test_explain_reads_the_docstring_of_the_formula(monkeypatch: pytest.MonkeyPa
         "nothing.",
         "a book, second line.",
     )
-    assert formula_text("planner.memory.runtime:allocator_slack_bytes").rule.startswith("Coefficient slack_fraction of")
+    assert formula_text("planner.memory.cache:idle_by_phase").rule.startswith("coefficient slack_fraction of")
     assert formula_text("planner.units:no_such_function").summary == ""
     assert formula_text("os:system").summary == ""
 
