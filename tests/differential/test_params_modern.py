@@ -18,7 +18,7 @@ from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3", "internlm3"}
+DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "smollm3", "internlm3"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
 MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
@@ -64,6 +64,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}),
     ("phi3", {"num_key_value_heads": 2, "sliding_window": 8, "tie_word_embeddings": True}),
     ("olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
+    ("olmo3", {"num_key_value_heads": 2, "attention_bias": True}),
+    ("olmo3", {"num_key_value_heads": 4, "sliding_window": 8, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}),
     ("smollm3", {}),
     ("smollm3", {"no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 8, "mlp_bias": True}),
     ("internlm3", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),

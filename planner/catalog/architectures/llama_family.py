@@ -1,4 +1,4 @@
-"""Llama and the dense architectures that follow its block: Mistral, Qwen2, Qwen3, Granite, OLMo 2, SmolLM3.
+"""Llama and the dense architectures that follow its block: Mistral, Qwen2, Qwen3, Granite, OLMo 2 and 3, SmolLM3.
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
 ``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
@@ -19,7 +19,7 @@ from planner.catalog.architectures.parts import (
     token_embedding,
     with_scaling,
 )
-from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, qwen_windows, window_field
+from planner.catalog.architectures.windows import FULL, SLIDING, alternating_types, layer_windows, qwen_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -138,10 +138,20 @@ def read_qwen3(fields: ConfigFields) -> ModelSpec:
 
 def read_olmo2(fields: ConfigFields) -> ModelSpec:
     """``olmo2``: both hidden norms come after their branch; query and key are normalised over all heads at once."""
+    return with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
+
+
+def read_olmo3(fields: ConfigFields) -> ModelSpec:
+    """``olmo3``: the modules of OLMo 2; three layers of four attend to a window of 4096 tokens when the file names none."""
+    n_layers = fields.layers("num_hidden_layers")
+    windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 4))
+    return with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
+
+
+def _olmo_block(fields: ConfigFields) -> BlockSpec:
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
-    block = replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
-    return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers")), "wide")
+    return replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
 
 
 def read_smollm3(fields: ConfigFields) -> ModelSpec:
@@ -179,5 +189,6 @@ READERS = {
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
     "olmo2": read_olmo2,
+    "olmo3": read_olmo3,
     "smollm3": read_smollm3,
 }

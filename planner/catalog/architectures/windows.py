@@ -25,7 +25,7 @@ def layer_windows(fields: ConfigFields, n_layers: int, window: int | None, defau
 
 
 def alternating_types(n_layers: int, period: int) -> list[str]:
-    """Every ``period``-th layer attends fully, the others to the window (Gemma 2 and gpt-oss: 2, Gemma 3: 6)."""
+    """Every ``period``-th layer attends fully, the others to the window (Gemma 2 and gpt-oss: 2, OLMo 3: 4, Gemma 3: 6)."""
     return [SLIDING if (index + 1) % period else FULL for index in range(n_layers)]
 
 

@@ -46,6 +46,7 @@ MODELS: tuple[str, ...] = (
     "stablelm-3b-4e1t",
     "stablelm-2-1_6b",
     "olmo-2-7b",
+    "olmo-3-7b",
     "olmoe-1b-7b",
     "granite-3.1-8b",
     "granite-3.1-1b-a400m",
