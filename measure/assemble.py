@@ -179,6 +179,7 @@ def _steps(run: Run) -> list[Event]:
 def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]) -> Evidence:
     retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
     known = [value for value in retries if value is not None]
+    limit_bytes = case.options.memory_limit_bytes
     fullest = max(run.devices, key=lambda each: each.peak_bytes, default=None)
     return Evidence(
         warmup_steps=len(_steps(run)) - len(counted),
@@ -187,8 +188,8 @@ def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]
         retries=max(known) if known else None,
         throttled=tuple(dict.fromkeys(reason for device in run.devices for reason in device.throttle_reasons)),
         other_processes=max((device.other_processes for device in run.devices), default=0),
-        device_peak_bytes=None if fullest is None else fullest.peak_bytes,
-        device_bytes=case.options.memory_limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
+        device_peak_bytes=None if fullest is None else fullest.peak_bytes - (fullest.baseline_bytes if limit_bytes else 0),
+        device_bytes=limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
         warnings=_boundary_warnings(case, scenario),
     )
 

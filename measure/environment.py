@@ -33,8 +33,10 @@ _VARIABLES = (
 )
 _KEY_DIGITS = 12
 _CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-# Readings of the moment, which differ between two runs on one machine.
-_NOT_IN_KEY = frozenset({"gpu_state"})
+# What differs between two runs on one machine: readings of the moment; the total of a virtual machine grows as it is used.
+_NOT_IN_KEY = frozenset({"gpu_state", "host_memory_bytes"})
+# Which one of several machines alike it is.
+_WHICH_MACHINE = frozenset({"machine", "os"})
 
 
 def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, Any]:
@@ -70,6 +72,13 @@ def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, A
 def environment_key(environment: Mapping[str, Any]) -> str:
     """Twelve hex digits: records may be merged only where they agree."""
     kept = {name: value for name, value in environment.items() if name not in _NOT_IN_KEY}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def setup_key(environment: Mapping[str, Any]) -> str:
+    """Twelve hex digits that two machines share whose cards, driver and software are the same, as nodes of one cluster are."""
+    kept = {name: value for name, value in environment.items() if name not in _NOT_IN_KEY | _WHICH_MACHINE}
+    kept["gpus"] = [{name: value for name, value in gpu.items() if name != "uuid_hash"} for gpu in environment.get("gpus", ())]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
 
 

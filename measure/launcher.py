@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from measure.case import CPU, Case
 from measure.host import HostPeaks, HostSampler, cgroup_kills
-from measure.nvml import Nvml
+from measure.nvml import Nvml, NvmlReadError
 from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
 from measure.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from planner.domain.run_record import Outcome
@@ -185,7 +186,9 @@ class _DeviceWatch:
         self._next_state_s = 0.0
 
     def look(self, _pid: int) -> None:
-        self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
+        # A reading that fails once is made up for by the next.
+        with contextlib.suppress(NvmlReadError):
+            self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
         if time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + 0.5
             self._reasons.update(dict.fromkeys(self._nvml.state(self._index).get("throttle_reasons", [])))

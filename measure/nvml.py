@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _HASH_DIGITS = 12
+_UUID_PREFIX = "GPU-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class Gpu:
     memory_bytes: int
     driver: str
     cuda_driver: str
+
+
+class NvmlReadError(OSError):
+    """The driver did not answer a question that it usually answers."""
 
 
 class Nvml:
@@ -49,8 +54,15 @@ class Nvml:
         return tuple(found)
 
     def used_bytes(self, index: int) -> int:
-        """Memory in use on one device, by everybody."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).used)
+        """Memory in use on one device, by everybody.
+
+        Raises:
+            NvmlReadError: the driver does not say.
+        """
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).used)
+        except self._nvml.NVMLError as error:
+            raise NvmlReadError(f"the driver does not say how much memory GPU {index} uses: {error}") from None
 
     def processes(self, index: int) -> dict[int, int | None]:
         """Process ids with compute contexts on one device, and their bytes where the driver says them.
@@ -77,7 +89,7 @@ class Nvml:
             "pcie_generation": lambda: n.nvmlDeviceGetCurrPcieLinkGeneration(handle),
             "pcie_lanes": lambda: n.nvmlDeviceGetCurrPcieLinkWidth(handle),
             "ecc": lambda: bool(n.nvmlDeviceGetEccMode(handle)[0]),
-            "throttle_reasons": lambda: throttle_names(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            "throttle_reasons": lambda: throttle_names(_clock_event_bits(n, handle)),
         }
         known: dict[str, Any] = {}
         for name, ask in questions.items():
@@ -87,17 +99,33 @@ class Nvml:
                 continue
         return known
 
-    @staticmethod
-    def _visible(count: int) -> list[int]:
+    def _visible(self, count: int) -> list[int]:
+        """The driver's indices of the devices that CUDA_VISIBLE_DEVICES lets through; as in CUDA, the first bad name ends it.
+
+        Names are indices or unique beginnings of UUIDs.
+        """
         said = os.environ.get("CUDA_VISIBLE_DEVICES")
         if said is None:
             return list(range(count))
         indices: list[int] = []
-        for part in said.split(","):
-            if not part.strip().isdigit() or int(part) >= count:
+        for part in (text.strip() for text in said.split(",")):
+            index = self._index_of_uuid(part, count) if part.startswith(_UUID_PREFIX) else int(part) if part.isdigit() else None
+            if index is None or index >= count:
                 break
-            indices.append(int(part))
+            indices.append(index)
         return indices
+
+    def _index_of_uuid(self, beginning: str, count: int) -> int | None:
+        n = self._nvml
+        uuids = [_text(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        found = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
+        return found[0] if len(found) == 1 else None
+
+
+def _clock_event_bits(library: Any, handle: Any) -> int:
+    """Why clocks are low; the question has a new name since driver 535, and older bindings know the old one only."""
+    ask = getattr(library, "nvmlDeviceGetCurrentClocksEventReasons", None) or library.nvmlDeviceGetCurrentClocksThrottleReasons
+    return int(ask(handle))
 
 
 # Bits of nvmlClocksEventReasons (nvml.h); "idle" and "applications clocks" are no throttling.

@@ -12,7 +12,9 @@ def main(count: str, folder: str) -> None:
     die_with_parent()
     from torch.distributed.run import main as torchrun
 
-    torchrun(["--standalone", f"--nproc-per-node={int(count)}", "--module", "measure.worker", folder])
+    # A machine without a network may not be able to look up its own name.
+    address = "--local-addr=127.0.0.1"
+    torchrun(["--standalone", address, f"--nproc-per-node={int(count)}", "--module", "measure.worker", folder])
 
 
 if __name__ == "__main__":

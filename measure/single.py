@@ -16,6 +16,7 @@ from measure.machine import Machine, this_machine
 from measure.store import Store
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
+from planner.units import format_bytes
 
 _MEASURE_EXTRA = "install the measure extra: pip install 'finetune-planner[measure]'"
 _CURES = {"flash_attn": "pip install flash-attn, or say --attention sdpa"}
@@ -53,8 +54,22 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     case = Case(said, options, force)
     scenario = case.scenario()
     check_runnable(case, scenario)
+    _check_limit(scenario, options, machine)
     _need_libraries(scenario)
     return Prepared(case, scenario)
+
+
+def _check_limit(scenario: Scenario, options: RunOptions, machine: Machine) -> None:
+    """A limit above the card limits nothing: a shortage under it would be called one of a larger card."""
+    limit_bytes = options.memory_limit_bytes
+    if limit_bytes is None or scenario.hardware.gpu.id == CPU or not machine.gpus:
+        return
+    here_bytes = machine.gpus[0].memory_bytes
+    if limit_bytes > here_bytes:
+        raise UsageError(
+            f"the memory limit is {format_bytes(limit_bytes)} and the card of this machine has {format_bytes(here_bytes)}: "
+            "leave --memory-limit out, or give less"
+        )
 
 
 def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store, force: bool, say: Say) -> Finished:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from measure.assemble import Measured
+from measure.environment import setup_key
 from planner.errors import UsageError
 from planner.records import RecordSet, append_jsonl, read_records
 from planner.units import MIB, format_bytes
@@ -78,6 +79,6 @@ class Store:
 
 
 def recorded_counts(records: RecordSet) -> Counter[tuple[str, str]]:
-    """How often each case was recorded in each environment: (case key, environment key)."""
-    raws = (attachments.get("raw", {}) for attachments in records.attachments.values())
-    return Counter((raw["case_key"], raw["environment_key"]) for raw in raws if "case_key" in raw)
+    """How often each case was recorded on machines alike: (case key, setup key)."""
+    found = (each for each in records.attachments.values() if "raw" in each and "environment" in each)
+    return Counter((each["raw"]["case_key"], setup_key(each["environment"])) for each in found)

@@ -15,6 +15,13 @@ from measure.zygote import die_with_parent
 from planner.domain.run_record import Outcome
 from planner.errors import PlannerError
 
+# What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN and NCCL.
+_DEVICE_FULL = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",
+)
 _CPU_ALLOCATOR_FULL = "DefaultCPUAllocator: can't allocate memory"
 _MAX_MESSAGE_CHARS = 1000
 
@@ -50,6 +57,9 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     wants_cuda = scenario.hardware.gpu.id != CPU
     probe = open_device(wants_cuda, int(os.environ.get("LOCAL_RANK", "0")))
+    if case.options.history and int(os.environ.get("RANK", "0")) == 0:
+        # Before the first allocation, because a replay needs all of them; all ranks are alike.
+        probe.start_history()
     limit_bytes = case.options.memory_limit_bytes
     cap = None if limit_bytes is None else probe.cap(limit_bytes)
     reporter.say("hello", pid=os.getpid(), started=started, torch=torch.__version__, cap=cap, context_bytes=probe.context_bytes)
@@ -57,16 +67,15 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
         from measure.workloads.sharded import join_ranks
 
         join_ranks(probe.device, scenario)
-    if case.options.history:
-        probe.start_history()
     torch.manual_seed(case.options.seed)
     phases = PhaseRecorder(probe, reporter)
     task = Task(case, scenario, probe, phases, reporter)
     try:
         _workload(case)(task)
-    except torch.OutOfMemoryError:
-        phases.say_readings()
-        task.keep_history()
+    except RuntimeError as error:
+        if _outcome(error) == "oom":
+            phases.say_readings()
+            task.keep_history()
         raise
 
 
@@ -81,10 +90,12 @@ def _workload(case: Case) -> Any:
 
 
 def _outcome(error: BaseException) -> Outcome:
-    """How a failure counts: GPU memory only when torch says so, host memory when an allocation on the host failed."""
+    """How a failure counts: device memory only when torch or the driver says so, host memory when the host had none left."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(map(str(error).__contains__, _DEVICE_FULL))
+    ):
         return "oom"
     if isinstance(error, MemoryError) or _CPU_ALLOCATOR_FULL in str(error):
         return "host_oom"

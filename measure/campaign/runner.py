@@ -13,7 +13,7 @@ from measure.assemble import Measured
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
 from measure.case import Case, case_key, describe
-from measure.environment import environment_key
+from measure.environment import setup_key
 from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import Prepared, prepare, run_prepared
@@ -71,14 +71,14 @@ class Progress(Protocol):
 
 
 def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bool) -> Agenda:
-    """Place every case on this machine, in teaching order, less those that are recorded with this environment.
+    """Place every case on this machine, in teaching order, less those that are recorded on such a machine with this software.
 
     Raises:
         InputFileError: a record file of the folder cannot be read.
     """
     records = store.read()
     counts: Counter[tuple[str, str]] = recorded_counts(records) if records is not None else Counter()
-    environment = environment_key(machine.environment)
+    setup = setup_key(machine.environment)
     queue, refused, recorded = [], [], 0
     for planned in in_teaching_order(campaign.cases):
         if not machine.gpus and "gpu" not in planned.values:
@@ -89,7 +89,7 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
         except PlannerError as error:
             refused.append(Refused(_plain_label(planned), str(error)))
             continue
-        key = (case_key(prepared.case, prepared.scenario), environment)
+        key = (case_key(prepared.case, prepared.scenario), setup)
         if counts[key] > 0:
             counts[key] -= 1
             recorded += 1

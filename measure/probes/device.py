@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from measure.nvml import open_nvml
+from measure.nvml import NvmlReadError, open_nvml
 from measure.trace.history_file import PhaseMarks, pack_history
 
 _MAX_HISTORY_ENTRIES = 4_000_000
@@ -129,7 +129,12 @@ class CudaProbe:
         self._keeps_history = False
         self._nvml, self._nvml_index = open_nvml(), index
         if self._nvml is not None:
-            self._nvml_index = self._nvml.gpus()[index].index
+            seen = self._nvml.gpus()
+            # Where the driver and CUDA disagree about what is here, the driver's figures would be those of another card.
+            if index < len(seen):
+                self._nvml_index = seen[index].index
+            else:
+                self._nvml = None
         self._used_before_bytes = self._used_bytes()
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self._device)
@@ -209,7 +214,10 @@ class CudaProbe:
         return pack_history(snapshot, self._device.index, phase_marks)
 
     def _used_bytes(self) -> int | None:
-        return None if self._nvml is None else self._nvml.used_bytes(self._nvml_index)
+        try:
+            return None if self._nvml is None else self._nvml.used_bytes(self._nvml_index)
+        except NvmlReadError:
+            return None
 
     def _outside_bytes(self) -> int | None:
         """Device memory of this process outside of torch's allocator: what was added since the start, less what is reserved."""

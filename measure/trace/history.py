@@ -87,7 +87,9 @@ def settings_from_history(history: Mapping[str, Any]) -> AllocatorSettings:
         NotModelledError: another allocator backend.
     """
     settings = history.get("allocator_settings")
-    text = settings.get("PYTORCH_CUDA_ALLOC_CONF") if isinstance(settings, Mapping) else None
+    # Devices other than NVIDIA's use the shorter name, and torch is moving to it.
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    text = next((settings[name] for name in names if name in settings), None) if isinstance(settings, Mapping) else None
     if not isinstance(text, str):
         raise UsageError("the history has no allocator_settings; record it with PyTorch 2.1 or later")
     return parse_settings(text)

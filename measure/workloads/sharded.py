@@ -23,6 +23,9 @@ from planner.domain.scenario import Scenario
 def join_ranks(device: torch.device, scenario: Scenario) -> None:
     """Make the process group that the engine of ``scenario`` talks through."""
     backend = "gloo" if device.type == "cpu" else "nccl"
+    if device.type == "cuda" and scenario.recipe.uses_fsdp and scenario.recipe.offloads_params:
+        # Norms of offloaded gradients are summed over ranks on the CPU; accelerate 1.15 state.py takes the same two.
+        backend = "cuda:nccl,cpu:gloo"
     if scenario.recipe.uses_deepspeed:
         import deepspeed  # type: ignore[import-untyped]
 
@@ -34,10 +37,11 @@ def join_ranks(device: torch.device, scenario: Scenario) -> None:
 class _Ranks:
     """What every engine with several ranks does alike."""
 
+    _ranks_device: torch.device
+
     def agree(self, finished: bool) -> bool:
         """Rank 0 decides, so that no rank waits for a step that another does not take."""
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        decision = torch.tensor([int(finished)], device=device)
+        decision = torch.tensor([int(finished)], device=self._ranks_device)
         dist.broadcast(decision, src=0)
         return bool(decision.item())
 
@@ -47,6 +51,7 @@ class DdpEngine(_Ranks, PlainEngine):
 
     def __init__(self, model: Any, task: Task) -> None:
         super().__init__(model, task)
+        self._ranks_device = task.probe.device
         devices = [task.probe.device] if task.probe.device.type == "cuda" else None
         self._ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
         self._reduces = True
@@ -73,6 +78,7 @@ class FsdpEngine(_Ranks, PlainEngine):
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         recipe = task.scenario.recipe
+        self._ranks_device = task.probe.device
         self._config = fsdp_config(task.scenario)
         dtype = DTYPES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else None
         if recipe.numerics.mixed:
@@ -108,6 +114,7 @@ class DeepspeedEngine(_Ranks):
     def __init__(self, model: Any, task: Task) -> None:
         import deepspeed
 
+        self._ranks_device = task.probe.device
         self._on_cpu = task.probe.device.type == "cpu"
         self._config = deepspeed_config(task.scenario, on_cpu=self._on_cpu)
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]

@@ -1,0 +1,285 @@
+"""What runs only beside a CUDA device, on doubles of the driver's library and of ``torch.cuda`` that check how they are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from measure.case import RunOptions
+from measure.environment import collect_environment, environment_key, setup_key
+from measure.launcher import _DeviceWatch
+from measure.machine import Machine
+from measure.nvml import Nvml, NvmlReadError
+from measure.single import prepare
+from planner.errors import UsageError
+from planner.units import GIB, MIB
+
+torch = pytest.importorskip("torch")
+pynvml = pytest.importorskip("pynvml")
+
+NAMES = ("GPU-aaaa-1", "GPU-bbbb-2")
+
+
+class Driver:
+    """Answers of two H200 cards, under the names of the driver's binding; a question that the binding lacks fails the test."""
+
+    def __init__(self) -> None:
+        self.used = [500 * MIB, 600 * MIB]
+        self.silent = False
+        self.answers: dict[str, Callable[..., Any]] = {
+            "nvmlDeviceGetCount": lambda: len(NAMES),
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: NAMES[handle],
+            "nvmlDeviceGetName": lambda _handle: b"NVIDIA H200",
+            "nvmlSystemGetDriverVersion": lambda: "580.159.04",
+            "nvmlSystemGetCudaDriverVersion": lambda: 13000,
+            "nvmlDeviceGetMemoryInfo": self._memory,
+            "nvmlDeviceGetComputeRunningProcesses": lambda _handle: [SimpleNamespace(pid=7, usedGpuMemory=None)],
+            "nvmlDeviceGetClockInfo": lambda _handle, _kind: 1980,
+            "nvmlDeviceGetMaxClockInfo": lambda _handle, _kind: 1980,
+            "nvmlDeviceGetTemperature": lambda _handle, _sensor: 40,
+            "nvmlDeviceGetPowerUsage": self._refuse,
+            "nvmlDeviceGetEnforcedPowerLimit": lambda _handle: 700_000,
+            "nvmlDeviceGetCurrPcieLinkGeneration": lambda _handle: 5,
+            "nvmlDeviceGetCurrPcieLinkWidth": lambda _handle: 16,
+            "nvmlDeviceGetEccMode": lambda _handle: [1, 1],
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda _handle: 0x4 | 0x1,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(pynvml, name)
+        return self.answers[name] if name.startswith("nvml") else real
+
+    def _memory(self, handle: int) -> Any:
+        if self.silent:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return SimpleNamespace(total=143771 * MIB, used=self.used[handle], free=0)
+
+    def _refuse(self, _handle: int) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Two cards, all of them visible."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return Driver()
+
+
+def test_the_driver_is_asked_in_its_own_words(driver: Driver) -> None:
+    """Every question exists in the installed binding; what a card does not answer is left out."""
+    nvml = Nvml(driver)
+    first, second = nvml.gpus()
+    assert (first.index, first.name, first.memory_bytes, first.cuda_driver) == (0, "NVIDIA H200", 143771 * MIB, "13.0")
+    assert first.uuid_hash != second.uuid_hash
+    assert "aaaa" not in first.uuid_hash
+    state = nvml.state(0)
+    assert state["throttle_reasons"] == ["software power cap"]
+    assert (state["ecc"], state["pcie_lanes"], state["sm_clock_mhz"]) == (True, 16, 1980)
+    assert "power_mw" not in state
+    assert nvml.processes(0) == {7: None}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("1", [1]), ("1,0", [1, 0]), ("GPU-bbbb", [1]), ("GPU", []), ("", []), ("-1", []), ("0,9,1", [0]), ("MIG-1", [])],
+)
+def test_visible_devices_are_those_of_cuda(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, said: str, expected: list[int]
+) -> None:
+    """Indices and beginnings of UUIDs; the first name that is none of them ends the list, as in CUDA."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    assert [gpu.index for gpu in Nvml(driver).gpus()] == expected
+
+
+def test_a_driver_that_falls_silent_does_not_end_the_watch(driver: Driver) -> None:
+    """The highest reading so far stays; asked directly, the failure has a name."""
+    nvml = Nvml(driver)
+    watch = _DeviceWatch(nvml, 1)
+    driver.used[1] = 9 * GIB
+    watch.look(0)
+    driver.silent = True
+    watch.look(0)
+    peaks = watch.peaks()
+    assert (peaks.baseline_bytes, peaks.peak_bytes, peaks.other_processes) == (600 * MIB, 9 * GIB, 1)
+    assert peaks.throttle_reasons == ("software power cap",)
+    with pytest.raises(NvmlReadError, match="does not say"):
+        nvml.used_bytes(1)
+
+
+class Event:
+    """A device event; the second one is 250 ms after the first."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing
+        self.recorded = False
+
+    def record(self) -> None:
+        """It is put on the stream."""
+        self.recorded = True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds; both have to be on the stream."""
+        assert self.recorded
+        assert end.recorded
+        return 250.0
+
+
+SNAPSHOT = {
+    "segments": [],
+    "device_traces": [[{"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 7, "frames": []}]],
+    "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
+}
+ANSWERS = {
+    "init": None,
+    "set_device": None,
+    "synchronize": None,
+    "empty_cache": None,
+    "reset_peak_memory_stats": None,
+    "mem_get_info": (100 * GIB, 140 * GIB),
+    "memory_allocated": 1 * GIB,
+    "max_memory_allocated": 2 * GIB,
+    "memory_reserved": 3 * GIB,
+    "max_memory_reserved": 4 * GIB,
+    "memory_stats": {"num_alloc_retries": 2, "num_ooms": 1},
+    "host_memory_stats": {"allocated_bytes.peak": 5 * MIB},
+    "get_device_properties": SimpleNamespace(total_memory=140 * GIB),
+    "set_per_process_memory_fraction": None,
+}
+
+
+@pytest.fixture
+def calls(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """``torch.cuda`` with these answers; each function keeps its own signature, so that a wrong call fails."""
+    from measure.probes import device
+
+    doubles = {name: create_autospec(getattr(torch.cuda, name), return_value=answer) for name, answer in ANSWERS.items()}
+    for name, double in doubles.items():
+        monkeypatch.setattr(torch.cuda, name, double)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name, answer in (("_record_memory_history", None), ("_snapshot", SNAPSHOT)):
+        doubles[name] = create_autospec(getattr(torch.cuda.memory, name), return_value=answer)
+        monkeypatch.setattr(torch.cuda.memory, name, doubles[name])
+    monkeypatch.setattr(device, "open_nvml", lambda: Nvml(driver))
+    return doubles
+
+
+@pytest.fixture
+def probe(calls: dict[str, Any], driver: Driver) -> Any:
+    """A probe whose context took 450 MiB; where it needs a real tensor it gets one of the CPU."""
+    from measure.probes.device import CudaProbe
+
+    calls["synchronize"].side_effect = lambda *_: driver.used.__setitem__(0, 500 * MIB + 450 * MIB + 3 * GIB)
+    probe = CudaProbe(0)
+    assert probe.device == torch.device("cuda", 0)
+    assert calls["set_device"].call_args.args == (torch.device("cuda", 0),)
+    probe._device = torch.device("cpu", 0)
+    return probe
+
+
+def test_levels_and_counters_come_from_the_allocator(probe: Any) -> None:
+    """Context apart from what the allocator reserved, the driver's figure only where asked for, seconds from milliseconds."""
+    assert probe.context_bytes == 450 * MIB
+    levels = probe.levels(with_driver=True)
+    assert (levels.allocated_bytes, levels.reserved_peak_bytes, levels.device_used_bytes) == (GIB, 4 * GIB, 40 * GIB)
+    assert probe.levels(with_driver=False).device_used_bytes is None
+    counters = probe.counters()
+    assert (counters.retries, counters.out_of_memory, counters.pinned_peak_bytes) == (2, 1, 5 * MIB)
+    probe.start_clock()
+    wall_s, device_s = probe.stop_clock()
+    assert device_s == 0.25
+    assert wall_s >= 0
+
+
+def test_a_limit_leaves_room_for_what_torch_does_not_hold(probe: Any, calls: dict[str, Any]) -> None:
+    """24 GiB less the context is the allocator's share of the card; a limit that the context alone exceeds is refused."""
+    cap = probe.cap(24 * GIB)
+    allowed = 24 * GIB - 450 * MIB
+    assert cap == {
+        "kind": "cuda_memory_fraction",
+        "limit_bytes": 24 * GIB,
+        "outside_bytes": 450 * MIB,
+        "allowed_bytes": allowed,
+    }
+    fraction, _ = calls["set_per_process_memory_fraction"].call_args.args
+    assert isinstance(fraction, float)
+    assert fraction == pytest.approx(allowed / (140 * GIB))
+    with pytest.raises(ValueError, match="leaves nothing"):
+        probe.cap(400 * MIB)
+
+
+def test_a_history_is_kept_once(probe: Any, calls: dict[str, Any]) -> None:
+    """It is recorded without stacks, packed with the phases, and recording ends."""
+    assert probe.stop_history([]) is None
+    probe.start_history()
+    assert calls["_record_memory_history"].call_args.kwargs["context"] is None
+    packed = probe.stop_history([(1, "load")])
+    assert packed is not None
+    assert calls["_record_memory_history"].call_args.kwargs == {"enabled": None}
+    assert probe.stop_history([]) is None
+
+
+def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(calls: dict[str, Any], driver: Driver) -> None:
+    """Figures of another card would be worse than none; the limit then falls back to CUDA's own free memory."""
+    from measure.probes.device import CudaProbe
+
+    driver.answers["nvmlDeviceGetCount"] = lambda: 0
+    probe = CudaProbe(0)
+    assert probe.context_bytes is None
+    probe._device = torch.device("cpu", 0)
+    assert probe.cap(80 * GIB)["outside_bytes"] == 40 * GIB - 3 * GIB
+    assert calls["mem_get_info"].called
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
+        (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash"),
+        (MemoryError(), "host_oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "host_oom"),
+        (ValueError("CUDA error: out of memory is only quoted here"), "crash"),
+    ],
+)
+def test_what_counts_as_full_device_memory(error: BaseException, outcome: str) -> None:
+    """Torch's own error, and the driver's and cuBLAS's where they ask for memory themselves; nothing else."""
+    from measure.worker import _outcome
+
+    assert _outcome(error) == outcome
+
+
+def machine(driver: Driver) -> Machine:
+    """A machine with the two cards."""
+    nvml = Nvml(driver)
+    gpus = nvml.gpus()
+    return Machine(nvml, gpus, "h200-sxm", collect_environment(nvml, gpus))
+
+
+def test_nodes_alike_share_a_setup_and_no_environment(driver: Driver) -> None:
+    """Another host name, other cards of the kind and grown host memory: the same setup; another driver is another one."""
+    here = machine(driver).environment
+    cards = [{**gpu, "uuid_hash": "other"} for gpu in here["gpus"]]
+    there = {**here, "machine": "other", "gpus": cards, "host_memory_bytes": 1}
+    assert setup_key(here) == setup_key(there)
+    assert environment_key(here) != environment_key(there)
+    newer = {**here, "gpus": [{**gpu, "driver": "590.1"} for gpu in here["gpus"]]}
+    assert setup_key(here) != setup_key(newer)
+    assert json.dumps(here)
+
+
+def test_a_limit_above_the_card_is_refused(driver: Driver) -> None:
+    """A shortage on this card must not be called one of a larger card."""
+    said = {"model": "qwen2.5-0.5b", "method": "lora", "seq": 512}
+    with pytest.raises(UsageError, match="memory limit is 180"):
+        prepare(said, RunOptions(memory_limit_bytes=180 * GIB), machine(driver), force=False)
+    assert (
+        prepare(said, RunOptions(memory_limit_bytes=80 * GIB), machine(driver), force=False).scenario.hardware.gpu.id
+        == "h200-sxm"
+    )
