@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 from planner.calibration.intervals import Residual, make_spreads, measured_coverage
 from planner.calibration.problem import make_problem
 from planner.calibration.rows import KIND_WHEN_BLANK
-from planner.calibration.screen import LeftOut, screen
+from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.split import CrossFit, cross_fit
 from planner.calibration.targets import QUANTITIES, Quantity, Target, targets_of
+from planner.calibration.unused import NotFitted, not_fitted, unused_times
 from planner.domain.calibration import Calibration, Offset, Support, formulas_version, lengths_of, method_of, stack_family
 from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.run_record import RunRecord
+from planner.errors import UsageError
 
 # How the 40 free numbers are shared between the three problems, which have no coefficient in common.
 _ROOM: Mapping[Quantity, int] = {"memory": 14, "throughput": 24, "host_memory": 2}
@@ -30,6 +32,7 @@ class Fitted:
     fits: tuple[CrossFit, ...]
     residuals: tuple[Residual, ...]
     left_out: tuple[LeftOut, ...]
+    not_fitted: tuple[NotFitted, ...] = ()
 
     @property
     def free_numbers(self) -> int:
@@ -45,13 +48,16 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     """
     screened = screen(records)
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
+    if not targets:
+        raise UsageError(nothing_usable(screened.left_out))
     problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
     fits = tuple(cross_fit(problem) for problem in problems if problem is not None)
     groups = tuple(dict.fromkeys(target.group for target in targets))
     residuals = tuple(residual for fit in fits for residual in _residuals(fit, targets))
     whole = _calibration(name, targets, fits, None, residuals)
     without = {group: _calibration(f"{name} without {group}", targets, fits, group, residuals) for group in groups}
-    return Fitted(whole, without, fits, residuals, screened.left_out)
+    left_out = (*screened.left_out, *unused_times(screened.used))
+    return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]))
 
 
 def _calibration(

@@ -14,9 +14,11 @@ from planner.calibration.calibrate import Fitted, support_of
 from planner.calibration.fit import Solution, solve
 from planner.calibration.machine import Attachments, one_machine
 from planner.calibration.problem import Problem, machine_problem
-from planner.calibration.screen import LeftOut, screen
+from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.targets import QUANTITIES, Floats, Target, targets_of
+from planner.calibration.unused import unused_times
 from planner.domain.calibration import Calibration, Offset, Support, formulas_version
+from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
@@ -26,11 +28,12 @@ _WEIGHT = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """A personal calibration, how many numbers it moved, and the records it left out."""
+    """A personal calibration, how many numbers it moved, what it left out, and coefficients that no reading depends on."""
 
     calibration: Calibration
     free_numbers: int
     left_out: tuple[LeftOut, ...]
+    untouched: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,7 @@ def calibrate_machine(
     environment, screened = one_machine(screen(records), attachments)
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
     if not targets:
-        reasons = "; ".join(f"{each.record_id}: {each.rule}" for each in screened.left_out[:3]) or "there is no record"
-        raise UsageError(f"no record can be used to calibrate '{name}': {reasons}")
+        raise UsageError(nothing_usable(screened.left_out))
     offsets: list[Offset] = []
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
@@ -78,7 +80,8 @@ def calibrate_machine(
         n_rows=base.n_rows + len({target.record.id for target in targets}),
         groups=(*base.groups, name),
     )
-    return Personal(calibration, len(offsets), screened.left_out)
+    untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
+    return Personal(calibration, len(offsets), (*screened.left_out, *unused_times(screened.used)), untouched)
 
 
 def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:

@@ -34,10 +34,11 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
 
     if options.name is None and options.out is None:
         raise UsageError("say where the calibration goes: --out FOLDER, or --name NAME for a machine of your own")
-    records = read_records(files)
+    records = read_records(files, by_row=True)
     if options.name is not None:
         return _personal(records, options.name, options.out)
     from planner.calibration.calibrate import calibrate
+    from planner.calibration.unused import unread_lines
     from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
     from planner.records.previous_calibration import keep_previous
     from planner.report.cross_validation import fit_sections
@@ -46,11 +47,13 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     kept = keep_previous(fitted.calibration, folder)
     path = write_calibration(fitted.calibration, folder)
     replaced = f"; what it replaced is kept as {kept}" if kept else ""
-    return Outcome(f"{human_text(tuple(fit_sections(fitted)))}\nwritten to {path}{replaced}\n", ExitCode.FITS)
+    text = human_text(fit_sections(fitted, unread_lines(records.quarantined)))
+    return Outcome(f"{text}\nwritten to {path}{replaced}\n", ExitCode.FITS)
 
 
 def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
     from planner.calibration.personal import calibrate_machine
+    from planner.calibration.unused import unread_lines
     from planner.catalog.location import data_dir
     from planner.records.calibration_file import (
         DEFAULT_CALIBRATION,
@@ -64,7 +67,7 @@ def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
     base = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
     own = calibrate_machine(records.records, name, base, records.attachments)
     path = write_calibration(own.calibration, Path(out) if out else personal_dir())
-    text = human_text(personal_sections(own))
+    text = human_text(personal_sections(own, unread_lines(records.quarantined)))
     return Outcome(f"{text}\nwritten to {path}; {_how_to_use(own.calibration, path if out else None)}\n", ExitCode.FITS)
 
 

@@ -11,6 +11,7 @@ from planner.errors import ExitCode, InputFileError, UnknownNameError, UsageErro
 
 if TYPE_CHECKING:
     from planner.calibration.rows import RowScore
+    from planner.calibration.screen import LeftOut
     from planner.calibration.validate import Validation
     from planner.domain.calibration import Calibration
     from planner.domain.coefficients import Coefficients
@@ -41,7 +42,7 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
 
     Raises:
         UnknownNameError: no such cross-validation.
-        InputFileError: a file or a row that cannot be used.
+        InputFileError: a file or a row that cannot be used, or a calibration of other formulas.
     """
     if options.cv not in CV_MODES:
         raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
@@ -51,12 +52,14 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
         if options.history:
             raise UsageError("--history is about single runs; leave --cv out")
         return _cross_validate(files, options)
+    from planner.calibration.unused import doubtful
     from planner.calibration.validate import validate
     from planner.cli.calibration_choice import chosen_calibration
     from planner.records import read_records
+    from planner.records.calibration_file import DEFAULT_CALIBRATION
 
-    model = chosen_calibration(options.calibration).model
-    records = read_records(files)
+    model = chosen_calibration(options.calibration or DEFAULT_CALIBRATION).model
+    records = read_records(files, by_row=True)
     if options.explain is not None:
         return _explain(records, options.explain, model)
     validation = validate(records, model)
@@ -65,21 +68,33 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
         from planner.cli.histories import score_histories
 
         histories = score_histories(records, validation.rows)
-    return _scores(validation, histories, options)
+    return _scores(_Scored(validation, doubtful(records.records), histories), options)
 
 
-def _scores(validation: Validation, histories: Mapping[str, HistoryScore | str] | None, options: ValidateOptions) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What one call of ``plan validate`` has to say."""
+
+    validation: Validation
+    doubtful: tuple[LeftOut, ...]
+    histories: Mapping[str, HistoryScore | str] | None
+
+
+def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
     """All scores in the format that was asked for."""
+    validation, histories = scored.validation, scored.histories
     modelled = any(row.prediction is not None for row in (*validation.rows, *validation.cpu_rows))
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":
         from planner.report.validation_json import validation_json
 
-        return Outcome(validation_json(validation, with_rows=options.rows, histories=histories), code)
+        text = validation_json(validation, with_rows=options.rows, histories=histories, doubtful=scored.doubtful)
+        return Outcome(text, code)
     from planner.report.history import history_sections
-    from planner.report.validation import validation_sections
+    from planner.report.validation import doubtful_section, validation_sections
 
-    sections = (*validation_sections(validation, with_rows=options.rows), *history_sections(histories or {}))
+    wrong = (doubtful_section(scored.doubtful),) if scored.doubtful else ()
+    sections = (*validation_sections(validation, with_rows=options.rows), *wrong, *history_sections(histories or {}))
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown
 
@@ -141,7 +156,7 @@ def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
     from planner.calibration.cross_validate import cross_validate
     from planner.records import read_records
 
-    result = cross_validate(read_records(files))
+    result = cross_validate(read_records(files, by_row=True))
     modelled = any(row.prediction is not None for row in result.held_out.rows)
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.records.reading import Quarantined, RecordSet, read_records
+from planner.records.reading import read_records
+from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import COLUMNS, RECORD_SCHEMA_ID, record_json_schema
 from planner.records.writing import append_jsonl, write_csv
 

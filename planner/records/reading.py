@@ -6,15 +6,16 @@ import csv
 import glob
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records.cells import parse_cell
+from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import (
     ADDED_COLUMNS,
     ATTACHMENT_KEYS,
@@ -35,42 +36,22 @@ _WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A last line that a crash left unfinished: kept out of the records, and reported."""
-
-    path: str
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSet:
-    """Records of several files, in the order read.
-
-    ``places`` gives ``file:line`` of each record id; ``attachments`` what a JSONL line carried beside the columns (``raw``,
-    ``environment``, ``quality``), by record id.
-    """
-
-    records: tuple[RunRecord, ...]
-    files: tuple[str, ...]
-    places: Mapping[str, str]
-    attachments: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    quarantined: tuple[Quarantined, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
     line: int
     values: dict[str, Any]
     attachments: dict[str, Any] = field(default_factory=dict)
+    newer: str = ""
 
 
-def read_records(paths: Iterable[str | Path]) -> RecordSet:
+def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
+
+    ``by_row``: lines of a newer schema and ids that occur again are left out one by one, among ``quarantined``, instead of
+    ending the reading; what remains must not be nothing.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
-            range, an id that occurs twice, or a newer schema.
+            range; an id that occurs twice or a newer schema, unless ``by_row``; with it, no record at all.
     """
     records: list[RunRecord] = []
     places: dict[str, str] = {}
@@ -79,15 +60,27 @@ def read_records(paths: Iterable[str | Path]) -> RecordSet:
     files = _expand(paths)
     for path in files:
         for row in _reader_of(path)(path, quarantined):
+            if row.newer:
+                _leave_out(quarantined, Quarantined(str(path), row.line, row.newer, "newer_schema"), by_row)
+                continue
             record = _record(path, row)
-            place = f"{path}:{row.line}"
             if record.id in places:
-                raise InputFileError(path, f"the id '{_short(record.id)}' is already that of {places[record.id]}", row.line)
+                reason = f"the id '{_short(record.id)}' is already that of {places[record.id]}"
+                _leave_out(quarantined, Quarantined(str(path), row.line, reason, "repeated_id"), by_row)
+                continue
             records.append(record)
-            places[record.id] = place
+            places[record.id] = f"{path}:{row.line}"
             if row.attachments:
                 attachments[record.id] = row.attachments
+    if by_row and not records:
+        _leave_out(quarantined, replace(quarantined[0], reason=f"no record is left: {quarantined[0].reason}"), by_row=False)
     return RecordSet(tuple(records), tuple(map(str, files)), places, attachments, tuple(quarantined))
+
+
+def _leave_out(quarantined: list[Quarantined], line: Quarantined, by_row: bool) -> None:
+    if not by_row:
+        raise InputFileError(line.path, line.reason, line.line)
+    quarantined.append(line)
 
 
 def _expand(paths: Iterable[str | Path]) -> list[Path]:
@@ -202,15 +195,21 @@ def _jsonl_row(path: Path, line: int, data: Any) -> _Row:
     if not isinstance(data, dict):
         raise InputFileError(path, "a record must be a JSON object", line)
     schema = data.pop("schema", None)
+    if isinstance(schema, str) and _is_newer(schema):
+        return _Row(line, {}, newer=f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner")
     if schema != RECORD_SCHEMA_ID:
         found = "missing" if schema is None else f"'{_short(schema)}'"
-        raise InputFileError(
-            path, f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'; a newer one needs a newer planner", line
-        )
+        raise InputFileError(path, f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'", line)
     attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
     _check_attachments(path, line, attachments)
     lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
     return _Row(line, data | lists, attachments)
+
+
+def _is_newer(schema: str) -> bool:
+    name, _, version = RECORD_SCHEMA_ID.partition("@")
+    found = re.fullmatch(rf"{name}@([0-9]{{1,6}})", schema)
+    return found is not None and int(found[1]) > int(version)
 
 
 def _check_attachments(path: Path, line: int, attachments: Mapping[str, Any]) -> None:

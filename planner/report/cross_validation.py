@@ -10,6 +10,7 @@ from planner.calibration.cross_validate import CrossValidation
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.personal import Personal
 from planner.calibration.screen import LeftOut
+from planner.calibration.unused import NotFitted
 from planner.calibration.validate import SourceScore
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
@@ -50,8 +51,11 @@ def _summary(score: SourceScore, name: str) -> ErrorSummary | None:
     return summary
 
 
-def fit_sections(fitted: Fitted) -> tuple[Section, ...]:
-    """The free numbers with their spread, coverage of the intervals, and records that were left out."""
+def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:
+    """The free numbers with their spread, coverage of the intervals, numbers without enough readings, and what was left out.
+
+    ``unread``: lines that never became records.
+    """
     calibration = fitted.calibration
     strengths = ", ".join(f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits)
     notes = [
@@ -65,16 +69,19 @@ def fit_sections(fitted: Fitted) -> tuple[Section, ...]:
         Note(f"{of.replace('_', ' ')}: {whole_percent(share)} of held-out readings inside the {NOMINAL_COVERAGE:.0%} interval")
         for of, share in calibration.coverage
     ]
-    sections = (Section("What was fitted", (*notes, _table(calibration.offsets))), _left_out(fitted.left_out))
+    fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
+    sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
     return tuple(section for section in sections if section.blocks)
 
 
-def personal_sections(own: Personal) -> tuple[Section, ...]:
-    """What one machine's records moved, and records that were left out."""
+def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:
+    """What one machine's records moved, what none of them speaks of, and what was left out; ``unread`` as above."""
     calibration = own.calibration
     mine = tuple(offset for offset in calibration.offsets if offset.knob.level == "host" and offset.knob.key == calibration.name)
     head = Note(f"{own.free_numbers} numbers of '{calibration.name}', on top of the calibration that ships", "strong")
-    sections = (Section("What was fitted", (head, _table(mine))), _left_out(own.left_out))
+    rest = Note(f"No reading depends on {', '.join(own.untouched)}: as they ship.", "dim")
+    notes = (head, _table(mine), *((rest,) if own.untouched else ()))
+    sections = (Section("What was fitted", notes), _left_out((*unread, *own.left_out)))
     return tuple(section for section in sections if section.blocks)
 
 
@@ -91,6 +98,18 @@ def _offset_row(offset: Offset) -> Row:
     texts = [format_bytes(each) if prior.unit == "bytes" else f"{each:.3g}" for each in (prior.value, value, low, high)]
     unit = "" if prior.unit == "bytes" else prior.unit
     return Row((offset.knob.label, texts[0], texts[1], f"{texts[2]} to {texts[3]}", unit))
+
+
+def _not_fitted(numbers: Sequence[NotFitted]) -> Section:
+    """Grouped by why, because a key of one level is often short of readings for many coefficients at once."""
+    if not numbers:
+        return Section("Not fitted", ())
+    by_reason: dict[str, list[str]] = {}
+    for each in numbers:
+        count = f" ({each.n_readings})" if each.n_readings else ""
+        by_reason.setdefault(each.reason, []).append(f"{each.knob.label}{count}")
+    columns = (Column("why"), Column("numbers that stay at the value of the level above (readings)"))
+    return Section("Not fitted", (Grid(columns, tuple(Row((why, ", ".join(names))) for why, names in by_reason.items())),))
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> Section:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import Comparison, OomResult, RowScore
+from planner.calibration.screen import LeftOut
 from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
 from planner.estimate import PRIORS
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
@@ -81,7 +82,7 @@ def _head(validation: Validation) -> Section:
     if validation.overall.n_censored:
         full = f"{validation.overall.n_censored} rows filled the card, so their reading is capped by it; they are in the errors."
         notes.append(Note(full, "dim"))
-    notes += [Note(f"Left out, unfinished: {place}", "warn") for place in validation.unread]
+    notes += [Note(f"Left out: {place}", "warn") for place in validation.unread]
     return Section("", tuple(notes))
 
 
@@ -122,6 +123,14 @@ def _verdicts(scores: Sequence[SourceScore]) -> Section:
         counts = (oom.n_ok, oom.n_oom, oom.false_fit, oom.false_oom, oom.uncertain_ok, oom.uncertain_oom, oom.no_verdict)
         rows.append(Row((score.source, *map(str, counts)), "strong" if score is scores[-1] else "plain"))
     return Section("Verdict on GPU memory", (Grid(columns, tuple(rows)),))
+
+
+def doubtful_section(rows: Sequence[LeftOut]) -> Section:
+    """Rows with something wrong, which are scored all the same: the rule and the reason."""
+    grid = Grid(
+        (Column("row"), Column("rule"), Column("why")), tuple(Row((each.record_id, each.rule, each.reason)) for each in rows)
+    )
+    return Section("Doubtful rows, scored all the same", (grid,) if rows else ())
 
 
 def _left_out(title: str, rows: Sequence[RowScore], reason: Callable[[RowScore], str]) -> Section:

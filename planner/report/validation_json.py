@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.calibration.calibrate import Fitted
 from planner.calibration.cross_validate import CrossValidation
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import RowScore
+from planner.calibration.screen import LeftOut
 from planner.calibration.validate import SourceScore, Validation
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
@@ -36,9 +37,16 @@ from planner.report.validation_schema import (
 from planner.report.validation_text import recipe_label
 
 
-def validation_json(validation: Validation, *, with_rows: bool, histories: Mapping[str, HistoryScore | str] | None = None) -> str:
+def validation_json(
+    validation: Validation,
+    *,
+    with_rows: bool,
+    histories: Mapping[str, HistoryScore | str] | None = None,
+    doubtful: Sequence[LeftOut] = (),
+) -> str:
     """The validation as indented JSON, ending in a newline."""
-    document = validation_document(validation, with_rows=with_rows)
+    flagged = [UnusedPart(id=each.record_id, rule=each.rule, reason=each.reason) for each in doubtful]
+    document = validation_document(validation, with_rows=with_rows).model_copy(update={"doubtful": flagged})
     if histories is not None:
         document = document.model_copy(update={"histories": [_history(*each) for each in histories.items()]})
     return document.model_dump_json(by_alias=True, indent=2) + "\n"

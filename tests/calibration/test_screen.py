@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from planner.calibration.calibrate import calibrate
+from planner.calibration.published import published_dir
 from planner.calibration.screen import RULES, screen
+from planner.calibration.targets import targets_of
+from planner.calibration.unused import doubtful, unused_times
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
+from planner.records import read_records
 from tests.calibration.simulated import simulated
 
 GOOD = simulated({"doc-d": Coefficients()})[0]
@@ -22,7 +27,14 @@ CASES: dict[str, RunRecord] = {
     "duplicate": replace(GOOD, id="x", notes="copied"),
     "above_card": replace(GOOD, id="x", peak_memory_mib=61_440.0),
     "no_reading": replace(GOOD, id="x", peak_memory_mib=None, step_time_s=None),
+    "below_weights": replace(GOOD, id="x", peak_memory_mib=7.5),
 }
+# A row with such a time stays, because its memory is as good as any.
+TIMES: dict[str, RunRecord] = {
+    "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
+    "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
+}
+LINES = ("newer_schema", "repeated_id", "unfinished")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -34,9 +46,40 @@ def test_a_bad_record_is_left_out_by_its_rule(rule: str) -> None:
     assert len(found.left_out[0].reason) > 20
 
 
+@pytest.mark.parametrize("rule", TIMES)
+def test_a_time_that_teaches_nothing_is_left_out_alone(rule: str) -> None:
+    """The row's memory is fitted, its time is not, and the rule says so by name."""
+    screened = screen([GOOD, TIMES[rule]])
+    assert [record.id for record, _ in screened.used] == [GOOD.id, "x"]
+    assert [(each.record_id, each.rule) for each in unused_times(screened.used)] == [("x", rule)]
+    assert [target.quantity for target in targets_of(*screened.used[1])] == ["memory"]
+
+
+def test_only_what_is_wrong_is_doubtful() -> None:
+    """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
+    rows = [GOOD, *CASES.values(), *TIMES.values()]
+    named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
+    assert {each.rule for each in doubtful(named)} == {"above_card", "below_weights", "duplicate", "repeat", "impossible_rate"}
+
+
+def test_no_published_peak_is_below_its_weights() -> None:
+    """The rule is about wrong units, not about stacks that hold weights otherwise than assumed."""
+    left_out = screen(read_records([published_dir() / "*.csv"]).records).left_out
+    assert [each for each in left_out if each.rule == "below_weights"] == []
+
+
+def test_numbers_with_too_few_readings_are_named() -> None:
+    """Of two cards of one generation, one with six readings and one with two, the second gets no number, and it is said why."""
+    records = [*simulated({"doc-a": Coefficients()}), *simulated({"doc-b": Coefficients()})[4:6]]
+    found = {each.knob.label: each for each in calibrate(records).not_fitted}
+    assert found["matmul_efficiency[a100-40-sxm]"].n_readings == 2
+    assert found["matmul_efficiency[a100-40-sxm]"].reason == "needs 6 readings"
+    assert found["cpu_adam_params_per_s"].reason == "no reading depends on it"
+
+
 def test_every_rule_has_a_case() -> None:
-    """No rule is listed that nothing can trigger; the other machine is that of a personal calibration, tested there."""
-    assert set(RULES) == {*CASES, "other_machine"}
+    """No rule is listed that nothing can trigger; those of lines and machines are tested where these are read."""
+    assert set(RULES) == {*CASES, *TIMES, *LINES, "other_machine"}
 
 
 def test_a_total_over_gpus_may_exceed_one_card() -> None:

@@ -191,7 +191,7 @@ def test_an_unfinished_last_line_is_reported(capsys: Captured, tmp_path: Path) -
     path.write_text(json.dumps(record) + '\n{"schema": "planner/rec', encoding="utf-8")
     assert main(["validate", str(path)]) == 0
     # A long path is folded over lines, so white space is left out of the comparison.
-    assert f"Leftout,unfinished:{path}:2" in "".join(capsys.readouterr().out.split())
+    assert f"Leftout:{path}:2" in "".join(capsys.readouterr().out.split())
     unread = document_of(capsys, str(path))["unread"]
     assert isinstance(unread, list)
     assert unread[0].startswith(f"{path}:2: ")

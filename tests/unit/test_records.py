@@ -269,7 +269,7 @@ def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:
         ("\n \n", ": holds no records"),
         ("{]\n" + json_line(), ":1: not valid JSON"),
         ("[1]\n" + json_line(), ":1: a record must be a JSON object"),
-        (json_line(schema="planner/record@2"), ":1: the schema is 'planner/record@2' and must be 'planner/record@1'"),
+        (json_line(schema="planner/record@2"), ":1: the schema 'planner/record@2' is newer than 'planner/record@1'"),
         (json_line(schema=None), ":1: the schema is missing"),
         (json_line() + json_line(id="r2", colour="red"), ":2: unknown column 'colour'"),
         (json_line(model=None), ":1: column 'model' is missing or blank"),
