@@ -113,8 +113,10 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= 40
     for scores in (document, document["in_sample"], document["prior"]):
         assert [each["n_rows"] for each in scores["sources"]] == [each["n_rows"] for each in document["sources"]]
-    in_sample, held_out = (scores["overall"]["memory"]["mape"] for scores in (document["in_sample"], document))
-    assert in_sample < held_out < document["prior"]["overall"]["memory"]["mape"]
+    scored = (document["in_sample"], document, document["prior"])
+    in_sample, held_out, prior = (scores["overall"]["memory"]["mape"] for scores in scored)
+    # Four documents are too few to say that a fit without one of them is better than none.
+    assert in_sample < min(held_out, prior)
 
 
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
@@ -227,9 +229,8 @@ def test_what_the_last_calibration_did_to_a_row_is_shown(
 ) -> None:
     """Prediction before and after, and for each coefficient that moved what its move alone does."""
     shipped = read_calibration(location.data_dir() / "calibration" / "default.json")
-    context = Offset(Knob("context_bytes"), 0.0, 0.1)
-    others = [each for each in shipped.offsets if each.knob.coefficient != "context_bytes"]
-    earlier = replace(shipped, name="previous", date="2020-01-02", offsets=(context, *others))
+    less = Offset(Knob("context_bytes"), -0.2, 0.0)
+    earlier = replace(shipped, name="previous", date="2020-01-02", offsets=(less, *shipped.offsets))
     data = tmp_path / "data"
     data.mkdir()
     for path in location.data_dir().iterdir():
@@ -242,7 +243,8 @@ def test_what_the_last_calibration_did_to_a_row_is_shown(
     out = capsys.readouterr().out
     section = out.partition("Since the calibration before, of 2020-01-02\n")[2].partition("\n\n")[0]
     moved = next(line.split() for line in section.splitlines() if line.startswith("context_bytes"))
-    assert moved[1:3] == ["600.0", "MiB"]
+    assert moved[2] == moved[4] == "MiB"
+    assert float(moved[1]) < float(moved[3])
     driver = next(line.split() for line in section.splitlines() if line.startswith("driver"))
     assert float(driver[2]) < float(driver[3])
     assert f"+{100 * (float(driver[3]) / float(driver[2]) - 1):.0f}" == f"+{float(moved[5].strip('+')):.0f}"
