@@ -25,8 +25,8 @@ from measure.trace.tracer import Record, Recorder, Trace
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
 
-_SHARDINGS = ("none", "zero1", "zero2")
-_OFFLOADS = ("none", "optimizer")
+_SHARDINGS = ("none", "zero1", "zero2", "fsdp", "fsdp-grad-op", "hsdp")
+_OFFLOADS = ("none", "optimizer", "optimizer+params")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,10 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
         try:
             materialize(built.model, recorder)
-            (run_sharded_step if _is_sharded(scenario) else run_step)(built.model, scenario, recorder)
+            if _is_sharded(scenario):
+                run_sharded_step(built.model, scenario, recorder, built.layer_list)
+            else:
+                run_step(built.model, scenario, recorder)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:

@@ -57,12 +57,15 @@ class ParameterNote:
     """The parameter that a block was loaded for.
 
     ``name``: in its module.  ``element_bytes``: of each element as loaded.  ``group``: that of the optimizer, -1 where frozen.
+    ``unit``, ``stays_whole``: what FSDP gathers it with outside of the layers, and whether that stays until its backward.
     """
 
     name: str
     shape: tuple[int, ...]
     element_bytes: int
     group: int
+    unit: str = ""
+    stays_whole: bool = False
 
 
 @dataclass(slots=True)

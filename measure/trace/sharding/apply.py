@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from measure.trace.sharding.flat_optimizer import as_shards, record_steps
+from measure.trace.sharding.fsdp import Fsdp
 from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
-from measure.trace.sharding.settings import zero_settings
+from measure.trace.sharding.settings import fsdp_settings, zero_settings
 from measure.trace.sharding.stream import Stream
 from measure.trace.sharding.zero12 import Steps, Zero12
 from measure.trace.tracer import Block, Place, Record
@@ -31,6 +32,9 @@ class Runtime(Protocol):
     def set_up(self, steps: Steps) -> None:
         """Everything is loaded; ``steps`` is what the optimizer does in each step, by group."""
 
+    def at(self, moment: str, module: str) -> None:
+        """A moment of the forward or backward of ``module``, as in :mod:`measure.trace.sharding.marks`."""
+
     def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
         """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
 
@@ -48,7 +52,11 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
         PlannerError: a gradient whose memory was not recorded; names the parameter.
     """
     stream = Stream(1 + max(record.block.id for record in records))
-    runtime = Zero12(stream, zero_settings(scenario))
+    runtime: Runtime
+    if scenario.recipe.uses_fsdp:
+        runtime = Fsdp(stream, fsdp_settings(scenario))
+    else:
+        runtime = Zero12(stream, zero_settings(scenario))
     return _Execution(runtime, stream, scenario.recipe).run(records)
 
 
@@ -114,6 +122,8 @@ class _Execution:
         elif moment == "end_of_backward":
             self._runtime.end_of_backward(boundary=boundary)
             self._has_gradients = boundary
+        else:
+            self._runtime.at(moment, record.block.module)
 
     def _gradient_of(self, parameter: Parameter) -> Block:
         """The block of the gradient that has just come: the youngest of its size that nobody has."""

@@ -13,13 +13,19 @@ FROZEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter.  ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with."""
+    """One parameter.  ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with.
+
+    ``unit``: the modules that FSDP gathers it with, for parameters outside of the layers.  ``stays_whole``: from its forward to
+    its backward.
+    """
 
     key: tuple[str, str]
     shape: tuple[int, ...]
     element_bytes: int
     group: int
     layer: int
+    unit: str = ""
+    stays_whole: bool = False
 
     @property
     def elements(self) -> int:
@@ -42,4 +48,5 @@ def parameter_of(record: Record) -> Parameter | None:
     block, note = record.block, record.block.parameter
     if note is None or not record.alloc:
         return None
-    return Parameter((block.module, note.name), note.shape, note.element_bytes, note.group, block.place.layer)
+    key, layer = (block.module, note.name), block.place.layer
+    return Parameter(key, note.shape, note.element_bytes, note.group, layer, note.unit, note.stays_whole)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from measure.trace.sharding.parameters import Parameter
 from planner.domain.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 
@@ -14,6 +16,7 @@ _PERSISTENCE = 100_000
 _MAX_LIVE = 1_000_000_000
 _MAX_REUSE_DISTANCE = 1_000_000_000
 _SUB_GROUP = 1_000_000_000
+_FP32 = 4
 # What "auto" stands for in transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
 _PREFETCH_SHARE = 0.9
 _PERSISTENCE_WIDTHS = 10
@@ -42,6 +45,56 @@ class ZeroSettings:
     max_live_elements: int = _MAX_LIVE
     max_reuse_elements: int = _MAX_REUSE_DISTANCE
     sub_group_elements: int = _SUB_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpSettings:
+    """An FSDP2 run: every parameter is divided over ``shards`` processes along its first dimension, padded.
+
+    ``mixed``: shards are cast to 16-bit to be gathered.  ``frozen_bytes``: of each element of a frozen shard.
+    ``replicates``: the shards of a node are repeated on others.
+    """
+
+    shards: int
+    mixed: bool
+    frozen_bytes: int
+    offloads: bool
+    accumulates: bool
+    replicates: bool
+    reshards_after_forward: bool
+
+    def stored_bytes(self, parameter: Parameter) -> int:
+        """Bytes of each element of a shard: fp32 where it is trained in mixed precision.
+
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, which upcasts trained 16-bit parameters.
+        """
+        if not self.mixed:
+            return parameter.element_bytes
+        return _FP32 if parameter.trained else self.frozen_bytes
+
+    def shard_shape(self, parameter: Parameter) -> tuple[int, ...]:
+        """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py (``padded_sharded_size``)."""
+        rows, *rest = parameter.shape
+        return (-(-rows // self.shards), *rest)
+
+    def shard_elements(self, parameter: Parameter) -> int:
+        """Elements of the padded shard."""
+        return math.prod(self.shard_shape(parameter))
+
+
+def fsdp_settings(scenario: Scenario) -> FsdpSettings:
+    """The settings of an FSDP2 scenario."""
+    recipe, hardware = scenario.recipe, scenario.hardware
+    hybrid = recipe.sharding == "hsdp"
+    return FsdpSettings(
+        shards=int(hardware.gpus_per_node if hybrid else hardware.world_size),
+        mixed=recipe.numerics.mixed,
+        frozen_bytes=DTYPE_BYTES[recipe.numerics.load_dtype],
+        offloads=recipe.offloads_params,
+        accumulates=int(recipe.batch.grad_accum) > 1,
+        replicates=hybrid and int(hardware.nodes) > 1,
+        reshards_after_forward=recipe.sharding != "fsdp-grad-op",
+    )
 
 
 def zero_settings(scenario: Scenario) -> ZeroSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from measure.trace.losses import install_loss
 from measure.trace.optimizers import parameter_groups
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.parameters import FROZEN
+from measure.trace.sharding.units import Unit, UnitHooks, make_units, unit_of
 from measure.trace.step import Inputs, micro_step
 from measure.trace.tracer import ParameterNote, Recorder
 from planner.domain.scenario import Scenario
@@ -33,26 +33,40 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
             tensor.data = tensor.data.to(dtype)
 
 
-def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:
+def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_list: str) -> None:
     """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards."""
     recipe = scenario.recipe
     install_loss(model, recipe)
-    _note_parameters(model, recorder)
+    units = make_units(model, layer_list) if recipe.uses_fsdp else []
+    _note_parameters(model, recorder, units)
+    hooks = UnitHooks(model, units, recorder)
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
     mark_gradients(model, recorder)
-    ended = partial(put_mark, recorder, "end_of_backward", "")
+
+    def ended() -> None:
+        hooks.end_of_backward()
+        put_mark(recorder, "end_of_backward", "")
+
     with recorder:
         for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, ended)
         recorder.close()
 
 
-def _note_parameters(model: Any, recorder: Recorder) -> None:
+def _note_parameters(model: Any, recorder: Recorder, units: list[Unit]) -> None:
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model)):
         numbers |= dict.fromkeys(group, number)
     for full_name, tensor in model.named_parameters():
         block = recorder.block_of(tensor)
         if block is not None:
-            name = full_name.rpartition(".")[2]
-            block.parameter = ParameterNote(name, tuple(tensor.shape), tensor.element_size(), numbers.get(tensor, FROZEN))
+            module, _, name = full_name.rpartition(".")
+            unit = unit_of(module, units) if units else None
+            block.parameter = ParameterNote(
+                name,
+                tuple(tensor.shape),
+                tensor.element_size(),
+                numbers.get(tensor, FROZEN),
+                "" if unit is None else unit.place,
+                unit is not None and unit.stays_whole,
+            )

@@ -1,0 +1,213 @@
+"""FSDP2: what ``fully_shard`` allocates on one rank, moment by moment.
+
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py; each method names its counterpart.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.settings import FsdpSettings
+from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Stream, What
+from measure.trace.tracer import Block, Record, Role
+
+_WHOLE = What("parameter before it is sharded", "workspace")
+_CAST = What("all_gather_input", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = What("shard from the host", "gathered_parameters", GATHER_STREAM)
+_RECEIVED = What("all_gather_output", "gathered_parameters", GATHER_STREAM)
+_PARAMETER = What("unsharded parameter", "gathered_parameters")
+_SENT = What("reduce_scatter_input", "gradient_buckets")
+_REDUCED = What("reduce_scatter_output", "gradient_buckets", REDUCE_STREAM)
+_GRADIENT = What("sharded gradient", "gradients", REDUCE_STREAM)
+ROOT = "(root)"
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One group of parameters: its shards, what is gathered of it, and the gradients that wait to be reduced."""
+
+    parameters: list[Parameter] = field(default_factory=list)
+    reshards: bool = True
+    received: Block | None = None
+    whole: list[Block] = field(default_factory=list)
+    gradients: dict[tuple[str, str], Block] = field(default_factory=dict)
+    reduced: Block | None = None
+
+
+class Fsdp:
+    """One rank under FSDP2."""
+
+    def __init__(self, stream: Stream, settings: FsdpSettings) -> None:
+        self._stream, self._settings = stream, settings
+        self._units: dict[str, _Unit] = {}
+        self._unit_of: dict[tuple[str, str], str] = {}
+        self._order: list[str] = []
+        self._kept: Block | None = None
+        self._sending: list[Block] = []
+        self._replicating: Block | None = None
+        self._steps: list[list[list[Record]]] = []
+
+    def load(self, parameter: Parameter, record: Record) -> None:
+        """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict)."""
+        name = _unit_name(parameter)
+        unit = self._units.setdefault(name, _Unit(reshards=not parameter.stays_whole))
+        unit.parameters.append(parameter)
+        self._unit_of[parameter.key] = name
+        if not self._settings.offloads:
+            stored = self._settings.stored_bytes(parameter)
+            self._stream.brief(parameter.elements * stored, _WHOLE)
+            role: Role = record.block.role
+            n_bytes = self._settings.shard_elements(parameter) * stored
+            self._stream.take(n_bytes, What("shard", role, module=record.block.module))
+
+    def shard_groups(self) -> list[list[tuple[int, ...]]]:
+        """Shapes of the local shards of trained parameters, by group of the optimizer."""
+        trained = [each for unit in self._units.values() for each in unit.parameters if each.trained]
+        numbers = sorted({each.group for each in trained})
+        return [[self._settings.shard_shape(each) for each in trained if each.group == number] for number in numbers]
+
+    def set_up(self, steps: list[list[list[Record]]]) -> None:
+        """Nothing is allocated before the first forward."""
+        self._steps = steps
+
+    def at(self, moment: str, module: str) -> None:
+        """A hook of the unit whose marks name ``module``."""
+        name = module or ROOT
+        if name == ROOT and moment == "after_forward":
+            self._stream.free(self._kept)  # the last buffer that was received
+            self._kept = None
+        if name not in self._units:
+            return
+        if moment == "before_forward":
+            self._unshard(name)
+            self._wait(name, forward=self._stream.place.stage == "forward")
+        elif moment == "after_forward":
+            self._after_forward(name)
+        elif moment == "before_backward":
+            self._before_backward(name)
+        elif moment == "after_backward":
+            self._after_backward(name)
+
+    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+        """Gradients of the whole parameter wait for their unit; a micro-step that is not the last leaves them whole."""
+        del boundary
+        unit = self._units[self._unit_of[parameter.key]]
+        if parameter.key in unit.gradients:
+            self._stream.free(block)  # added in place by autograd
+        else:
+            unit.gradients[parameter.key] = block
+
+    def end_of_backward(self, *, boundary: bool) -> None:
+        """``_root_post_backward_final_callback``."""
+        del boundary
+        self._order.clear()
+        self._stream.free(*self._sending, self._replicating)
+        self._sending, self._replicating = [], None
+
+    def step(self, number: int) -> None:
+        """The optimizer updates shards one by one; then their gradients go."""
+        if self._steps:
+            for records in self._steps[number]:
+                self._stream.splice(records)
+        for unit in self._units.values():
+            self._stream.free(unit.reduced)
+            unit.reduced = None
+
+    def _unshard(self, name: str) -> None:
+        """``unshard``: shards are cast and copied into the buffer that the others' parts arrive in."""
+        unit, settings = self._units[name], self._settings
+        if unit.received is not None or unit.whole:
+            return
+        inputs = []
+        for each in unit.parameters if settings.offloads else ():
+            shard, stored = settings.shard_elements(each), settings.stored_bytes(each)
+            uploaded = self._stream.take(shard * stored, _UPLOADED)
+            cast = self._stream.take(shard * each.element_bytes, _CAST) if stored != each.element_bytes else None
+            self._stream.free(uploaded if cast else None)
+            inputs.append(cast or uploaded)
+        sizes = [settings.shard_elements(each) * each.element_bytes for each in unit.parameters]
+        if settings.mixed and not settings.offloads:
+            inputs.append(self._stream.take(sum(sizes), _CAST))
+        unit.received = self._stream.take(sum(sizes) * settings.shards, _RECEIVED)
+        self._stream.free(*inputs)
+
+    def _wait(self, name: str, *, forward: bool) -> None:
+        """``wait_for_unshard``: copied out into parameters; in forward the buffer stays until the next unit's copy."""
+        unit = self._units[name]
+        if unit.received is None:
+            return
+        if forward:
+            self._stream.free(self._kept)
+            self._kept = None
+        for each in unit.parameters:
+            n_bytes = self._settings.shard_elements(each) * self._settings.shards * each.element_bytes
+            unit.whole.append(self._stream.take(n_bytes, _PARAMETER))
+        if forward:
+            self._kept = unit.received
+        else:
+            self._stream.free(unit.received)
+        unit.received = None
+
+    def _after_forward(self, name: str) -> None:
+        """``post_forward``."""
+        if self._stream.place.stage == "forward":
+            if self._units[name].reshards and self._settings.reshards_after_forward:
+                self._reshard(name)
+            self._order.append(name)
+
+    def _before_backward(self, name: str) -> None:
+        """``pre_backward``: gathered if the unit after it has not done so; then the one before it is sent for."""
+        self._unshard(name)
+        self._wait(name, forward=False)
+        if name in self._order:
+            index = len(self._order) - 1 - self._order[::-1].index(name)
+            if index > 0:
+                self._unshard(self._order[index - 1])
+
+    def _after_backward(self, name: str) -> None:
+        """``post_backward``: parameters go, and whole gradients are reduced to this rank's part in a stream of its own."""
+        unit, settings = self._units[name], self._settings
+        self._reshard(name)
+        if settings.accumulates and self._stream.place.micro_step == 1:
+            return  # the Trainer reduces after the last micro-step only
+        self._stream.free(*self._sending)
+        self._sending = []
+        if not unit.gradients:
+            return
+        trained = [each for each in unit.parameters if each.key in unit.gradients]
+        part = sum(settings.shard_elements(each) for each in trained)
+        width = trained[0].element_bytes
+        self._stream.free(self._replicating)
+        self._replicating = None
+        self._sending.append(self._stream.take(part * settings.shards * width, _SENT))
+        self._stream.free(*unit.gradients.values())
+        unit.gradients = {}
+        self._keep_gradient(unit, part, width, settings.stored_bytes(trained[0]))
+
+    def _keep_gradient(self, unit: _Unit, part: int, width: int, stored: int) -> None:
+        """The received part in the dtype of the shards, added to what is there; on the host with offload."""
+        same = stored == width
+        received = self._stream.take(part * width, _GRADIENT if same else _REDUCED)
+        kept = received if same else self._stream.take(part * stored, _GRADIENT)
+        if self._settings.replicates and not same:
+            self._replicating = received
+        elif not same:
+            self._stream.free(received)
+        if self._settings.offloads or unit.reduced is not None:
+            self._stream.free(kept)
+        else:
+            unit.reduced = kept
+
+    def _reshard(self, name: str) -> None:
+        unit = self._units[name]
+        self._stream.free(*unit.whole)
+        unit.whole = []
+
+
+def _unit_name(parameter: Parameter) -> str:
+    """Name of the unit of ``parameter``: its layer's, or what the model's side noted for those outside of layers."""
+    module = parameter.key[0]
+    found = re.match(rf"^(.*?\.{parameter.layer})(?:\.|$)", module)
+    return found.group(1) if found else parameter.unit

@@ -1,0 +1,152 @@
+"""What FSDP2 gathers together: the units that accelerate makes, and the moments of each that the runtime hooks into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from measure.trace.sharding.marks import put_mark
+from measure.trace.tracer import Recorder
+
+ROOT = "(root)"
+_State = Literal["idle", "forward", "before_backward", "after_backward"]
+
+
+@dataclass(slots=True)
+class Unit:
+    """Modules that are gathered and freed together; ``place`` is the module that its marks name.
+
+    ``stays_whole``: from its forward to its backward.
+    """
+
+    place: str
+    modules: tuple[str, ...]
+    stays_whole: bool = False
+    state: _State = "idle"
+    to_run: set[str] = field(default_factory=set)
+
+
+def make_units(model: Any, layer_list: str) -> list[Unit]:
+    """Each decoder layer; the token table; the last norm with the head; and the root with what is left.
+
+    A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm, which then stays with the root.
+    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    layers = [Unit(name, (name,)) for name in (f"{layer_list}.{index}" for index in range(len(model.get_submodule(layer_list))))]
+    table, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _final_norm(model)
+    tied = table is not None and head is not None and table.weight is head.weight
+    own = [] if tied or table is None else [Unit(names[table], (names[table],))]
+    tail = tuple(names[module] for module in ((norm, table, head) if tied else (norm, head)) if module is not None)
+    tails = [Unit(tail[0], tail, stays_whole=True)] if tail else []
+    return [Unit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
+
+
+def _final_norm(model: Any) -> nn.Module | None:
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else model
+    children = base.children() if isinstance(base, nn.Module) else ()
+    norms = [module for module in children if "Norm" in type(module).__name__]
+    return norms[-1] if norms else None
+
+
+def unit_of(module: str, units: list[Unit]) -> Unit:
+    """The unit of a module: that of the nearest module around it that has one."""
+    owners = {name: unit for unit in units for name in unit.modules}
+    while module not in owners:
+        module = module.rpartition(".")[0]
+    return owners[module]
+
+
+class _AfterBackward(torch.autograd.Function):
+    """Hands its inputs on, and calls back when their gradients have come: FSDP's ``RegisterPostBackwardFunction``."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The inputs."""
+        ctx.call = call
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients."""
+        ctx.call()
+        return (None, *gradients)
+
+
+class UnitHooks:
+    """Marks the moments of every unit, with the states that decide which hooks do anything.
+
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py ``_pre_forward``, ``_post_forward``, ``_pre_backward``,
+    ``_root_post_backward_final_callback``; _fsdp_param_group.py.
+    """
+
+    def __init__(self, model: nn.Module, units: list[Unit], recorder: Recorder) -> None:
+        self._units, self._recorder = units, recorder
+        for unit in units:
+            for name in unit.modules:
+                module = model.get_submodule(name)
+                module.register_forward_pre_hook(self._before_forward(unit, name), with_kwargs=True, prepend=True)
+                module.register_forward_hook(self._after_forward(unit, name))
+
+    def _mark(self, moment: Any, unit: Unit) -> None:
+        put_mark(self._recorder, moment, "" if unit.place == ROOT else unit.place)
+
+    def _before_forward(self, unit: Unit, _name: str) -> Any:
+        def run(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            self._mark("before_forward", unit)
+            if unit.state == "before_backward":
+                return None  # a block that is computed again
+            entered, unit.state = unit.state != "forward", "forward"
+            if not entered:
+                return None
+            unit.to_run = set(unit.modules)
+            return self._watch(unit, args, kwargs)
+
+        return run
+
+    def _watch(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+        flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001 - torch's own tree functions
+        wanted = [index for index, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad]
+        if not torch.is_grad_enabled() or not wanted:
+            return None
+        apply: Any = _AfterBackward.apply
+        handed = apply(lambda: self._after_backward(unit), *(flat[index] for index in wanted))
+        for index, tensor in zip(wanted, handed, strict=True):
+            flat[index] = tensor
+        return torch.utils._pytree.tree_unflatten(flat, spec)  # noqa: SLF001
+
+    def _after_forward(self, unit: Unit, name: str) -> Any:
+        def run(_module: nn.Module, _args: Any, output: Any) -> None:
+            unit.to_run.discard(name)
+            if unit.state == "before_backward" or unit.to_run:
+                return
+            self._mark("after_forward", unit)
+            if torch.is_grad_enabled():
+                for leaf in torch.utils._pytree.tree_leaves(output):  # noqa: SLF001
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        hook: Any = leaf.register_hook
+                        hook(lambda _gradient: self._before_backward(unit))
+            unit.state = "idle"
+
+        return run
+
+    def _before_backward(self, unit: Unit) -> None:
+        if unit.state != "before_backward":
+            unit.state = "before_backward"
+            self._mark("before_backward", unit)
+
+    def _after_backward(self, unit: Unit) -> None:
+        unit.state = "after_backward"
+        self._mark("after_backward", unit)
+
+    def end_of_backward(self) -> None:
+        """Units whose inputs need no gradient have not been told that their backward is over."""
+        for unit in self._units:
+            if unit.state != "after_backward":
+                self._mark("after_backward", unit)
+            unit.state = "idle"
