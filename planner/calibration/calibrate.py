@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from planner.calibration.intervals import Residual, make_spreads, measured_coverage
@@ -18,14 +18,16 @@ from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
-# How the 40 free numbers are shared between the three problems, which have no coefficient in common.
-_ROOM: Mapping[Quantity, int] = {"memory": 14, "throughput": 24, "host_memory": 2}
-MAX_FREE_NUMBERS = sum(_ROOM.values())
+# How the 40 free numbers are shared between the three problems, which have no coefficient in common, and between what machines
+# share and the effects of single machines that are kept.
+_ROOM: Mapping[Quantity, int] = {"memory": 13, "throughput": 13, "host_memory": 2}
+_ROOM_FOR_MACHINES: Mapping[Quantity, int] = {"memory": 0, "throughput": 12, "host_memory": 0}
+MAX_FREE_NUMBERS = sum(_ROOM.values()) + sum(_ROOM_FOR_MACHINES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A calibration on all groups, one without each group, and what they were made from."""
+    """A calibration on all groups, one without each group, and what they were made from; ``machines``: that of each record."""
 
     calibration: Calibration
     without: Mapping[str, Calibration]
@@ -33,11 +35,12 @@ class Fitted:
     residuals: tuple[Residual, ...]
     left_out: tuple[LeftOut, ...]
     not_fitted: tuple[NotFitted, ...] = ()
+    machines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def free_numbers(self) -> int:
         """How many numbers were free, the hierarchy included."""
-        return sum(len(fit.problem.knobs) for fit in self.fits)
+        return sum(fit.free_numbers for fit in self.fits)
 
 
 def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
@@ -51,13 +54,14 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     if not targets:
         raise UsageError(nothing_usable(screened.left_out))
     problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
-    fits = tuple(cross_fit(problem) for problem in problems if problem is not None)
+    fits = tuple(cross_fit(each, _ROOM_FOR_MACHINES[each.quantity]) for each in problems if each is not None)
     groups = tuple(dict.fromkeys(target.group for target in targets))
     residuals = tuple(residual for fit in fits for residual in _residuals(fit, targets))
     whole = _calibration(name, targets, fits, None, residuals)
     without = {group: _calibration(f"{name} without {group}", targets, fits, group, residuals) for group in groups}
     left_out = (*screened.left_out, *unused_times(screened.used))
-    return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]))
+    machines = {target.record.id: target.host for target in targets}
+    return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
 
 
 def _calibration(
@@ -79,14 +83,8 @@ def _calibration(
     )
 
 
-def _offsets(fit: CrossFit, held_out: str | None) -> list[Offset]:
-    row = 0 if held_out not in fit.groups else 1 + fit.groups.index(held_out)
-    problem, solution = fit.problem, fit.solution
-    values = problem.offsets(solution.points[row])
-    return [
-        Offset(knob, float(value), float(spread * scale))
-        for knob, value, spread, scale in zip(problem.knobs, values, solution.spread[row], problem.spread, strict=True)
-    ]
+def _offsets(fit: CrossFit, held_out: str | None) -> tuple[Offset, ...]:
+    return (*fit.shared_offsets(held_out), *(fit.machine_offsets if held_out is None else ()))
 
 
 def support_of(targets: Sequence[Target]) -> Support:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.calibration.calibrate import Fitted, calibrate
 from planner.calibration.validate import Validation, validate
@@ -13,8 +13,8 @@ from planner.records import RecordSet
 class CrossValidation:
     """Three validations of the same records.
 
-    ``held_out``: each group by the calibration without it.  ``in_sample``: by the calibration on all groups.  ``prior``: without
-    any fit.
+    ``held_out``: each group by the calibration without it, as one of a machine that was never seen.  ``in_sample``: by the
+    calibration on all groups, with the effects of the machine where it keeps some.  ``prior``: without any fit.
     """
 
     fitted: Fitted
@@ -33,4 +33,5 @@ def cross_validate(records: RecordSet) -> CrossValidation:
     fitted = calibrate(records.records)
 
     held_out = validate(records, lambda record: fitted.without.get(record.source_group, fitted.calibration))
-    return CrossValidation(fitted, held_out, validate(records, fitted.calibration), prior)
+    in_sample = validate(records, lambda record: replace(fitted.calibration, machine=fitted.machines.get(record.id, "")))
+    return CrossValidation(fitted, held_out, replace(in_sample, is_held_out=False), prior)

@@ -10,13 +10,24 @@ import numpy as np
 from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats, penalised
 
-# How many times a prior may count beside its own spread.  The last one is no fit at all of what machines share.
-STRENGTHS: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
-DEFAULT_STRENGTH = 3.0
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """How many times a prior counts beside its own spread: of what machines share, and of what is one machine's own."""
+
+    shared: float = 1.0
+    machine: float = 1.0
+
+
+# What a fit may choose from.  The last of what is shared is no fit of it at all; the last of machines is hardly any effect.
+_SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
+_PULLS_WITH_MACHINES = tuple(Pull(shared, machine) for shared in (0.5, 2.0, 8.0, 10_000.0) for machine in (1.0, 40.0))
+DEFAULT_PULL = Pull(3.0)
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
 _FAR = 4.0
 _MAX_ROUNDS = 8
+_REWEIGHTINGS = 4
 _MAX_STEP = 1.5
 _CONVERGED = 0.01
 
@@ -34,7 +45,7 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
+class Linear:
     """A problem linearised at ``point``: log errors and slopes of each reading."""
 
     point: Floats
@@ -42,77 +53,82 @@ class _Linear:
     slopes: Floats
 
 
-def solve(problem: Problem, weights: Floats, strengths: Sequence[float]) -> Solution:
-    """Fit once for each row of ``weights`` (fits x readings; 0: not seen), each with its own prior strength.
+def pulls_to_try(problem: Problem) -> tuple[Pull, ...]:
+    """Pulls of which a fit of this problem may take one."""
+    return tuple(map(Pull, _SHARED_PULLS)) if problem.is_shared.all() else _PULLS_WITH_MACHINES
 
-    Gauss-Newton: all fits are linearised together, which costs little more than one, each linear problem is solved by
-    ``scipy.optimize.least_squares``; a step that does not lower the objective is halved.
+
+def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
+    """Fit once for each row of ``weights`` (fits x readings; 0: not seen), each with its own pull towards the priors.
+
+    Gauss-Newton: all fits are linearised together, which costs little more than one; each robust linear problem is solved by
+    reweighted normal equations; a step that does not lower the objective is halved.
     """
-    search = _Search(problem, weights, strengths)
+    search = _Search(problem, weights, pulls)
     for _ in range(_MAX_ROUNDS):
         fits = np.flatnonzero(search.moving)
         if not len(fits):
             break
         errors, slopes = problem.linearise(search.points[fits])
         for row, fit in enumerate(fits):
-            search.advance(int(fit), _Linear(search.points[fit].copy(), errors[row], slopes[row]))
-    spread = np.stack([_posterior(problem, search.slopes[i], weights[i], strengths[i]) for i in range(len(weights))])
+            search.advance(int(fit), Linear(search.points[fit].copy(), errors[row], slopes[row]))
+    spread = np.stack([_posterior(problem, search.slopes[i], weights[i], pulls[i]) for i in range(len(weights))])
     return Solution(search.kept, spread, problem.errors(search.kept))
 
 
 class _Search:
     """State of many fits: where each is, the best it has been, and whether it still moves.  None depends on another."""
 
-    def __init__(self, problem: Problem, weights: Floats, strengths: Sequence[float]) -> None:
+    def __init__(self, problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> None:
         n_fits, n_knobs = len(weights), len(problem.knobs)
-        self._problem, self._weights, self._strengths = problem, weights, strengths
+        self._problem, self._weights, self._pulls = problem, weights, pulls
         self.points = np.zeros((n_fits, n_knobs))
         self.kept = np.zeros((n_fits, n_knobs))
         self.slopes = np.zeros((n_fits, len(problem.targets), n_knobs))
         self.moving = np.ones(n_fits, dtype=bool)
         self._lowest = np.full(n_fits, np.inf)
 
-    def advance(self, fit: int, linear: _Linear) -> None:
+    def advance(self, fit: int, linear: Linear) -> None:
         """One step of one fit from its linearisation; a step that did not lower the objective is halved instead."""
-        weights, strength = self._weights[fit], self._strengths[fit]
-        cost = _objective(self._problem, linear.errors, linear.point, weights, strength)
+        weights, pull = self._weights[fit], self._pulls[fit]
+        cost = objective(self._problem, linear.errors, linear.point, weights, pull)
         if cost > self._lowest[fit]:
             step = (self.kept[fit] - linear.point) / 2
         else:
             self._lowest[fit], self.kept[fit], self.slopes[fit] = cost, linear.point, linear.slopes
-            step = solve_linear(self._problem, linear, weights, strength) - linear.point
+            step = solve_linear(self._problem, linear, weights, pull) - linear.point
         self.points[fit] = linear.point + np.clip(step, -_MAX_STEP, _MAX_STEP)
         self.moving[fit] = np.max(np.abs(step)) > _CONVERGED
 
 
-def solve_linear(problem: Problem, linear: _Linear, weights: Floats, strength: float) -> Floats:
-    """The point that minimises the robust objective of a linearised problem."""
-    from scipy.optimize import least_squares
+def solve_linear(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:
+    """The point that minimises the robust objective of a linearised problem, by iteratively reweighted least squares.
 
+    A reading counts by its soft-L1 weight at the last point, and not at all on the right side of a bound.  Knobs that no seen
+    reading depends on stay at their prior.
+    """
     seen = weights > 0
-    errors, slopes = linear.errors[seen], linear.slopes[seen]
-    scale = np.sqrt(weights[seen]) / problem.noise
+    moved = np.any(linear.slopes[seen] != 0.0, axis=0)
+    errors, slopes = linear.errors[seen], linear.slopes[seen][:, moved]
     bounds = [target.bound for target, used in zip(problem.targets, seen, strict=True) if used]
-    pull = np.sqrt(_pulls(problem, strength))
-
-    def residuals(point: Floats) -> Floats:
-        return np.concatenate(
-            [scale * _robust(_one_sided(errors + slopes @ (point - linear.point), bounds), problem), pull * point]
+    held = np.diag(_pulls(problem, pull)[moved])
+    start = linear.point[moved]
+    target = slopes @ start - errors
+    point: Floats = start
+    for _ in range(_REWEIGHTINGS):
+        counted = _one_sided(errors + slopes @ (point - start), bounds)
+        each = np.where(counted == 0.0, 0.0, weights[seen] / problem.noise**2 * _robust_weight(counted, problem))
+        point = np.asarray(
+            np.linalg.solve((slopes * each[:, None]).T @ slopes + held, slopes.T @ (each * target)), dtype=np.float64
         )
-
-    def jacobian(point: Floats) -> Floats:
-        counted = _one_sided(errors + slopes @ (point - linear.point), bounds)
-        slope = np.where(counted == 0.0, 0.0, _robust_slope(counted, problem)) * scale
-        return np.vstack([slope[:, None] * slopes, np.diag(pull)])
-
-    start = linear.point
-    solution: Floats = least_squares(residuals, start, jac=jacobian, method="lm", xtol=1e-4, ftol=1e-6, max_nfev=30).x
+    solution = np.zeros_like(linear.point)
+    solution[moved] = point
     return solution
 
 
-def _pulls(problem: Problem, strength: float) -> Floats:
-    """How hard each knob is held to its prior; what belongs to one machine always by its own spread."""
-    pulls: Floats = np.where(problem.is_shared, strength, 1.0)
+def _pulls(problem: Problem, pull: Pull) -> Floats:
+    """How hard each knob is held to its prior."""
+    pulls: Floats = np.where(problem.is_shared, pull.shared, pull.machine)
     return pulls
 
 
@@ -129,29 +145,25 @@ def _robust(errors: Floats, problem: Problem) -> Floats:
     return shaped
 
 
-def _robust_slope(errors: Floats, problem: Problem) -> Floats:
-    """Derivative of :func:`_robust`."""
-    scaled = np.abs(errors) / (_ROBUST_FROM * problem.noise)
-    root = np.sqrt(1 + scaled**2)
-    inner = np.sqrt(np.maximum(2 * (root - 1), 1e-12))
-    slope: Floats = np.where(scaled < 1e-4, 1.0, scaled / root / inner)
-    return slope
+def _robust_weight(errors: Floats, problem: Problem) -> Floats:
+    """Weight of a squared residual under the soft-L1 loss."""
+    weight: Floats = 1 / np.sqrt(1 + (errors / (_ROBUST_FROM * problem.noise)) ** 2)
+    return weight
 
 
-def _objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, strength: float) -> float:
+def objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, pull: Pull) -> float:
+    """What a fit minimises: robust squared residuals in units of the noise, and squared distances from the priors."""
     counted = _one_sided(errors, [target.bound for target in problem.targets])
-    return float(
-        np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(_pulls(problem, strength) * point**2)
-    )
+    return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(_pulls(problem, pull) * point**2))
 
 
-def _posterior(problem: Problem, slopes: Floats, weights: Floats, strength: float) -> Floats:
+def _posterior(problem: Problem, slopes: Floats, weights: Floats, pull: Pull) -> Floats:
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
 
     With the prior at most at its own strength: holding a number harder does not make it better known.
     """
     scaled = slopes * (np.sqrt(weights) / problem.noise)[:, None]
-    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, min(strength, 1.0))))
+    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, Pull(min(pull.shared, 1.0), pull.machine))))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
 

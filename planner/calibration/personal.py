@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from planner.calibration.calibrate import Fitted, support_of
-from planner.calibration.fit import Solution, solve
+from planner.calibration.fit import Pull, Solution, solve
 from planner.calibration.machine import Attachments, one_machine
 from planner.calibration.problem import Problem, machine_problem
 from planner.calibration.screen import LeftOut, nothing_usable, screen
@@ -67,7 +67,7 @@ def calibrate_machine(
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
         if problem is not None:
-            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [1.0]))
+            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [Pull()]))
     calibration = replace(
         base,
         name=name,
@@ -105,7 +105,7 @@ def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGa
 def _with_each_anchor(problem: Problem) -> tuple[Floats, Floats]:
     """(absolute errors without an anchor, mean absolute error of the other rows for each choice of anchor)."""
     count = len(problem.targets)
-    solution = solve(problem, _WEIGHT * np.eye(count), [1.0] * count)
+    solution = solve(problem, _WEIGHT * np.eye(count), [Pull()] * count)
     before = np.abs(np.expm1(problem.errors(np.zeros((1, len(problem.knobs))))[0]))
     others = ~np.eye(count, dtype=bool)
     after = np.abs(np.expm1(solution.errors))

@@ -1,17 +1,19 @@
-"""Leave one group out: fits that never see the group they are judged on, with the prior's strength chosen inside the rest."""
+"""Leave one group out: fits that never see the group they are judged on; the pull to the priors is chosen inside the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.fit import DEFAULT_STRENGTH, STRENGTHS, Solution, mean_error, solve
+from planner.calibration.fit import DEFAULT_PULL, Pull, Solution, mean_error, pulls_to_try, solve
+from planner.calibration.machines import kept_effects
 from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats
+from planner.domain.calibration import Offset
 
-# Choosing a strength needs at least this many groups to choose on.
+# Choosing a pull needs at least this many groups to choose on.
 _MIN_GROUPS_TO_CHOOSE = 2
 # Up to this many groups each is left out in turn; of more, a quarter at a time.
 _EACH_UP_TO = 6
@@ -20,18 +22,34 @@ _INNER_FOLDS = 4
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it, as ``groups`` are ordered)."""
+    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it, as ``groups`` are ordered).
+
+    ``machine_offsets``: effects of single machines that the fit on everything keeps, beside what all share.
+    """
 
     problem: Problem
     groups: tuple[str, ...]
-    strengths: tuple[float, ...]
+    pulls: tuple[Pull, ...]
     solution: Solution
+    machine_offsets: tuple[Offset, ...] = ()
 
     @property
-    def fitted_errors(self) -> Floats:
-        """Log errors of all readings under the fit that saw them all."""
-        errors: Floats = self.solution.errors[0]
-        return errors
+    def strengths(self) -> tuple[float, ...]:
+        """How many times the priors of what is shared count in each fit."""
+        return tuple(pull.shared for pull in self.pulls)
+
+    @property
+    def free_numbers(self) -> int:
+        """How many numbers predictions use: those that all share, and effects of machines that are kept."""
+        return int(self.problem.is_shared.sum()) + len(self.machine_offsets)
+
+    def shared_offsets(self, held_out: str | None) -> tuple[Offset, ...]:
+        """Offsets of what all share under the fit without a group, or under the one that saw all."""
+        row = 0 if held_out not in self.groups else 1 + self.groups.index(held_out)
+        values = self.problem.offsets(self.solution.points[row])
+        spreads = self.solution.spread[row] * self.problem.spread
+        triples = zip(self.problem.knobs, values, spreads, strict=True)
+        return tuple(Offset(knob, float(value), float(spread)) for knob, value, spread in triples if knob.level != "host")
 
     @property
     def held_out_errors(self) -> Floats:
@@ -40,19 +58,21 @@ class CrossFit:
         return np.array([self.solution.errors[rows[each.group], i] for i, each in enumerate(self.problem.targets)])
 
 
-def cross_fit(problem: Problem) -> CrossFit:
-    """Fit on all groups, and on all but one for each group in turn."""
+def cross_fit(problem: Problem, room_for_machines: int = 0) -> CrossFit:
+    """Fit on all groups, and on all but one for each group in turn; ``room_for_machines``: machine effects to keep at most."""
     groups = problem.groups
     weights = problem.weights()
     names = [target.group for target in problem.targets]
     insides = [groups, *(tuple(other for other in groups if other != group) for group in groups)]
-    strengths = _choose_strengths(problem, weights, names, insides)
+    pulls = _choose_pulls(problem, weights, names, insides)
     seen = np.stack([weights * np.isin(names, inside) for inside in insides])
-    return CrossFit(problem, groups, tuple(strengths), solve(problem, seen, strengths))
+    found = CrossFit(problem, groups, tuple(pulls), solve(problem, seen, pulls))
+    kept = kept_effects(problem, weights, found.shared_offsets(None), room_for_machines)
+    return replace(found, machine_offsets=kept)
 
 
-def _choose_strengths(problem: Problem, weights: Floats, names: Sequence[str], masks: Sequence[Sequence[str]]) -> list[float]:
-    """For each set of groups the strength that predicts those inside it best when a part of them is left out in turn.
+def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks: Sequence[Sequence[str]]) -> list[Pull]:
+    """For each set of groups the pull that predicts those inside it best when a part of them is left out in turn.
 
     Every inner fit is a fit like any other; all of them run together, each distinct one once.
     """
@@ -64,16 +84,17 @@ def _choose_strengths(problem: Problem, weights: Floats, names: Sequence[str], m
             for fold in folds
         }
     )
-    jobs = [(groups, strength) for groups in trained for strength in STRENGTHS]
-    errors: dict[tuple[tuple[str, ...], float], Floats] = {}
+    choices = pulls_to_try(problem)
+    jobs = [(groups, pull) for groups in trained for pull in choices]
+    errors: dict[tuple[tuple[str, ...], Pull], Floats] = {}
     if jobs:
         seen = np.stack([weights * np.isin(names, groups) for groups, _ in jobs])
-        found = solve(problem, seen, [strength for _, strength in jobs]).errors
+        found = solve(problem, seen, [pull for _, pull in jobs]).errors
         errors = dict(zip(jobs, found, strict=True))
 
-    def score(strength: float, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> float:
+    def score(pull: Pull, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> float:
         each = [
-            mean_error(problem, errors[tuple(group for group in inside if group not in fold), strength], group)
+            mean_error(problem, errors[tuple(group for group in inside if group not in fold), pull], group)
             for fold in folds
             for group in fold
         ]
@@ -81,8 +102,8 @@ def _choose_strengths(problem: Problem, weights: Floats, names: Sequence[str], m
 
     chosen = []
     for inside, folds in zip(masks, plans, strict=True):
-        scores = [score(strength, inside, folds) for strength in STRENGTHS] if folds else []
-        chosen.append(STRENGTHS[int(np.argmin(scores))] if scores else DEFAULT_STRENGTH)
+        scores = [score(pull, inside, folds) for pull in choices] if folds else []
+        chosen.append(choices[int(np.argmin(scores))] if scores else DEFAULT_PULL)
     return chosen
 
 

@@ -68,9 +68,10 @@ class Target:
 
     @property
     def host(self) -> str:
-        """The machine: as named, or what stands for it where nothing names it, one document's machine with this GPU."""
-        host = self.scenario.hardware.host.id
-        return self.machine or (f"{self.record.source_group}:{self.scenario.hardware.gpu.id}" if host == "unknown" else host)
+        """The machine: as named, or what stands for it where no host is described, one document's machine with this GPU."""
+        hardware = self.scenario.hardware
+        described = hardware.host.cores is not None
+        return self.machine or (hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}")
 
     def key(self, level: Level) -> str:
         """Key of the reading at one level of the hierarchy."""

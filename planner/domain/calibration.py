@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.environment import Environment
-from planner.domain.hierarchy import FREEDOM, HOST_SPREAD, LEVEL_SPREAD, LEVELS, Level, moved
+from planner.domain.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
 from planner.domain.interval import SPREADS_OF, Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
@@ -36,8 +36,10 @@ class Knob:
     @property
     def spread(self) -> float:
         """One standard deviation of the offset before the fit; see :class:`planner.domain.hierarchy.Freedom`."""
-        parts = {"all": 1.0, "host": HOST_SPREAD}
-        return FREEDOM[self.coefficient].spread * parts.get(self.level, LEVEL_SPREAD)
+        freedom = FREEDOM[self.coefficient]
+        if self.level == "host":
+            return freedom.machine or freedom.spread
+        return freedom.spread * (1.0 if self.level == "all" else LEVEL_SPREAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,17 @@ class Coefficients:
             "6.7B models, and down projections add columns of their own; depends on the data",
         ),
     )
+    gpu_rate: float = prior(
+        1.0,
+        0.3,
+        1.5,
+        "of a usual card's rates",
+        by(
+            "assumed",
+            "all kernels of one machine's GPU against others of its kind: power caps, clocks, virtual and shared cards; learnt "
+            "from a machine's own readings only, 1 for any other",
+        ),
+    )
     matmul_efficiency: float = prior(
         0.75,
         0.3,

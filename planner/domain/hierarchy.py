@@ -16,10 +16,8 @@ Level = Literal["all", "generation", "gpu", "family", "host", "quantization"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-# A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Hosts differ by more than GPUs of a
-# generation do, so theirs is the whole of it.
+# A level below "all" is shrunk to the one above by this part of the coefficient's spread.  Machines have spreads of their own.
 LEVEL_SPREAD = 0.5
-HOST_SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +25,14 @@ class Freedom:
     """What a fit may do with one coefficient.
 
     ``spread`` is one standard deviation before the fit: of the natural logarithm where the lower bound is above 0, else in the
-    coefficient's own unit.  Chosen from the ranges that the prior's source states, before any fit.
+    coefficient's own unit.  Chosen from the ranges that the prior's source states, before any fit.  ``machine``: how far one
+    machine (the level ``host``: its cards, host and links as one document or user has them) lies from others with the same
+    cards, as one standard deviation of the logarithm; 0 where machines do not differ.  ``spread`` 0: only machines differ.
     """
 
     spread: float
     levels: tuple[Level, ...] = ()
+    machine: float = 0.0
 
 
 FREEDOM: Mapping[str, Freedom] = MappingProxyType(
@@ -44,26 +45,27 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "logits_extra_copies": Freedom(0.25, ("family",)),
         "orphan_fraction": Freedom(0.25),
         "int8_outlier_fraction": Freedom(0.1),  # decided by the data a model reads: from a thousandth to a fifth
-        "matmul_efficiency": Freedom(0.12, ("generation", "gpu")),
-        "matmul_efficiency_half_rate": Freedom(0.12, ("generation",)),
+        "gpu_rate": Freedom(0.0, machine=0.3),  # power caps, shared cards, other clocks: 0.7 to 1.3
+        "matmul_efficiency": Freedom(0.12, ("generation", "gpu"), machine=0.15),
+        "matmul_efficiency_half_rate": Freedom(0.12, ("generation",), machine=0.15),
         "fp32_matmul_efficiency": Freedom(0.2),
         "tile_rows": Freedom(60.0),
-        "attention_efficiency": Freedom(0.25, ("generation",)),
-        "attention_efficiency_flash1": Freedom(0.2),
-        "memory_efficiency": Freedom(0.12, ("generation",)),
-        "launch_s": Freedom(0.4, ("host",)),
-        "int8_relative_speed": Freedom(0.4, ("generation",)),
-        "dequantize_relative_speed": Freedom(0.4, ("quantization",)),
+        "attention_efficiency": Freedom(0.25, ("generation",), machine=0.2),
+        "attention_efficiency_flash1": Freedom(0.2, machine=0.2),
+        "memory_efficiency": Freedom(0.12, ("generation",), machine=0.15),
+        "launch_s": Freedom(0.4, machine=0.5),
+        "int8_relative_speed": Freedom(0.4, ("generation",), machine=0.4),
+        "dequantize_relative_speed": Freedom(0.4, ("quantization",), machine=0.3),
         "length_variation": Freedom(0.3),
-        "comm_overlap": Freedom(0.2),
-        "hook_s": Freedom(0.6, ("host",)),
-        "pcie_efficiency": Freedom(0.3, ("host",)),
-        "nvlink_efficiency": Freedom(0.2),
-        "network_efficiency": Freedom(0.2),
+        "comm_overlap": Freedom(0.2, machine=0.2),
+        "hook_s": Freedom(0.6, machine=0.8),
+        "pcie_efficiency": Freedom(0.3, machine=0.5),
+        "nvlink_efficiency": Freedom(0.2, machine=0.3),
+        "network_efficiency": Freedom(0.2, machine=0.4),
         "network_bytes_per_s_per_gpu": Freedom(0.7),
         "nvme_bytes_per_s": Freedom(0.5),
-        "cpu_adam_params_per_s": Freedom(0.6, ("host",)),
-        "cpu_adam_params_per_s_per_core": Freedom(0.3),
+        "cpu_adam_params_per_s": Freedom(0.6, machine=0.7),
+        "cpu_adam_params_per_s_per_core": Freedom(0.3, machine=0.5),
     }
 )
 PRIOR_BY_NAME: Mapping[str, Prior] = MappingProxyType({prior.name: prior for prior in PRIORS})

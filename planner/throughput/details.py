@@ -15,7 +15,9 @@ def detail_of(job: Job, name: str) -> str:
     """Numbers of the term ``name``; empty when the scenario is a grid or the coefficients are many at once."""
     batch, rates = job.recipe.batch, job.rates
     sizes = (job.micro.computed, job.world, job.rank, batch.grad_accum)
-    numbers = (*sizes, rates.matmul_flop_per_s, rates.memory_bytes_per_s, rates.host_link_bytes_per_s, job.coefficients.hook_s)
+    own = job.coefficients
+    sustained = (rates.matmul_flop_per_s, rates.memory_bytes_per_s, rates.host_link_bytes_per_s, rates.collective_bytes_per_s)
+    numbers = (*sizes, *sustained, own.launch_s, own.hook_s, own.nvme_bytes_per_s)
     if not all(isinstance(number, int | float) for number in numbers):
         return ""
     return _DETAILS[name](job)

@@ -51,8 +51,9 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
         return None
     efficiency = coefficients.matmul_efficiency_half_rate if accumulates_at_half_rate(gpu) else coefficients.matmul_efficiency
-    fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency
-    matmul = fp32 if regime.compute == 4 else peak * efficiency
+    sustained = coefficients.gpu_rate
+    fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
+    matmul = fp32 if regime.compute == 4 else peak * efficiency * sustained
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
@@ -62,10 +63,10 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=peak * attention,
+        attention_flop_per_s=peak * attention * sustained,
         adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
         fp32_flop_per_s=fp32,
-        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency,
+        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency * sustained,
         host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
-from planner.calibration.fit import solve
+from planner.calibration.fit import Pull, solve
 from planner.calibration.problem import Problem, make_problem
 from planner.calibration.screen import screen
 from planner.calibration.targets import NOISE, targets_of
@@ -57,7 +57,7 @@ def test_the_fit_moves_from_the_prior_to_the_truth(name: str) -> None:
 def test_known_coefficients_are_recovered(quantity: str) -> None:
     """Where exact readings count for much more than the priors, the solver finds what they were made with."""
     problem = problem_of(simulated(EVERYWHERE, noise=0.0), quantity)
-    found = solve(problem, 1e4 * problem.weights()[None, :], [1.0])
+    found = solve(problem, 1e4 * problem.weights()[None, :], [Pull()])
     assert np.max(np.abs(found.errors)) < 0.01
     offsets = dict(zip(problem.knobs, problem.offsets(found.points)[0], strict=True))
     for name in ("context_bytes", "matmul_efficiency", "memory_efficiency"):
@@ -108,7 +108,7 @@ def test_a_wild_reading_is_outvoted() -> None:
     """One reading that is ten times too large moves the fit by less than a fifth of its honest spread."""
     records = simulated(EVERYWHERE)
     wild = [replace(records[0], peak_memory_mib=min(79_000.0, 10 * (records[0].peak_memory_mib or 0))), *records[1:]]
-    points = [solve(problem, problem.weights()[None, :], [1.0]).points[0] for problem in map(problem_of, (records, wild))]
+    points = [solve(problem, problem.weights()[None, :], [Pull()]).points[0] for problem in map(problem_of, (records, wild))]
     assert np.max(np.abs(points[0] - points[1])) < 1.0
     assert np.median(np.abs(points[0] - points[1])) < 0.2
 
@@ -126,7 +126,7 @@ def test_a_full_card_is_only_a_lower_bound() -> None:
     """A censored reading below the prediction pulls nothing."""
     censored = [replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)]
     problem = problem_of(censored)
-    assert np.allclose(solve(problem, problem.weights()[None, :], [1.0]).points, 0.0, atol=1e-3)
+    assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).points, 0.0, atol=1e-3)
 
 
 def test_free_numbers_are_few_and_named() -> None:
