@@ -21,13 +21,13 @@ class Pull:
 
 # What a fit may choose from.  The last of what is shared is no fit of it at all; the last of machines is hardly any effect.
 _SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
-_PULLS_WITH_MACHINES = tuple(Pull(shared, machine) for shared in (0.5, 2.0, 8.0, 10_000.0) for machine in (1.0, 40.0))
+_PULLS_WITH_MACHINES = tuple(Pull(shared, machine) for shared in (0.3, 1.0, 4.0, 10_000.0) for machine in (1.0, 40.0))
 DEFAULT_PULL = Pull(3.0)
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5
 _FAR = 4.0
 _MAX_ROUNDS = 8
-_REWEIGHTINGS = 4
+_REWEIGHTINGS = 2
 _MAX_STEP = 1.5
 _CONVERGED = 0.01
 

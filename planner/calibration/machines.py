@@ -16,14 +16,18 @@ from planner.calibration.targets import Floats
 from planner.domain.calibration import Offset
 
 _OWN_PRIOR = Pull()
+# Readings of a machine are its own, so many of them count as many, up to this.
+_READINGS_PER_GROUP = 30.0
+# A number is worth keeping where it lowers the objective (minus twice a log likelihood) by more than this, Akaike's price of one.
+_WORTH = 2.0
 
 
-def kept_effects(problem: Problem, weights: Floats, shared: Sequence[Offset], room: int) -> tuple[Offset, ...]:
+def kept_effects(problem: Problem, shared: Sequence[Offset], room: int) -> tuple[Offset, ...]:
     """At most ``room`` effects of machines on top of the ``shared`` offsets, each fitted by its machine's own readings."""
     columns = [int(column) for column in np.flatnonzero(~problem.is_shared)]
     if not (room and columns):
         return ()
-    own = problem.only(columns, shared)
+    own, weights = problem.only(columns, shared), problem.weights(_READINGS_PER_GROUP)
     chosen = _select(own, weights, room)
     if not chosen:
         return ()
@@ -45,6 +49,8 @@ def _select(own: Problem, weights: Floats, room: int) -> list[int]:
         if not trials:
             break
         best = min(trials, key=lambda column: trials[column][0])
+        if objective(own, linear.errors, linear.point, weights, _OWN_PRIOR) - trials[best][0] < _WORTH:
+            break
         chosen.append(best)
         point = trials[best][1][None, :]
     return chosen

@@ -19,7 +19,7 @@ MIN_READINGS_PER_LEVEL = 6
 READINGS_PER_GROUP: Mapping[Quantity, float] = {"memory": 4.0, "throughput": 10.0, "host_memory": 4.0}
 # A number that all share is freed where two spreads of it move readings of at least two groups by more than this.
 _MATTERS: Mapping[Quantity, float] = {"memory": 1e-6, "throughput": 0.06, "host_memory": 1e-6}
-_MACHINE_MATTERS = 0.02
+_MACHINE_MATTERS = 0.1
 _GROUPS_TO_SHARE = 2
 _PROBE = 2.0
 _STEP = 0.1
@@ -108,13 +108,14 @@ class Problem:
             totals[name] = totals.get(name, np.zeros(len(offsets))) + offsets[:, column]
         return totals
 
-    def weights(self) -> Floats:
-        """Weight of each squared residual: by grade, and the same total for every group with enough readings."""
+    def weights(self, per_group: float | None = None) -> Floats:
+        """Weight of each squared residual: by grade, and at most ``per_group`` (:data:`READINGS_PER_GROUP`) for a group."""
+        most = READINGS_PER_GROUP[self.quantity] if per_group is None else per_group
         raw = np.array([target.weight for target in self.targets])
         names = [target.group for target in self.targets]
         for group in self.groups:
             mine = np.array([name == group for name in names])
-            raw[mine] *= min(READINGS_PER_GROUP[self.quantity], raw[mine].sum()) / raw[mine].sum()
+            raw[mine] *= min(most, raw[mine].sum()) / raw[mine].sum()
         return raw
 
     def only(self, columns: Sequence[int], base: Sequence[Offset]) -> Problem:
@@ -134,7 +135,7 @@ def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Pr
     share, and no prediction for another machine uses them.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
-    reach = {name: np.array([_reach(target, name) for target in mine]) for name in FREEDOM}
+    reach = _reach(mine)
     knobs = (*_shared_knobs(quantity, mine, reach)[:room], *_machine_knobs(mine, reach))
     return _problem(quantity, mine, knobs, reach) if any(knob.level == "all" for knob in knobs) else None
 
@@ -145,7 +146,7 @@ def machine_problem(quantity: Quantity, targets: Sequence[Target], base: Sequenc
     ``None`` where it has no such reading.  All ``targets`` are taken to be of the machine.
     """
     mine = tuple(replace(target, machine=machine) for target in targets if target.quantity == quantity)
-    reach = {name: np.array([_reach(target, name) for target in mine]) for name in FREEDOM}
+    reach = _reach(mine)
     own = {name for name, freedom in FREEDOM.items() if (freedom.machine or freedom.spread) and np.any(reach[name] > _NEGLIGIBLE)}
     knobs = tuple(Knob(name, "host", machine) for name in FREEDOM if name in own)
     return replace(_problem(quantity, mine, knobs, reach), base=tuple(base)) if knobs else None
@@ -159,24 +160,28 @@ def _problem(quantity: Quantity, mine: tuple[Target, ...], knobs: tuple[Knob, ..
     return Problem(quantity, mine, knobs, np.array([knob.spread for knob in knobs]), active)
 
 
-def _reach(target: Target, name: str) -> float:
-    """How far two spreads of a coefficient, up or down, move the logarithm of a prediction."""
-    freedom = FREEDOM[name]
-    step = _PROBE * (freedom.spread or freedom.machine)
-    errors = log_errors(target, (Knob(name),), np.array([[0.0], [step], [-step]]))
-    return float(np.max(np.abs(errors[1:] - errors[0])))
+def _reach(mine: Sequence[Target]) -> dict[str, Floats]:
+    """For each coefficient how far two spreads of it, up or down, move the logarithm of each prediction."""
+    knobs = tuple(map(Knob, FREEDOM))
+    steps = np.diag([_PROBE * (freedom.spread or freedom.machine) for freedom in FREEDOM.values()])
+    probes = np.vstack([np.zeros(len(knobs)), steps, -steps])
+    moved = np.array([log_errors(target, knobs, probes) for target in mine]).reshape(len(mine), len(probes))
+    far = np.abs(moved[:, 1:] - moved[:, :1])
+    return {name: np.maximum(far[:, i], far[:, i + len(knobs)]) for i, name in enumerate(FREEDOM)}
 
 
 def _shared_knobs(quantity: Quantity, mine: Sequence[Target], reach: Mapping[str, Floats]) -> list[Knob]:
     groups = np.array([target.group for target in mine])
     least = min(_GROUPS_TO_SHARE, len(set(groups)))
-    shared: list[Knob] = []
+    shared: list[tuple[float, Knob]] = []
     levels: list[tuple[int, Knob]] = []
     for name, freedom in FREEDOM.items():
         if freedom.spread and least and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least:
-            shared.append(Knob(name))
+            shared.append((float(np.mean([reach[name][groups == group].mean() for group in set(groups)])), Knob(name)))
             levels += _level_knobs(name, [target for target, far in zip(mine, reach[name], strict=True) if far > _NEGLIGIBLE])
-    return [*shared, *(knob for _, knob in sorted(levels, key=lambda pair: -pair[0]))]
+    shared.sort(key=lambda pair: -pair[0])
+    levels.sort(key=lambda pair: -pair[0])
+    return [knob for _, knob in (*shared, *levels)]
 
 
 def _machine_knobs(mine: Sequence[Target], reach: Mapping[str, Floats]) -> list[Knob]:

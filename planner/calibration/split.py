@@ -17,7 +17,7 @@ from planner.domain.calibration import Offset
 _MIN_GROUPS_TO_CHOOSE = 2
 # Up to this many groups each is left out in turn; of more, a quarter at a time.
 _EACH_UP_TO = 6
-_INNER_FOLDS = 4
+_INNER_FOLDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def cross_fit(problem: Problem, room_for_machines: int = 0) -> CrossFit:
     pulls = _choose_pulls(problem, weights, names, insides)
     seen = np.stack([weights * np.isin(names, inside) for inside in insides])
     found = CrossFit(problem, groups, tuple(pulls), solve(problem, seen, pulls))
-    kept = kept_effects(problem, weights, found.shared_offsets(None), room_for_machines)
+    kept = kept_effects(problem, found.shared_offsets(None), room_for_machines)
     return replace(found, machine_offsets=kept)
 
 

@@ -25,7 +25,7 @@ def _cells(path: Path, kind: str) -> list[Any]:
 
 def _run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The notebook after a run in a kernel of its own, which imports the packages of this checkout."""
-    for name in ("nbclient", "ipykernel", "matplotlib", "scipy"):
+    for name in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     from nbclient import NotebookClient
 
