@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.calibration.problem import MIN_READINGS_PER_HOST, MIN_READINGS_PER_LEVEL, Problem
+from planner.calibration.problem import MIN_READINGS_PER_LEVEL, Problem
 from planner.calibration.rows import throughput_column
 from planner.calibration.screen import RULES, LeftOut, screen
 from planner.calibration.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
@@ -62,13 +62,18 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
     """Every coefficient, and every key of its levels that some reading has, without a number of its own."""
     found: dict[Knob, NotFitted] = {}
     for name, freedom in FREEDOM.items():
+        if not freedom.spread:
+            continue
         readings = [target for problem in problems for target in _readings_of(problem, name)]
         if not readings:
             found[Knob(name)] = NotFitted(Knob(name), 0, "no reading depends on it")
             continue
+        found[Knob(name)] = NotFitted(
+            Knob(name), len(readings), "too few documents depend on it, or no room among the free numbers"
+        )
         for level in freedom.levels:
             counts = Counter(key for target in readings if (key := target.key(level)))
-            least = MIN_READINGS_PER_HOST if level == "host" else MIN_READINGS_PER_LEVEL
+            least = MIN_READINGS_PER_LEVEL
             for key, count in counts.items():
                 reason = f"needs {least} readings" if count < least else "no other key to tell it from"
                 if count >= least and len(counts) > 1:
@@ -80,5 +85,5 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
 
 def _readings_of(problem: Problem, name: str) -> list[Target]:
     """Readings of the problem that depend on one coefficient."""
-    columns = {column for column, knob in enumerate(problem.knobs) if knob == Knob(name)}
+    columns = {column for column, knob in enumerate(problem.knobs) if knob.coefficient == name}
     return [target for target, active in zip(problem.targets, problem.active, strict=True) if columns & set(active.tolist())]
