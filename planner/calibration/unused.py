@@ -68,9 +68,7 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
         if not readings:
             found[Knob(name)] = NotFitted(Knob(name), 0, "no reading depends on it")
             continue
-        found[Knob(name)] = NotFitted(
-            Knob(name), len(readings), "too few documents depend on it, or no room among the free numbers"
-        )
+        found[Knob(name)] = NotFitted(Knob(name), len(readings), "too few documents depend on it, or no room is left")
         for level in freedom.levels:
             counts = Counter(key for target in readings if (key := target.key(level)))
             least = MIN_READINGS_PER_LEVEL
