@@ -25,8 +25,8 @@ from measure.trace.tracer import Record, Recorder, Trace
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
 
-_SHARDINGS = ("none", "zero1", "zero2", "fsdp", "fsdp-grad-op", "hsdp")
-_OFFLOADS = ("none", "optimizer", "optimizer+params")
+_SHARDINGS = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp")
+_OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ MODEL = {
     "num_key_value_heads": 1, "vocab_size": 321, "tie_word_embeddings": False,
 }  # fmt: skip
 RANKS = (0, 3)
-LAYERS = 9
+LAYERS = 6
 LIMIT_S = 120
 
 

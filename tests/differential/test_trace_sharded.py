@@ -22,7 +22,9 @@ from measure.trace.summary import summarize
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 
-LAYERS = 9
+LAYERS = 6
+# A model that the engine finds whole is not what the Trainer makes under stage 3, so it is not traced.
+TRACED = [name for name in CASES if name != "zero3-lora-whole-model"]
 
 
 def events_of(case: Scenario) -> list[AllocEvent]:
@@ -42,13 +44,22 @@ def held(events: list[AllocEvent], term: str) -> int:
     return sum(live.values())
 
 
+def whole_at_the_end(events: list[AllocEvent]) -> int:
+    """Bytes of parameters that are whole when the last step is over."""
+    live: dict[int, int] = {}
+    for each in events:
+        if each.op == "gathered parameter":
+            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block)
+    return sum(live.values())
+
+
 @pytest.fixture(scope="module")
 def traces() -> dict[str, list[AllocEvent]]:
     """The trace of every case that the two real processes ran, with buckets of the same size."""
-    return {name: events_of(prediction(name).scenario) for name in CASES if CASES[name].stage < 3}
+    return {name: events_of(prediction(name).scenario) for name in TRACED}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].stage < 3])
+@pytest.mark.parametrize("name", TRACED)
 def test_shards_are_those_of_real_deepspeed(name: str, traces: dict[str, list[AllocEvent]], reports: Reports) -> None:  # noqa: F811
     """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes holds."""
     events, real = traces[name], reports[name][-1]
@@ -57,9 +68,13 @@ def test_shards_are_those_of_real_deepspeed(name: str, traces: dict[str, list[Al
     assert 0 <= held(events, "optimizer_states") - real["states"] <= steps
     weights = held(events, "weights") + held(events, "adapters")
     assert 0 <= weights - real["trained"] - real["frozen"] < 4 * real["tensors"] + 64
+    if CASES[name].stage == 3:
+        assert sum(each.n_bytes for each in events if each.op == "grad_partitions_flat_buffer") == real["gradients"]
+        whole = whole_at_the_end(events)
+        assert 0 <= whole - real["whole"] < 4 * real["tensors"]
 
 
-@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_repeated_periods_equal_all_layers(stage: str) -> None:
     """Flat buffers grow with the depth, and still a trace of a few layers gives that of all of them."""
     case = sharded_llama(stage)

@@ -10,6 +10,7 @@ from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
 from measure.trace.sharding.settings import fsdp_settings, zero_settings
 from measure.trace.sharding.stream import Stream
+from measure.trace.sharding.zero3 import Zero3
 from measure.trace.sharding.zero12 import Steps, Zero12
 from measure.trace.tracer import Block, Place, Record
 from planner.domain.recipe import Recipe
@@ -18,6 +19,7 @@ from planner.errors import PlannerError
 
 _LOADING = ("load", "adapters")
 _STEPS = 2
+_STAGE_3 = 3
 
 
 class Runtime(Protocol):
@@ -32,8 +34,8 @@ class Runtime(Protocol):
     def set_up(self, steps: Steps) -> None:
         """Everything is loaded; ``steps`` is what the optimizer does in each step, by group."""
 
-    def at(self, moment: str, module: str) -> None:
-        """A moment of the forward or backward of ``module``, as in :mod:`measure.trace.sharding.marks`."""
+    def at(self, moment: str, module: str, aliases: str) -> None:
+        """A moment of ``module``, as in :mod:`measure.trace.sharding.marks`; ``aliases``: tied parameters that it holds."""
 
     def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
         """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
@@ -56,7 +58,8 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     if scenario.recipe.uses_fsdp:
         runtime = Fsdp(stream, fsdp_settings(scenario))
     else:
-        runtime = Zero12(stream, zero_settings(scenario))
+        settings = zero_settings(scenario)
+        runtime = Zero3(stream, settings) if settings.stage == _STAGE_3 else Zero12(stream, settings)
     return _Execution(runtime, stream, scenario.recipe).run(records)
 
 
@@ -123,7 +126,7 @@ class _Execution:
             self._runtime.end_of_backward(boundary=boundary)
             self._has_gradients = boundary
         else:
-            self._runtime.at(moment, record.block.module)
+            self._runtime.at(moment, record.block.module, name)
 
     def _gradient_of(self, parameter: Parameter) -> Block:
         """The block of the gradient that has just come: the youngest of its size that nobody has."""

@@ -72,8 +72,9 @@ class Fsdp:
         """Nothing is allocated before the first forward."""
         self._steps = steps
 
-    def at(self, moment: str, module: str) -> None:
+    def at(self, moment: str, module: str, aliases: str) -> None:
         """A hook of the unit whose marks name ``module``."""
+        del aliases
         name = module or ROOT
         if name == ROOT and moment == "after_forward":
             self._stream.free(self._kept)  # the last buffer that was received

@@ -10,6 +10,7 @@ from measure.trace.adapters import DTYPES
 from measure.trace.losses import install_loss
 from measure.trace.optimizers import parameter_groups
 from measure.trace.sharding.marks import mark_gradients, put_mark
+from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
 from measure.trace.sharding.units import Unit, UnitHooks, make_units, unit_of
 from measure.trace.step import Inputs, micro_step
@@ -40,6 +41,8 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
     units = make_units(model, layer_list) if recipe.uses_fsdp else []
     _note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
+    if recipe.sharding == "zero3":
+        hook_modules(model, recorder)
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
     mark_gradients(model, recorder)
 

@@ -82,7 +82,7 @@ class Zero12:
         else:
             self._stream.free(*[self._stream.take(group.part_elements * _FP32, _INITIAL) for group in self._groups])
 
-    def at(self, moment: str, module: str) -> None:
+    def at(self, moment: str, module: str, aliases: str) -> None:
         """Stages 1 and 2 hook into gradients only."""
 
     def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:

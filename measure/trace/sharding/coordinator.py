@@ -1,0 +1,208 @@
+"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched, kept for reuse, released.
+
+Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``; each method names its
+counterpart.  The first forward and backward record the order of modules, all later ones look ahead in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.settings import ZeroSettings
+from measure.trace.sharding.stream import GATHER_STREAM, Stream, What
+from measure.trace.tracer import Block
+
+_FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
+_WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
+_LONG_AGO = -(10**10)
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One gather under way: the flat buffer that it receives, and the parameters that have not been asked for yet."""
+
+    parameters: list[Live]
+    flat: Block | None
+    asked: int = 0
+    complete: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A parameter and where it is."""
+
+    parameter: Parameter
+    persists: bool
+    status: Literal["away", "in flight", "here"] = "away"
+    block: Block | None = None
+    handle: Handle | None = None
+    active: set[str] = field(default_factory=set)
+    fetched_for: int = _LONG_AGO
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.parameter.elements
+
+
+class Coordinator:
+    """Fetches and releases.  ``of_module`` gives the parameters that a module holds itself."""
+
+    def __init__(self, stream: Stream, settings: ZeroSettings, of_module: Callable[[str], list[Live]]) -> None:
+        self._stream, self._settings, self._of = stream, settings, of_module
+        self._recorded: list[str] = []
+        self._complete = False
+        self._queue: deque[tuple[Live, int]] = deque()
+        self._in_flight: dict[Live, Handle] = {}
+        self._step = 0
+        self._available = 0
+        self._active: dict[str, set[Live]] = {}
+
+    def new_pass(self, everything: Iterable[Live]) -> None:
+        """``reset_step``, when the model's forward begins: from the second time on the order of modules is known."""
+        for live in list(self._in_flight):
+            self._ask(live)
+            self._release_one(live)
+        self._complete = bool(self._recorded)
+        order = [(live, step) for step, module in enumerate(self._recorded) for live in self._of(module)]
+        self._queue = deque(order)
+        self._step = self._available = 0
+        for live in everything:
+            live.fetched_for = _LONG_AGO
+
+    def fetch(self, module: str, *, forward: bool) -> None:
+        """``fetch_sub_module``: gather what the module needs, wait for it, then prefetch for the modules after it."""
+        recomputes = forward and self._stream.place.stage == "backward"
+        if not forward:
+            self._active.setdefault(module, set())
+        if not self._complete:
+            self._recorded.append(module)
+        needed = self._of(module)
+        self._gather(live for live in needed if live.status == "away")
+        for live in needed:
+            live.active.add(module)
+            if recomputes and self._active and not live.parameter.trained:
+                next(reversed(self._active.values())).add(live)
+            self._ask(live)
+        if self._complete:
+            self._prefetch({live for live in needed if live.fetched_for < self._step})
+        self._step += 1
+
+    def _prefetch(self, needed: set[Live]) -> None:
+        discarded: set[Live] = set()
+        while self._queue and len(discarded) < len(needed):
+            live, step = self._queue.popleft()
+            live.fetched_for = step
+            discarded.add(live)
+        limit = min(self._settings.max_live_elements - self._available, self._settings.prefetch_elements)
+        wanted: dict[Live, None] = {}
+        elements = 0
+        while self._queue and elements < limit:
+            live, step = self._queue.popleft()
+            live.fetched_for = max(live.fetched_for, step)
+            if live.status == "away" and live not in wanted:
+                wanted[live] = None
+                elements += live.elements
+        self._gather(wanted)
+
+    def release(self, module: str, *, forward: bool) -> None:
+        """``release_sub_module``: what is not needed again soon goes."""
+        own = self._of(module)
+        wanted = self._to_release(own) if self._complete else set(own)
+        concerned = set(own)
+        if not forward:
+            recomputed = self._active.pop(module, set())
+            wanted |= {live for live in recomputed if not live.persists}
+            concerned |= recomputed
+        for live in sorted(concerned, key=lambda each: each.parameter.key):
+            live.active.discard(module)
+            if live in wanted:
+                self._release_one(live)
+
+    def _to_release(self, own: list[Live]) -> set[Live]:
+        """``__params_to_release``: not what prefetch has passed over, nor what comes again within the reuse distance."""
+        wanted = {live for live in own if not live.persists and live.fetched_for <= self._step}
+        passed = 0
+        for module in self._recorded[self._step :] if wanted else ():
+            if passed >= self._settings.max_reuse_elements:
+                break
+            for live in self._of(module):
+                wanted.discard(live)
+                passed += live.elements
+        return wanted
+
+    def end_of_backward(self) -> None:
+        """``release_backward_leftovers``: modules whose input needed no gradient."""
+        while self._active:
+            module, recomputed = self._active.popitem()
+            for live in sorted({*self._of(module), *recomputed}, key=lambda each: each.parameter.key):
+                live.active.discard(module)
+                if not live.persists:
+                    self._release_one(live)
+
+    def release_all(self, everything: Iterable[Live]) -> None:
+        """``release_and_reset_all``, when the optimizer steps."""
+        for live in everything:
+            self._ask(live)
+            live.active.clear()
+            self._release_one(live)
+
+    def gather_now(self, wanted: Iterable[Live]) -> None:
+        """``_post_step``: persistent parameters are whole again, each in memory of its own."""
+        for live in wanted:
+            if live.status == "away":
+                n_bytes = self._part(live) * self._settings.world * live.parameter.element_bytes
+                live.block = self._stream.take(n_bytes, _WHOLE.on(0))
+                live.status = "here"
+
+    def _part(self, live: Live) -> int:
+        return -(-live.elements // self._settings.world)
+
+    def _gather(self, wanted: Iterable[Live]) -> None:
+        """``all_gather_coalesced``: one parameter arrives in its own memory, several in a flat buffer for each dtype."""
+        several = sorted(wanted, key=lambda each: each.parameter.key)
+        self._available += sum(live.elements for live in several)
+        if len(several) == 1:
+            self._start(several, coalesced=False)
+            return
+        for width in sorted({live.parameter.element_bytes for live in several}):
+            self._start([live for live in several if live.parameter.element_bytes == width], coalesced=True)
+
+    def _start(self, several: list[Live], *, coalesced: bool) -> None:
+        width = several[0].parameter.element_bytes
+        n_bytes = sum(self._part(live) for live in several) * width
+        flat = self._stream.take(n_bytes * self._settings.world, _FLAT if coalesced else _WHOLE)
+        if self._settings.offloads_params:
+            uploaded = [self._part(live) * width for live in several if not live.persists]
+            self._stream.free(*[self._stream.take(size, _UPLOADED) for size in uploaded])
+        handle = Handle(several, flat if coalesced else None)
+        for live in several:
+            live.status, live.handle = "in flight", handle
+            live.block = None if coalesced else flat
+            self._in_flight[live] = handle
+
+    def _ask(self, live: Live) -> None:
+        """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together; the buffer goes with the last."""
+        handle = self._in_flight.pop(live, None)
+        if handle is None:
+            return
+        if not handle.complete:
+            handle.complete = True
+            for each in handle.parameters:
+                if handle.flat is not None:
+                    each.block = self._stream.take(each.parameter.n_bytes, _WHOLE)
+                each.status = "here"
+        handle.asked += 1
+        if handle.asked == len(handle.parameters):
+            self._stream.free(handle.flat)
+
+    def _release_one(self, live: Live) -> None:
+        if live.status == "here" and not live.active:
+            self._stream.free(live.block)
+            live.block, live.status = None, "away"
+            self._available -= live.elements

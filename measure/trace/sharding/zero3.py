@@ -1,0 +1,168 @@
+"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one rank.
+
+Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py, runtime/comm/coalesced_collectives.py; each method names
+its counterpart.  Gradients are reduced by scattering (``reduce_scatter``, on by default), in a stream of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from measure.trace.sharding.coordinator import Coordinator, Live
+from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.settings import ZeroSettings
+from measure.trace.sharding.stream import REDUCE_STREAM, Stream, What
+from measure.trace.tracer import Block, Record, Role
+
+_FP32, _FP64 = 4, 8
+_WHOLE = What("parameter before it is divided", "workspace")
+_MASTER = What("fp32_partitioned_groups_flat", "master_weights")
+_CONVERTED = What("partition in fp32", "workspace")
+_INITIAL = What("initialize_optimizer_states", "workspace")
+_BUCKET = What("ipg_bucket.buffer", "gradient_buckets")
+_GRADIENTS = What("grad_partitions_flat_buffer", "gradients")
+_SENT = What("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_PART = What("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
+_HOST_COPY = What("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_NORM = What("norm in fp64", "optimizer_temporaries")
+_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+# Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
+_NORM_PART = 250_000_000
+
+Steps = list[list[list[Record]]]
+
+
+class Zero3:
+    """One rank under ZeRO-3."""
+
+    def __init__(self, stream: Stream, settings: ZeroSettings) -> None:
+        self._stream, self._settings = stream, settings
+        self._live: dict[tuple[str, str], Live] = {}
+        self._of_module: dict[str, list[Live]] = {}
+        self._shards: dict[tuple[str, str], Block] = {}
+        self._roles: dict[tuple[str, str], Role] = {}
+        self._groups: list[list[Parameter]] = []
+        self._steps: Steps = []
+        self._bucket: list[tuple[Parameter, Block | None]] = []
+        self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
+
+    def load(self, parameter: Parameter, record: Record) -> None:
+        """``zero.Init``: made whole on the device, then divided, each by itself; offloaded parts go on to the host."""
+        persists = parameter.elements <= self._settings.persistence_elements
+        live = self._live[parameter.key] = Live(parameter, persists)
+        self._of_module.setdefault(parameter.key[0], []).append(live)
+        self._stream.brief(parameter.n_bytes, _WHOLE)
+        role = self._roles[parameter.key] = record.block.role
+        if not self._settings.offloads_params or persists:
+            n_bytes = self._part(parameter) * parameter.element_bytes
+            self._shards[parameter.key] = self._stream.take(n_bytes, What("ds_tensor", role, module=record.block.module))
+
+    def shard_groups(self) -> list[list[tuple[int, ...]]]:
+        """``_create_fp16_sub_groups``: the parts of each group of the optimizer, in pieces of at least so many elements."""
+        trained = [live.parameter for live in self._live.values() if live.parameter.trained]
+        for number in sorted({each.group for each in trained}):
+            self._groups += self._sub_groups([each for each in trained if each.group == number])
+        return [[(self._elements(group),)] for group in self._groups]
+
+    def _sub_groups(self, members: list[Parameter]) -> Iterator[list[Parameter]]:
+        group: list[Parameter] = []
+        for each in members:
+            group.append(each)
+            if self._elements(group) >= self._settings.sub_group_elements:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def set_up(self, steps: Steps) -> None:
+        """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
+        self._steps, settings, stream = steps, self._settings, self._stream
+        trained = [each for group in self._groups for each in group]
+        if not settings.offloads_params:
+            stream.free(*(self._shards.pop(each.key) for each in trained))
+            n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
+            stream.take(n_bytes, What("lp_param_buffer", self._roles[trained[0].key]))
+        if not settings.offloads_optimizer:
+            for group in self._groups:
+                narrow = group[0].element_bytes < _FP32
+                converted = stream.take(self._elements(group) * _FP32, _CONVERTED) if narrow else None
+                stream.take(self._elements(group) * _FP32, _MASTER)
+                stream.free(converted)
+            stream.brief(max(self._elements(group) for group in self._groups) * _FP32, _INITIAL)
+        stream.take(settings.bucket_elements * settings.element_bytes, _BUCKET)
+        if not settings.offloads_optimizer:
+            stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+
+    def at(self, moment: str, module: str, aliases: str) -> None:
+        """A hook of ``module``."""
+        if aliases and module not in self._of_module:
+            keys = [(owner, name) for owner, _, name in (each.partition(":") for each in aliases.split())]
+            self._of_module[module] = [self._live[key] for key in keys]
+        if moment == "before_forward" and not module and self._stream.place.stage == "forward":
+            self._coordinator.new_pass(self._live.values())
+        if moment in ("before_forward", "before_backward"):
+            self._coordinator.fetch(module, forward=moment == "before_forward")
+        else:
+            self._coordinator.release(module, forward=moment == "after_forward")
+
+    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
+        limit = self._settings.bucket_elements
+        filled = sum(each.elements for each, _ in self._bucket)
+        if self._bucket and filled + parameter.elements > limit:
+            self._reduce(boundary=boundary)
+            filled = 0
+        if filled + parameter.elements <= limit:
+            self._stream.free(block)
+            self._bucket.append((parameter, None))
+        else:
+            self._bucket.append((parameter, block))
+
+    def end_of_backward(self, *, boundary: bool) -> None:
+        """``independent_gradient_partition_epilogue`` and what no hook has released."""
+        self._reduce(boundary=boundary)
+        self._coordinator.end_of_backward()
+
+    def step(self, number: int) -> None:
+        """``step``: everything is released, then sub-group by sub-group; small parameters are whole again at the end."""
+        settings, stream = self._settings, self._stream
+        self._coordinator.release_all(self._live.values())
+        if not settings.offloads_optimizer:
+            for each in (each for group in self._groups for each in group):
+                stream.brief(self._part(each) * _FP64, _NORM)
+            for index, group in enumerate(self._groups):
+                elements = self._elements(group)
+                flat = stream.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None
+                wide = stream.take(elements * _FP32, _WIDE) if settings.element_bytes < _FP32 else flat
+                if wide is not flat:
+                    stream.free(flat)
+                stream.splice(self._steps[number][index])
+                stream.free(wide)
+        self._coordinator.gather_now(live for live in self._live.values() if live.persists)
+
+    def _reduce(self, *, boundary: bool) -> None:
+        """``__avg_scatter_grads`` and ``partition_grads``: several gradients, or one that needs padding, are copied together."""
+        bucket, self._bucket = self._bucket, []
+        if not bucket:
+            return
+        world, width = self._settings.world, self._settings.element_bytes
+        padded = sum(self._part(each) for each, _ in bucket) * world
+        together = len(bucket) > 1 or padded != bucket[0][0].elements
+        sent = self._stream.take(padded * width, _SENT) if together else None
+        for parameter, block in bucket:
+            part = self._part(parameter)
+            if self._settings.offloads_optimizer:
+                uploaded = self._stream.take(part * width, _PART)
+                if boundary:
+                    self._stream.brief(min(part, _NORM_PART) * _FP64, _NORM.on(REDUCE_STREAM))
+                    self._stream.brief(part * _FP32, _HOST_COPY)
+                self._stream.free(uploaded)
+            self._stream.free(block)
+        self._stream.free(sent)
+
+    def _part(self, parameter: Parameter) -> int:
+        return -(-parameter.elements // self._settings.world)
+
+    def _elements(self, group: list[Parameter]) -> int:
+        return sum(self._part(each) for each in group)
