@@ -63,8 +63,8 @@ regenerate: calibrate
 	$(BIN)/python -m planner.calibration.misses --write
 	$(BIN)/python -m planner.calibration.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
 	$(BIN)/python -m planner.calibration.accuracy --write
-	$(BIN)/python -m planner.calibration.scatter
 	$(BIN)/python tests/validation/other_tools.py
+	$(BIN)/python -m planner.calibration.scatter
 	$(BIN)/python tests/golden/regenerate.py
 	$(BIN)/python tests/docs/update_readme.py
 

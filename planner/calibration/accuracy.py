@@ -14,6 +14,7 @@ from typing import Any
 from planner.calibration.budget import rounded_up
 from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
+from planner.calibration.drawn import POINTS_FILE, drawn_points_csv
 from planner.calibration.personal import AnchorGain, anchor_gains
 from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
@@ -150,6 +151,8 @@ def main(arguments: Sequence[str]) -> int:
     text = accuracy_toml(result, anchor_gains(result.fitted, records.records))
     if "--write" in arguments:
         (data_dir() / FILE_NAME).write_text(text, encoding="utf-8")
+        points = drawn_points_csv(result.held_out.rows, result.fitted.calibration)
+        (data_dir() / POINTS_FILE).write_text(points, encoding="utf-8")
     else:
         sys.stdout.write(text)
     return int(ExitCode.FITS)

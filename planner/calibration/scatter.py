@@ -1,46 +1,74 @@
-"""The picture of the README: predicted against measured on the four documents, each held out of its fit.
+"""The picture of the README: predicted against measured on the four documents, each held out of its fit, and other estimators.
 
-``python -m planner.calibration.scatter`` (needs the extras ``calibrate`` and ``plots``, about half a minute) writes
-``notebooks/predicted_vs_measured.png``, or the file that it is given.
+``python -m planner.calibration.scatter`` (needs the extra ``plots``, a few seconds) draws the points that
+``python -m planner.calibration.accuracy --write`` and ``python tests/validation/other_tools.py`` stored, as
+``notebooks/predicted_vs_measured.png`` or the file that it is given.  The picture carries the fingerprint of its points.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from planner.calibration.cross_validate import cross_validate
+from planner.calibration.drawn import Drawn, stored_drawn
 from planner.calibration.plots import draw_scatter
-from planner.calibration.published import CORE_PATTERN, published_dir
-from planner.calibration.rows import RowScore
-from planner.calibration.tables import points_of, token_rate_points
-from planner.records import read_records
+from planner.errors import InputFileError
 
 PICTURE = Path("notebooks") / "predicted_vs_measured.png"
+FINGERPRINT_KEY = "Points"
+_SUBTITLE = "left and right: each group held out of its fit; dotted: 1.25 times and 1 / 1.25"
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def write_scatter(rows: Sequence[RowScore], subtitle: str, path: Path) -> None:
-    """Draw memory and time of ``rows`` side by side, as a PNG."""
+def write_scatter(drawn: Drawn, path: Path) -> None:
+    """Draw memory, the memory of other estimators on the same rows, and rates side by side, as a PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    memory, time = figure.subplots(1, 2)
-    draw_scatter(memory, points_of(rows, "memory"), "GPU memory", "GiB")
-    draw_scatter(time, token_rate_points(rows), "throughput", "tokens/s")
-    figure.suptitle(subtitle, fontsize=9)
-    figure.savefig(path, dpi=90, metadata={"Software": None})
+    figure = Figure(figsize=(15, 5.4), layout="constrained")
+    memory, others, rates = figure.subplots(1, 3)
+    draw_scatter(memory, drawn.memory, "GPU memory", "GiB")
+    draw_scatter(others, drawn.others, "GPU memory, other estimators on the rows they speak of", "GiB")
+    draw_scatter(rates, drawn.rates, "throughput", "tokens/s")
+    figure.suptitle(_SUBTITLE, fontsize=9)
+    figure.savefig(path, dpi=80, metadata={"Software": None, FINGERPRINT_KEY: drawn.fingerprint})
+
+
+def stored_fingerprint(path: Path) -> str:
+    """The fingerprint that a picture carries; empty where it carries none.
+
+    Raises:
+        InputFileError: not a whole PNG.
+    """
+    content = path.read_bytes()
+    if not content.startswith(_SIGNATURE):
+        raise InputFileError(path, "not a PNG")
+    for name, data in _chunks(path, content):
+        key, _, text = data.partition(b"\0")
+        if name == b"tEXt" and key.decode("latin-1") == FINGERPRINT_KEY:
+            return text.decode("latin-1")
+    return ""
+
+
+def _chunks(path: Path, content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(type, data) of each chunk.  Source: PNG specification, section 5.3: length, type, data, CRC of type and data."""
+    start = len(_SIGNATURE)
+    while start < len(content):
+        length = int.from_bytes(content[start : start + 4], "big")
+        name, data = content[start + 4 : start + 8], content[start + 8 : start + 8 + length]
+        check = content[start + 8 + length : start + 12 + length]
+        if int.from_bytes(check, "big") != zlib.crc32(name + data):
+            raise InputFileError(path, "a chunk is damaged or cut short")
+        yield name, data
+        start += 12 + length
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Cross-validate all published rows and draw the held-out ones of the four documents."""
-    result = cross_validate(read_records([published_dir() / "*.csv"]))
-    core = {path.stem for path in published_dir().glob(CORE_PATTERN)}
-    rows = [row for row in result.held_out.rows if row.record.source in core]
-    calibration = result.fitted.calibration
-    basis = f"{calibration.n_rows} rows of {len(calibration.groups)} groups, {calibration.date}"
-    subtitle = f"each group held out of its fit ({basis}); dotted: 1.25 times and 1 / 1.25"
-    write_scatter(rows, subtitle, Path(arguments[0]) if arguments else PICTURE)
+    """Draw the stored points, unless the picture shows them already."""
+    path, drawn = Path(arguments[0]) if arguments else PICTURE, stored_drawn()
+    if not path.is_file() or stored_fingerprint(path) != drawn.fingerprint:
+        write_scatter(drawn, path)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.calibration.drawn import stored_drawn
 from planner.calibration.published import core_validation, published_dir
 from planner.calibration.tables import Point, coverage_by_group, points_of, published_tables, scale_and_unit, token_rate_points
 from planner.calibration.validate import Validation, validate
@@ -95,11 +96,11 @@ def test_times_of_all_kinds_share_one_unit() -> None:
 
 
 def test_the_scatter_is_a_picture(tmp_path: Path) -> None:
-    """Both halves are drawn into one PNG."""
+    """All three parts are drawn into one PNG, which carries the fingerprint of its points."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from planner.calibration.scatter import write_scatter
+    from planner.calibration.scatter import stored_fingerprint, write_scatter
 
-    write_scatter(core_validation().rows, "a title", tmp_path / "scatter.png")
-    content = (tmp_path / "scatter.png").read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert len(content) > 10_000
+    drawn = stored_drawn()
+    write_scatter(drawn, tmp_path / "scatter.png")
+    assert (tmp_path / "scatter.png").stat().st_size > 10_000
+    assert stored_fingerprint(tmp_path / "scatter.png") == drawn.fingerprint

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from planner.anatomy.parameters import param_counts  # noqa: E402, needs the path above
+from planner.calibration.drawn import TOOLS_FILE, points_csv  # noqa: E402
 from planner.calibration.published import core_validation  # noqa: E402
 from planner.calibration.rows import RowScore  # noqa: E402
+from planner.calibration.tables import Point  # noqa: E402
 from planner.domain.scenario import Scenario  # noqa: E402
 from planner.units import GIGA  # noqa: E402
 
 STORED = Path(__file__).resolve().parents[2] / "data" / "other_tools.toml"
+STORED_POINTS = STORED.with_name(TOOLS_FILE)
 HEADER = "# Written by: python tests/validation/other_tools.py.  GPU memory errors on the four numbered documents; fractions.\n"
 
 
@@ -28,6 +31,7 @@ class Tool:
     """One estimator: its answer in bytes per GPU, or ``None`` for a row of which it says nothing."""
 
     name: str
+    short: str
     applies_to: str
     answer: Callable[[Scenario], float | None]
 
@@ -80,25 +84,20 @@ def llama_factory_bytes(scenario: Scenario) -> float | None:
 
 
 _ZERO = "full fine-tuning under ZeRO-2 and ZeRO-3"
+_ONE = "rows on one GPU without offload"
 _FULL = "full fine-tuning; says nothing of sharding"
 TOOLS = (
-    Tool("DeepSpeed 0.19.8, estimate_zero2/3_model_states_mem_needs", _ZERO, deepspeed_bytes),
-    Tool("accelerate 1.15.0, estimate-memory (training with Adam)", _FULL, accelerate_bytes),
-    Tool("LLaMA-Factory, table of hardware requirements", "rows on one GPU without offload", llama_factory_bytes),
+    Tool("DeepSpeed 0.19.8, estimate_zero2/3_model_states_mem_needs", "DeepSpeed", _ZERO, deepspeed_bytes),
+    Tool("accelerate 1.15.0, estimate-memory (training with Adam)", "accelerate", _FULL, accelerate_bytes),
+    Tool("LLaMA-Factory, table of hardware requirements", "LLaMA-Factory", _ONE, llama_factory_bytes),
 )
 
 
 def compare(tool: Tool, rows: tuple[RowScore, ...]) -> dict[str, object]:
     """Errors of one estimator, and ours on the same rows."""
-    errors, ours = [], []
-    for row in rows:
-        if row.memory is None or row.scenario is None or row.record.phase_reached in ("load", "adapters"):
-            continue
-        answer = tool.answer(row.scenario)
-        if answer is not None:
-            count = row.scenario.hardware.world_size if row.record.memory_scope == "all_gpus" else 1
-            errors.append(float(answer * count / row.memory.measured - 1))
-            ours.append(abs(row.memory.error))
+    answers = list(_answers(tool, rows))
+    errors = [point.predicted / point.measured - 1 for point, _ in answers]
+    ours = [abs(error) for _, error in answers]
     return {
         "name": tool.name,
         "applies_to": tool.applies_to,
@@ -107,6 +106,24 @@ def compare(tool: Tool, rows: tuple[RowScore, ...]) -> dict[str, object]:
         "median_signed": round(statistics.median(errors), 3),
         "ours_mape": round(statistics.fmean(ours), 3),
     }
+
+
+def _answers(tool: Tool, rows: tuple[RowScore, ...]) -> Iterator[tuple[Point, float]]:
+    """What the estimator says of each row that it speaks of, and our error there."""
+    for row in rows:
+        if row.memory is None or row.scenario is None or row.record.phase_reached in ("load", "adapters"):
+            continue
+        answer = tool.answer(row.scenario)
+        if answer is not None:
+            count = row.scenario.hardware.world_size if row.record.memory_scope == "all_gpus" else 1
+            numbers = (float(row.memory.measured), float(answer * count))
+            yield Point(row.record.id, tool.short, tool.short, row.memory.quantity, *numbers, None), row.memory.error
+
+
+def points() -> str:
+    """The stored points as they should be now."""
+    rows = core_validation().rows
+    return points_csv([point for tool in TOOLS for point, _ in _answers(tool, rows)])
 
 
 def document() -> str:
@@ -122,3 +139,4 @@ def document() -> str:
 
 if __name__ == "__main__":
     STORED.write_text(document(), encoding="utf-8")
+    STORED_POINTS.write_text(points(), encoding="utf-8")

@@ -23,6 +23,7 @@ def test_the_stored_comparison_is_what_the_estimators_say(monkeypatch: pytest.Mo
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     pytest.importorskip("deepspeed", reason="needs the measure extra")
     assert other_tools.STORED.read_text(encoding="utf-8") == other_tools.document()
+    assert other_tools.STORED_POINTS.read_text(encoding="utf-8") == other_tools.points()
 
 
 def test_each_estimator_is_asked_about_some_rows() -> None:
