@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.domain.calibration import Calibration
+from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
-from planner.domain.interval import NOMINAL_COVERAGE, Interval, SpreadOf, interval_around
+from planner.domain.interval import NOMINAL_COVERAGE, TAIL, Interval, Lengths, SpreadKey, interval_around
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
+from planner.domain.scale import far_factor, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
 from planner.memory.job import job_of
@@ -78,8 +79,7 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     uncertainty = _uncertainty(prediction, scenario, calibration)
     probability = _fits_probability(prediction.memory, scenario, calibration)
     verdict, reason = prediction.verdict, prediction.reason
-    tail = (1 - NOMINAL_COVERAGE) / 2
-    if probability is not None and tail < probability < 1 - tail and verdict in ("fits", "does_not_fit"):
+    if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
         verdict = "uncertain"
         reason = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs at once straddles the card's limit; {reason}"
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
@@ -93,34 +93,51 @@ def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, expla
 
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
-    spreads = calibration.spreads_for(scenario)
-
-    def around(of: SpreadOf, value: float) -> Interval | None:
-        spread = spreads.get(of)
-        return None if spread is None else interval_around(spread, value)
-
-    peaks = {level: around(level, float(getattr(prediction.memory, f"{level}_peak_bytes"))) for level in _LEVELS}
-    time = prediction.time
+    time, host_bytes = prediction.time, float(prediction.host.per_process_bytes)
+    n_unseen, lengths = calibration.n_unseen(scenario), lengths_of(scenario)
+    levels = {level: _peak_interval(prediction.memory, level, lengths, calibration, n_unseen) for level in _LEVELS}
+    step = host = None
+    if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
+        known = calibration.knows_host(scenario)
+        step = interval_around(spread, float(time.step_s), float(time_scale(time, n_unseen, host_is_known=known)))
+    if spread := calibration.spread_for(SpreadKey("host_memory")):
+        host = interval_around(spread, host_bytes, far_factor(n_unseen))
     return Uncertainty(
         nominal=NOMINAL_COVERAGE,
-        memory=tuple((level, interval) for level, interval in peaks.items() if interval is not None),
-        step=None if time is None else around("time", float(time.step_s)),
-        host=around("host_memory", float(prediction.host.per_process_bytes)),
+        memory=tuple((level, interval) for level, interval in levels.items() if interval is not None),
+        step=step,
+        host=host,
         coverage=calibration.coverage,
         basis=f"{calibration.n_rows} rows of {len(calibration.groups)} sources, {calibration.date}",
         extrapolates=calibration.extrapolates(scenario),
     )
 
 
+def _peak_interval(
+    memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, n_unseen: int
+) -> Interval | None:
+    """Around what an unlimited card would show; no reading is above the card where the job is said to fit on it."""
+    spread = calibration.spread_for(SpreadKey("memory", lengths))
+    if spread is None:
+        return None
+    shown = float(getattr(memory, f"{level}_peak_bytes"))
+    value = float(memory.uncapped_driver_bytes) if level == "driver" else shown
+    around = interval_around(spread, value, float(memory_scale(memory, level, n_unseen)))
+    outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
+    ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
+    high = max(min(around.high, ceiling), shown) if shown <= ceiling else around.high
+    return Interval(min(around.low, shown), high)
+
+
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
     """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
 
-    The distribution is that of peaks at the driver's level where lengths are fixed: what must be held at once is taken to scatter
-    as they do.  The cache that natural lengths pile up on top is given back before a job fails.
+    No meter shows what must be held at once; which readings stand for it says :mod:`planner.calibration.intervals`.
     """
-    spread = calibration.spread_for("driver", scenario, "fixed")
+    spread = calibration.spread_for(SpreadKey("need"))
     if spread is None or memory.limit_bytes is None:
         return None
     if memory.limit_bytes <= 0:
         return 0.0
-    return spread.share_below(math.log(memory.limit_bytes / float(memory.must_have_bytes)))
+    log_room = math.log(memory.limit_bytes / float(memory.must_have_bytes))
+    return spread.share_below(log_room / float(need_scale(memory, calibration.n_unseen(scenario))))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 
 from planner.calibration.intervals import Residual, make_spreads, measured_coverage
 from planner.calibration.problem import make_problem
-from planner.calibration.rows import KIND_WHEN_BLANK
+from planner.calibration.residuals import residuals_of
 from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.split import CrossFit, cross_fit
 from planner.calibration.targets import QUANTITIES, Quantity, Target, targets_of
 from planner.calibration.unused import NotFitted, not_fitted, unused_times
-from planner.domain.calibration import Calibration, Offset, Support, formulas_version, lengths_of, method_of, stack_family
-from planner.domain.interval import SpreadKey, SpreadOf
+from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
@@ -56,28 +56,31 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
     fits = tuple(cross_fit(each, _ROOM_FOR_MACHINES[each.quantity]) for each in problems if each is not None)
     groups = tuple(dict.fromkeys(target.group for target in targets))
-    residuals = tuple(residual for fit in fits for residual in _residuals(fit, targets))
-    whole = _calibration(name, targets, fits, None, residuals)
-    without = {group: _calibration(f"{name} without {group}", targets, fits, group, residuals) for group in groups}
+    blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
+    residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))
+    without = {
+        group: replace(each, spreads=make_spreads(r for r in residuals if r.group != group)) for group, each in blind.items()
+    }
+    whole = replace(
+        _calibration(name, targets, fits, None),
+        spreads=make_spreads(residuals),
+        coverage=tuple(sorted(measured_coverage(residuals).items())),
+    )
     left_out = (*screened.left_out, *unused_times(screened.used))
     machines = {target.record.id: target.host for target in targets}
     return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
 
 
-def _calibration(
-    name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None, residuals: Sequence[Residual]
-) -> Calibration:
-    """The calibration that saw everything but ``held_out``."""
+def _calibration(name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None) -> Calibration:
+    """The calibration that saw everything but ``held_out``, without intervals."""
     seen = [target for target in targets if target.group != held_out]
-    kept = [residual for residual in residuals if residual.group != held_out]
     return Calibration(
         name=name,
         date=datetime.now(UTC).date().isoformat(),
         formulas=formulas_version(),
         offsets=tuple(offset for fit in fits for offset in _offsets(fit, held_out)),
-        spreads=make_spreads(kept),
+        spreads=(),
         support=support_of(seen),
-        coverage=tuple(sorted(measured_coverage(kept).items())) if held_out is None else (),
         n_rows=len({target.record.id for target in seen}),
         groups=tuple(dict.fromkeys(target.group for target in seen)),
     )
@@ -96,28 +99,3 @@ def support_of(targets: Sequence[Target]) -> Support:
         families=tuple(sorted({stack_family(each.stack) for each in scenarios})),
         methods=tuple(sorted({method_of(each) for each in scenarios})),
     )
-
-
-def _residuals(fit: CrossFit, targets: Sequence[Target]) -> list[Residual]:
-    """Held-out log ratios of readings that are values, not bounds, with a configuration and a meter that are known.
-
-    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies from its prediction.
-    """
-    problem, errors = fit.problem, fit.held_out_errors
-    supports = {group: support_of([each for each in targets if each.group != group]) for group in fit.groups}
-    found = []
-    for target, error in zip(problem.targets, errors, strict=True):
-        known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
-        if target.bound == "both" and known:
-            judge = Calibration("", "", "", (), (), supports[target.group])
-            scenario = target.scenario
-            key = SpreadKey(spread_of(target), method_of(scenario), lengths_of(scenario), judge.distance(scenario))
-            found.append(Residual(target.record.id, target.group, key, -float(error)))
-    return found
-
-
-def spread_of(target: Target) -> SpreadOf:
-    """Which distribution a reading belongs to."""
-    if target.quantity == "memory":
-        return target.record.memory_kind or KIND_WHEN_BLANK
-    return "time" if target.quantity == "throughput" else "host_memory"

@@ -72,8 +72,9 @@ def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
         errors, slopes = problem.linearise(search.points[fits])
         for row, fit in enumerate(fits):
             search.advance(int(fit), Linear(search.points[fit].copy(), errors[row], slopes[row]))
-    spread = np.stack([_posterior(problem, search.slopes[i], weights[i], pulls[i]) for i in range(len(weights))])
-    return Solution(search.kept, spread, problem.errors(search.kept))
+    errors = problem.errors(search.kept)
+    spread = np.stack([_posterior(problem, linear, weights[i], pulls[i]) for i, linear in enumerate(search.linear(errors))])
+    return Solution(search.kept, spread, errors)
 
 
 class _Search:
@@ -87,6 +88,10 @@ class _Search:
         self.slopes = np.zeros((n_fits, len(problem.targets), n_knobs))
         self.moving = np.ones(n_fits, dtype=bool)
         self._lowest = np.full(n_fits, np.inf)
+
+    def linear(self, errors: Floats) -> list[Linear]:
+        """Each fit's linearisation where it ended; ``errors`` are those of the points kept."""
+        return [Linear(*each) for each in zip(self.kept, errors, self.slopes, strict=True)]
 
     def advance(self, fit: int, linear: Linear) -> None:
         """One step of one fit from its linearisation; a step that did not lower the objective is halved instead."""
@@ -157,13 +162,16 @@ def objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, 
     return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(_pulls(problem, pull) * point**2))
 
 
-def _posterior(problem: Problem, slopes: Floats, weights: Floats, pull: Pull) -> Floats:
+def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
 
-    With the prior at most at its own strength: holding a number harder does not make it better known.
+    With the prior at its own strength, whatever strength predicted best: holding a number harder or looser does not change how
+    well it was known before.  A bound that is kept says nothing.
     """
-    scaled = slopes * (np.sqrt(weights) / problem.noise)[:, None]
-    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, Pull(min(pull.shared, 1.0), pull.machine))))
+    counted = _one_sided(linear.errors, [target.bound for target in problem.targets])
+    says = np.array([target.bound == "both" for target in problem.targets]) | (counted != 0.0)
+    scaled = linear.slopes * (np.sqrt(weights * says) / problem.noise)[:, None]
+    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, Pull(1.0, max(pull.machine, 1.0)))))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
 

@@ -9,12 +9,13 @@ from hashlib import sha256
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.environment import Environment
 from planner.domain.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
-from planner.domain.interval import SPREADS_OF, Distance, Lengths, Spread, SpreadKey, SpreadOf, find_spread
+from planner.domain.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
 # Raised by hand when a formula changes what it means for a coefficient; a change of priors changes the version by itself.
 _FORMULAS = 1
+UNKNOWN_HOST = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +96,26 @@ class Calibration:
 
     def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
         """In words, what of the scenario no calibrated record had; empty where all of it was seen."""
-        method = method_of(scenario)
+        gpu, support = scenario.hardware.gpu, self.support
+        # A GPU of an unseen generation is one thing that was not seen, not two.
+        by_generation = gpu.generation not in support.generations
         asked = (
-            ("GPU generation", scenario.hardware.gpu.generation, self.support.generations),
-            ("stack", stack_family(scenario.stack), self.support.families),
-            ("method", method, self.support.methods),
+            ("GPU generation", gpu.generation, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
+            ("stack", stack_family(scenario.stack), support.families),
+            ("method", method_of(scenario), support.methods),
         )
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
-    def distance(self, scenario: Scenario) -> Distance:
-        """How far the scenario lies from the calibrated records."""
-        return "far" if self.extrapolates(scenario) else "near"
+    def n_unseen(self, scenario: Scenario) -> int:
+        """How many things about the scenario no calibrated record had: what widens its intervals."""
+        return len(self.extrapolates(scenario))
 
-    def spreads_for(self, scenario: Scenario) -> dict[SpreadOf, Spread]:
-        """The distributions that all numbers of a prediction of this scenario are judged by, those that there are."""
-        parts = method_of(scenario), lengths_of(scenario), self.distance(scenario)
-        found = {of: find_spread(self.table, SpreadKey(of, *parts)) for of in SPREADS_OF}
-        return {of: spread for of, spread in found.items() if spread is not None}
+    def knows_host(self, scenario: Scenario) -> bool:
+        """Whether the host's speed is known: named, or measured by a personal calibration."""
+        return bool(self.machine) or scenario.hardware.host.id != UNKNOWN_HOST
 
-    def spread_for(self, of: SpreadOf, scenario: Scenario, lengths: Lengths | None = None) -> Spread | None:
-        """The distribution that a prediction of this scenario is judged by (as if it had these lengths); ``None`` without any."""
-        key = SpreadKey(of, method_of(scenario), lengths or lengths_of(scenario), self.distance(scenario))
+    def spread_for(self, key: SpreadKey) -> Spread | None:
+        """The distribution for a number of this kind, or the nearest coarser one; ``None`` without any of its kind."""
         return find_spread(self.table, key)
 
 
@@ -160,7 +160,7 @@ def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
     if level == "family":
         return stack_family(scenario.stack)
     if level == "host":
-        return machine or ("" if scenario.hardware.host.id == "unknown" else scenario.hardware.host.id)
+        return machine or ("" if scenario.hardware.host.id == UNKNOWN_HOST else scenario.hardware.host.id)
     if level == "quantization":
         quantization = scenario.recipe.numerics.quantization
         return "" if quantization == "none" else quantization

@@ -9,58 +9,57 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
-"""What a distribution is of: one of the three levels of GPU memory, the time of a step, host RAM."""
+"""What a number is: one of the three levels of GPU memory, the time of a step, host RAM."""
 SPREADS_OF: tuple[SpreadOf, ...] = get_args(SpreadOf)
-Distance = Literal["near", "far"]
-"""``near``: GPU generation, stack and method are among the calibrated ones; ``far``: at least one of them is not."""
-
+Quantity = Literal["memory", "need", "time", "host_memory"]
+"""What never shares a distribution.  The three levels of GPU memory do; ``need`` is what must be held at once."""
 Lengths = Literal["fixed", "natural"]
 """``natural``: samples are padded to the longest of their batch, so that shapes change from step to step and the cache grows."""
-
 NOMINAL_COVERAGE = 0.9
+TAIL = (1 - NOMINAL_COVERAGE) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadKey:
-    """What distributions are kept apart by.  ``method``, ``lengths`` and ``distance`` are empty where they are not."""
+    """What distributions are kept apart by; ``lengths`` is empty where they are not.
 
-    of: SpreadOf
-    method: str = ""
+    Levels, methods and distance have no distributions of their own: with a dozen sources these would rest on two or three each,
+    and held-out coverage was worse with them.  They widen and narrow an interval through its scale.
+    """
+
+    of: Quantity
     lengths: Lengths | Literal[""] = ""
-    distance: Distance | Literal[""] = ""
 
-    def coarser(self) -> tuple[SpreadKey, ...]:
-        """This key and the ones that distinguish less and less, in the order in which they stand in for it."""
-        return (
-            self,
-            SpreadKey(self.of, "", self.lengths, self.distance),
-            SpreadKey(self.of, "", self.lengths),
-            SpreadKey(self.of, "", "", self.distance),
-            SpreadKey(self.of),
-        )
+    def path(self) -> tuple[SpreadKey, ...]:
+        """The class that keeps nothing apart, then this one."""
+        return tuple(dict.fromkeys((SpreadKey(self.of), self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Distribution of ``log(measured / predicted)`` on sources that the fit did not see: its quantiles at ``probabilities``."""
+    """Distribution of ``log(measured / predicted) / scale`` on sources that the fit did not see: its quantiles.
+
+    ``scores``: quantiles at ``probabilities``; the scale of a prediction is that of :mod:`planner.domain.scale`.  ``n_rows`` and
+    ``n_groups`` are of the class itself; where they are few, the quantiles lean on the coarser class.
+    """
 
     key: SpreadKey
     probabilities: tuple[float, ...]
-    log_ratios: tuple[float, ...]
+    scores: tuple[float, ...]
     n_rows: int
     n_groups: int
 
     def quantile(self, probability: float) -> float:
-        """The log ratio that a share ``probability`` of measurements stays below; linear between the stored quantiles."""
-        return _interpolate(self.probabilities, self.log_ratios, probability)
+        """The score that a share ``probability`` of measurements stays below; linear between the stored quantiles."""
+        return _interpolate(self.probabilities, self.scores, probability)
 
-    def share_below(self, log_ratio: float) -> float:
-        """The share of measurements whose log ratio is at most ``log_ratio``."""
-        if log_ratio < self.log_ratios[0]:
+    def share_below(self, score: float) -> float:
+        """The share of measurements whose score is at most ``score``."""
+        if score < self.scores[0]:
             return 0.0
-        if log_ratio >= self.log_ratios[-1]:
+        if score >= self.scores[-1]:
             return 1.0
-        return _interpolate(self.log_ratios, self.probabilities, log_ratio)
+        return _interpolate(self.scores, self.probabilities, score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +70,20 @@ class Interval:
     high: float
 
 
-def interval_around(spread: Spread, value: float) -> Interval:
-    """The central :data:`NOMINAL_COVERAGE` of what is measured where ``value`` is predicted, in its unit; not symmetric."""
-    tail = (1 - NOMINAL_COVERAGE) / 2
-    return Interval(value * math.exp(spread.quantile(tail)), value * math.exp(spread.quantile(1 - tail)))
+def log_range(spread: Spread, scale: float) -> tuple[float, float]:
+    """The central :data:`NOMINAL_COVERAGE` of ``log(measured / predicted)``, not symmetric; the prediction itself is inside."""
+    return min(scale * spread.quantile(TAIL), 0.0), max(scale * spread.quantile(1 - TAIL), 0.0)
+
+
+def interval_around(spread: Spread, value: float, scale: float) -> Interval:
+    """Where :data:`NOMINAL_COVERAGE` of measurements lie of what is predicted as ``value``, in its unit."""
+    low, high = log_range(spread, scale)
+    return Interval(value * math.exp(low), value * math.exp(high))
 
 
 def find_spread(table: Mapping[SpreadKey, Spread], key: SpreadKey) -> Spread | None:
-    """The distribution of ``key`` or of the least coarse one that there is; ``None`` without any of its kind."""
-    return next((table[each] for each in key.coarser() if each in table), None)
+    """The distribution of ``key`` or of the finest class on its path that there is; ``None`` without any of its kind."""
+    return next((table[each] for each in reversed(key.path()) if each in table), None)
 
 
 def _interpolate(knots: Sequence[float], values: Sequence[float], at: float) -> float:

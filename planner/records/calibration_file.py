@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.environment import Environment
 from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
-from planner.domain.interval import Spread, SpreadKey, SpreadOf
+from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.units import MIB
@@ -52,18 +52,16 @@ class OffsetPart(_Part):
 class SpreadKeyPart(_Part):
     """What a distribution is of; empty: of all."""
 
-    of: SpreadOf
-    method: str
+    of: Quantity
     lengths: Literal["fixed", "natural", ""]
-    distance: Literal["near", "far", ""]
 
 
 class SpreadPart(_Part):
-    """Distribution of the logarithm of measured over predicted on unseen sources."""
+    """Distribution of the logarithm of measured over predicted, over the scale of each prediction, on unseen sources."""
 
     key: SpreadKeyPart
     probabilities: Annotated[list[Share], Field(min_length=2)]
-    log_ratios: Annotated[list[Finite], Field(min_length=2)]
+    scores: Annotated[list[Finite], Field(min_length=2)]
     n_rows: Annotated[int, Field(ge=1)]
     n_groups: Annotated[int, Field(ge=1)]
 
@@ -248,8 +246,8 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
     if unknown:
         raise InputFileError(path, f"names a coefficient that does not exist: {min(unknown)[:60]}")
     for each in document.spreads:
-        if len(each.probabilities) != len(each.log_ratios) or sorted(each.probabilities) != each.probabilities:
-            raise InputFileError(path, "a distribution needs as many log_ratios as increasing probabilities")
+        if len(each.probabilities) != len(each.scores) or sorted(each.probabilities) != each.probabilities:
+            raise InputFileError(path, "a distribution needs as many scores as increasing probabilities")
     return Calibration(
         name=document.name,
         date=document.date,
@@ -259,7 +257,7 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
             Spread(
                 key=SpreadKey(**each["key"]),
                 probabilities=tuple(each["probabilities"]),
-                log_ratios=tuple(sorted(each["log_ratios"])),
+                scores=tuple(sorted(each["scores"])),
                 n_rows=each["n_rows"],
                 n_groups=each["n_groups"],
             )

@@ -40,7 +40,7 @@ def keep_previous(calibration: Calibration, folder: Path) -> Path | None:
 def _numbers(document: CalibrationDocument) -> object:
     """What makes two calibrations different ones; the last digits of a fit do not."""
     offsets = [(each.knob, round(each.offset, 6), round(each.spread, 6)) for each in document.offsets]
-    spreads = [(each.key, [round(ratio, 6) for ratio in each.log_ratios]) for each in document.spreads]
+    spreads = [(each.key, [round(score, 6) for score in each.scores]) for each in document.spreads]
     return document.formulas, offsets, spreads
 
 

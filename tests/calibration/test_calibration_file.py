@@ -48,7 +48,7 @@ def test_the_shipped_file_is_small_and_of_these_formulas() -> None:
     calibration = shipped()
     assert 0 < len(calibration.offsets) <= 40
     assert SHIPPED.stat().st_size < 100_000
-    assert {"driver", "time"} <= {spread.key.of for spread in calibration.spreads}
+    assert {"memory", "need", "time"} <= {spread.key.of for spread in calibration.spreads}
 
 
 def test_other_formulas_are_refused_with_the_command(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
-from planner.calibration.fit import Pull, solve
+from planner.calibration.fit import Pull, pulls_to_try, solve
 from planner.calibration.problem import Problem, make_problem
 from planner.calibration.screen import screen
 from planner.calibration.split import cross_fit
@@ -145,6 +145,21 @@ def test_a_full_card_is_only_a_lower_bound() -> None:
     censored = [replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)]
     problem = problem_of(censored)
     assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).points, 0.0, atol=1e-3)
+
+
+def test_a_fit_never_makes_a_number_less_known() -> None:
+    """At every strength of the priors the spread after the fit is at most the prior's, and readings narrow it."""
+    problem = problem_of(simulated(EVERYWHERE))
+    for pull in pulls_to_try(problem):
+        spread = solve(problem, problem.weights()[None, :], [pull]).spread[0]
+        assert np.all(spread <= 1.0 + 1e-9)
+        assert np.min(spread) < 0.7
+
+
+def test_a_bound_that_is_kept_tells_nothing() -> None:
+    """Censored readings below their predictions leave every number as uncertain as it was."""
+    problem = problem_of([replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)])
+    assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).spread, 1.0)
 
 
 def test_free_numbers_are_few_and_named() -> None:

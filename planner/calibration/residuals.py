@@ -1,0 +1,52 @@
+"""Held-out residuals of a fit: how far each reading lies from a prediction that never saw its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from planner.calibration.intervals import Residual
+from planner.calibration.rows import KIND_WHEN_BLANK
+from planner.calibration.split import CrossFit
+from planner.calibration.targets import Target
+from planner.domain.calibration import Calibration, lengths_of
+from planner.domain.interval import SpreadKey, SpreadOf
+from planner.domain.scale import far_factor, memory_scale, time_scale
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+from planner.throughput.step import predict_time
+
+
+def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Residual]:
+    """Held-out log ratios of readings that are values, not bounds, with a configuration and a meter that are known.
+
+    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies from its prediction.
+    """
+    for target, error in zip(fit.problem.targets, fit.held_out_errors, strict=True):
+        known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
+        if target.bound == "both" and known:
+            key, scale = _class_and_scale(target, blind[target.group])
+            of = spread_of(target)
+            yield Residual(target.record.id, target.group, of, key, -float(error), scale, target.weight)
+
+
+def _class_and_scale(target: Target, judge: Calibration) -> tuple[SpreadKey, float]:
+    """The class of a reading, and the scale of its prediction by a calibration that never saw its group."""
+    scenario, of = target.scenario, spread_of(target)
+    coefficients, n_unseen = judge.coefficients_for(scenario), judge.n_unseen(scenario)
+    if of == "host_memory":
+        return SpreadKey(of), far_factor(n_unseen)
+    lengths = lengths_of(scenario)
+    if of == "time":
+        time = predict_time(scenario, coefficients)
+        if time is None:
+            raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
+        return SpreadKey(of, lengths), float(time_scale(time, n_unseen, host_is_known=judge.knows_host(scenario)))
+    memory = predict_memory(job_of(scenario, coefficients), by_phase=False)
+    return SpreadKey("memory", lengths), float(memory_scale(memory, of, n_unseen))
+
+
+def spread_of(target: Target) -> SpreadOf:
+    """What a reading is of."""
+    if target.quantity == "memory":
+        return target.record.memory_kind or KIND_WHEN_BLANK
+    return "time" if target.quantity == "throughput" else "host_memory"
