@@ -6,7 +6,6 @@ All functions take numbers or arrays.
 
 from __future__ import annotations
 
-from planner.arrays import maximum, minimum
 from planner.domain.hierarchy import HOST_SPREAD, LEVEL_SPREAD
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipe import Number
@@ -44,13 +43,15 @@ def need_scale(memory: MemoryPrediction, n_unseen: int) -> Number:
 def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str]) -> Number:
     """The floor and the share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
     counted: Number = sum(term.n_bytes for term in memory.terms if term.kind != "transient" and term.name not in outside)
-    return _COUNTED_PART + maximum(1 - counted / value, 0.0)
+    share: Number = 1 - counted / value
+    return _COUNTED_PART + (share + abs(share)) / 2  # never below the floor
 
 
 def machine_share(time: TimePrediction) -> Number:
     """Share of a step that waits for the host, links or disks."""
     waiting: Number = sum(term.seconds - term.overlapped_s for term in time.terms if term.name in _MACHINE_TERMS)
-    return minimum(maximum(waiting / time.step_s, 0.0), 1.0)
+    share: Number = waiting / time.step_s
+    return share
 
 
 def time_scale(time: TimePrediction, n_unseen: int, *, host_is_known: bool) -> Number:
