@@ -6,7 +6,7 @@ All functions take numbers or arrays.
 
 from __future__ import annotations
 
-from planner.domain.hierarchy import HOST_SPREAD, LEVEL_SPREAD
+from planner.domain.hierarchy import LEVEL_SPREAD
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipe import Number
 from planner.domain.term import DRIVER_TERMS
@@ -15,6 +15,8 @@ from planner.domain.term import DRIVER_TERMS
 # that is all counted still scatters by this part of one that is all transient (context, alignment, what a document rounds).
 _COUNTED_PART = 0.3
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
+# What an unknown host adds to a step that only waits for it, beside what every step scatters.
+_UNKNOWN_HOST = 1.0
 # Seconds that the host, its links or its disks decide, and not the GPU's kernels.
 _MACHINE_TERMS = frozenset({"launch", "sharding_hooks", "collectives", "host_transfers", "cpu_adam", "nvme"})
 
@@ -43,8 +45,9 @@ def need_scale(memory: MemoryPrediction, n_unseen: int) -> Number:
 def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str]) -> Number:
     """The floor and the share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
     counted: Number = sum(term.n_bytes for term in memory.terms if term.kind != "transient" and term.name not in outside)
-    share: Number = 1 - counted / value
-    return _COUNTED_PART + (share + abs(share)) / 2  # never below the floor
+    uncounted: Number = (value - counted) / value
+    positive: Number = (uncounted + (uncounted**2) ** 0.5) / 2
+    return _COUNTED_PART + positive
 
 
 def machine_share(time: TimePrediction) -> Number:
@@ -55,10 +58,10 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, n_unseen: int, *, host_is_known: bool) -> Number:
-    """Scale of a step time: an unknown host adds its prior spread for the share of the step that waits for it.
+    """Scale of a step time: an unknown host adds to it for the share of the step that waits for it.
 
-    Formula: sqrt(1 + (HOST_SPREAD x share)^2) x :func:`far_factor`; the second part is 0 for a known host.
+    Formula: sqrt(1 + (_UNKNOWN_HOST x share)^2) x :func:`far_factor`; the second part is 0 for a known host.
     """
-    share = 0.0 if host_is_known else HOST_SPREAD * machine_share(time)
+    share = 0.0 if host_is_known else _UNKNOWN_HOST * machine_share(time)
     scale: Number = (1 + share**2) ** 0.5 * far_factor(n_unseen)
     return scale
