@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from measure.cli.bundle import bundle
+from measure.cli.campaign import OPTIONS as CAMPAIGN_OPTIONS
 from measure.cli.campaign import campaign
 from measure.cli.check import check, env
 from measure.cli.replay import replay_history
@@ -10,7 +11,7 @@ from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
-from planner.intake.flags import new_app, with_scenario_options
+from planner.intake.flags import new_app, with_options, with_scenario_options
 
 _HELP = """Trace or measure a fine-tuning step.
 
@@ -30,7 +31,7 @@ def _root() -> None:
 
 
 app.command("run")(with_scenario_options(run, RUN_OPTIONS))
-app.command("campaign")(campaign)
+app.command("campaign")(with_options(campaign, CAMPAIGN_OPTIONS))
 app.command("check")(check)
 app.command("env")(env)
 app.command("bundle")(bundle)

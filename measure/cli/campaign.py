@@ -3,58 +3,99 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from measure.cli.run import DEFAULT_OUT, Out
 from measure.cli.said import need
 from planner.errors import ExitCode, UsageError
-from planner.intake.flags import Force
+from planner.intake.flags import Force, OwnOptions
+
+if TYPE_CHECKING:
+    from measure.campaign.file import Campaign
 
 
-def campaign(  # noqa: PLR0913, PLR0917 - typer reads the options from the signature
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Campaign file, such as data/campaigns/first.toml")],
-    time_budget: Annotated[str | None, typer.Option("--time-budget", metavar="TIME", help="Stop after this, such as 9m")] = None,
-    out: Out = DEFAULT_OUT,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")] = False,
-    share: Annotated[str | None, typer.Option("--share", metavar="I/N", help="Run the I-th of N shares of the cases")] = None,
-    executor: Annotated[str | None, typer.Option("--executor", metavar="NAME", help="slurm or local: submit jobs")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")] = 1,
-    partition: Annotated[str | None, typer.Option("--partition", metavar="NAME", help="With --executor slurm")] = None,
-    force: Force = False,
-) -> int:
+def _text(flag: str, metavar: str, words: str) -> tuple[Any, None]:
+    return Annotated[str | None, typer.Option(flag, metavar=metavar, help=words)], None
+
+
+OPTIONS: OwnOptions = {
+    "file": (Annotated[str, typer.Argument(metavar="FILE", help="Campaign file, such as data/campaigns/first.toml")], ...),
+    "time_budget": _text("--time-budget", "TIME", "Stop after this, such as 9m"),
+    "out": (Out, DEFAULT_OUT),
+    "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")], False),
+    "history": (Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")], False),
+    "share": _text("--share", "I/N", "Run the I-th of N shares of the cases"),
+    "executor": _text("--executor", "NAME", "slurm or local: submit jobs"),
+    "jobs": (Annotated[int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")], 1),
+    "partition": _text("--partition", "NAME", "With --executor slurm"),
+    "force": (Force, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was said, by the names of :data:`OPTIONS`."""
+
+    file: str
+    time_budget: str | None
+    out: str
+    dry_run: bool
+    history: bool
+    share: str | None
+    executor: str | None
+    jobs: int
+    partition: str | None
+    force: bool
+
+
+def campaign(**said: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
+    from measure.options import duration_s
+
+    asked = Asked(**said)
+    budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
+    planned = read_campaign(asked.file)
+    if asked.history:
+        planned = planned.with_histories()
+    if asked.executor is not None:
+        return _submit(asked, asked.executor, budget_s)
+    return _run(asked, planned, budget_s)
+
+
+def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
+    """Hand the cases to a scheduler."""
+    from measure.campaign.remote import Submission, submit
+
+    out = Path(asked.out)
+    submitted = submit(Path(asked.file), out, Submission(executor, asked.jobs, budget_s, asked.partition, asked.history))
+    sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
+    return int(ExitCode.FITS)
+
+
+def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
+    """Run the cases, or this process's share of them, on this machine."""
     from measure.campaign.order import in_teaching_order
     from measure.campaign.progress import open_progress
-    from measure.campaign.remote import Submission, submit, take_share
+    from measure.campaign.remote import take_share
     from measure.campaign.runner import plan_agenda, run_agenda
     from measure.campaign.summary import agenda_text, tally_text
     from measure.machine import this_machine
-    from measure.options import duration_s
     from measure.store import Store
 
-    budget_s = None if time_budget is None else duration_s("--time-budget", time_budget)
-    planned, store = read_campaign(file), Store(Path(out))
-    if history:
-        planned = planned.with_histories()
-    if executor is not None:
-        submitted = submit(Path(file), Path(out), Submission(executor, jobs, budget_s, partition, history))
-        sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
-        return int(ExitCode.FITS)
-    planned = replace(planned, cases=take_share(in_teaching_order(planned.cases), share))
+    planned = replace(planned, cases=take_share(in_teaching_order(planned.cases), asked.share))
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
-    machine = this_machine()
-    agenda = plan_agenda(planned, machine, store, force=force)
-    if dry_run:
+    machine, store = this_machine(), Store(Path(asked.out))
+    agenda = plan_agenda(planned, machine, store, force=asked.force)
+    if asked.dry_run:
         sys.stdout.write(agenda_text(planned.title, agenda))
         return int(ExitCode.FITS)
     if not agenda.queue and not agenda.recorded:
-        raise UsageError(f"{file}: no case can run here: {agenda.refused[0].reason}")
+        raise UsageError(f"{asked.file}: no case can run here: {agenda.refused[0].reason}")
     store.prepare()
     with open_progress(len(agenda.queue)) as progress:
         tally = run_agenda(agenda, machine, store, progress, budget_s)
