@@ -20,9 +20,16 @@ Workload = Literal["loop", "trainer"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 CPU = "cpu"
 # Options that change how long we wait, not what is measured: two cases that differ in them alone are the same case.
-_NOT_IN_KEY = frozenset({"timeout_s", "budget_s", "trust_remote_code"})
+_NOT_IN_KEY = frozenset({"timeout_s", "budget_s", "trust_remote_code", "nvme_path"})
 _KEY_DIGITS = 12
 _RUNNABLE_STACK = "hf-trainer@5"
+_HSDP = "sharding hsdp divides within a node and copies across nodes, and one node is here: say --sharding fsdp"
+_FSDP1 = "sharding fsdp1 runs in the Trainer on GPUs only, which still wraps that way: say --workload trainer, or --sharding fsdp"
+_INT8 = "an int8 base cannot be divided over GPUs, because its scales do not follow its weights: say --sharding zero2 or ddp"
+_FOUR_BIT = (
+    "a 4-bit base under ZeRO-3 needs its bytes in a float dtype, because only floats are divided: say --quant-storage bf16"
+)
+_FP16 = "fp16 under FSDP cannot be run: torch's GradScaler does not know divided gradients; say --precision bf16-mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,8 @@ class RunOptions:
     At least ``warmup`` steps apart and ``steps`` counted ones; then more, up to ``max_steps``, until the interquartile range is
     at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.  ``lengths`` are the quantiles (evenly spaced,
     from the minimum to the maximum) of the samples' real tokens; empty: all as long as the scenario says.
-    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use.
+    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use;
+    ``nvme_path`` the folder to which an engine offloads.
     """
 
     workload: Workload = "trainer"
@@ -49,6 +57,7 @@ class RunOptions:
     trust_remote_code: bool = False
     history: bool = False
     save: bool = False
+    nvme_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +139,8 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
     if recipe.numerics.quantization == "gptq-int4":
         raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
-    if recipe.loss == "liger":
-        raise NotModelledError("the Liger loss cannot be run yet: say --loss hf")
+    if recipe.loss == "liger" and scenario.hardware.gpu.id == CPU:
+        raise NotModelledError("Liger's kernels run on a GPU only: say --loss hf")
     if recipe.loss == "chunked" and case.options.workload != "loop":
         raise NotModelledError("the Trainer has no chunked loss of its own: say --workload loop")
     if case.options.history and scenario.hardware.gpu.id == CPU:
@@ -155,22 +164,31 @@ def _check_sharding(case: Case, scenario: Scenario) -> None:
         if scenario.hardware.gpus_per_node > 1:
             raise UsageError("several GPUs with sharding none are not one job: say --sharding ddp, zero1 to zero3 or fsdp")
         return
-    if case.options.workload != "loop":
-        raise NotModelledError("sharded jobs run in the plain loop only, where the engine can be checked: say --workload loop")
-    if recipe.sharding in ("fsdp1", "hsdp"):
-        raise NotModelledError(
-            f"sharding {recipe.sharding} cannot be run: only ddp, zero1, zero2, zero3, fsdp and fsdp-grad-op can"
-        )
-    if recipe.loss != "hf":
-        raise NotModelledError("sharded jobs run with the full loss only: say --loss hf")
-    if recipe.numerics.quantization != "none" and (recipe.sharding == "zero3" or recipe.uses_fsdp):
-        raise NotModelledError("a quantised base that is divided over GPUs cannot be run yet: say --sharding zero2 or ddp")
-    if recipe.numerics.precision == "fp16-mixed" and recipe.uses_fsdp:
-        raise NotModelledError("fp16 loss scaling under FSDP cannot be run yet: say --precision bf16-mixed")
-    if case.options.checkpoint is not None and recipe.sharding == "zero3":
-        raise NotModelledError("a checkpoint cannot be loaded into ZeRO-3 yet: leave --checkpoint out")
-    if "nvme" in recipe.offload or recipe.offload == "activations":
-        raise NotModelledError(f"offload {recipe.offload} cannot be run yet")
+    for reason, applies in _sharding_refusals(case, scenario):
+        if applies:
+            raise NotModelledError(reason)
+
+
+def _sharding_refusals(case: Case, scenario: Scenario) -> tuple[tuple[str, bool], ...]:
+    """Why a sharded job cannot be run, each with whether that is so."""
+    recipe, options = scenario.recipe, case.options
+    on_cpu, in_trainer = scenario.hardware.gpu.id == CPU, options.workload == "trainer"
+    quantization = recipe.numerics.quantization
+    divides_weights = recipe.sharding == "zero3" or recipe.uses_fsdp
+    four_bit = quantization in ("nf4", "fp4")
+    trainer_on_cpu = f"on a CPU the Trainer runs plain DDP where {recipe.sharding} is asked for: say --workload loop"
+    return (
+        (trainer_on_cpu, on_cpu and in_trainer and recipe.sharding != "ddp"),
+        (_HSDP, recipe.sharding == "hsdp"),
+        (_FSDP1, recipe.sharding == "fsdp1" and (on_cpu or not in_trainer)),
+        ("sharded jobs run with the full loss only: say --loss hf", recipe.loss != "hf"),
+        (_INT8, quantization == "int8" and divides_weights),
+        (_FOUR_BIT, four_bit and recipe.sharding == "zero3" and recipe.numerics.quant_storage is None),
+        (_FP16, recipe.numerics.precision == "fp16-mixed" and recipe.uses_fsdp),
+        ("offload of activations cannot be run: no engine of this package moves them", recipe.offload == "activations"),
+        ("offload to NVMe needs a folder on such a disk: say --nvme-path", recipe.offloads_to_nvme and options.nvme_path is None),
+        ("offload to NVMe needs a GPU: a CPU run keeps all in host RAM", recipe.offloads_to_nvme and on_cpu),
+    )
 
 
 def option_names() -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
 
 MAX_GRAD_NORM = 1.0
 # What "auto" stands for in Transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
@@ -18,17 +17,12 @@ def zero_stage(scenario: Scenario) -> int:
     return int(scenario.recipe.sharding.removeprefix("zero"))
 
 
-def deepspeed_config(scenario: Scenario, *, on_cpu: bool) -> dict[str, Any]:
+def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None = None) -> dict[str, Any]:
     """A DeepSpeed configuration as the Trainer finishes one, with the bucket sizes of the scenario's stack.
 
     On a CPU the optimizer is torch's own, because DeepSpeed's needs a compiler and forty seconds, and buckets are small.
-
-    Raises:
-        NotModelledError: offload to NVMe, which needs a path that nobody gave.
     """
     recipe, stack = scenario.recipe, scenario.stack
-    if recipe.offloads_to_nvme:
-        raise NotModelledError("offload to NVMe cannot be run: no folder for it can be named yet")
     width = scenario.model.hidden_size
     zero: dict[str, Any] = {"stage": zero_stage(scenario), "overlap_comm": not on_cpu}
     if zero_stage(scenario) < 3:
@@ -41,10 +35,11 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool) -> dict[str, Any]:
             "stage3_prefetch_bucket_size": int(_PREFETCH_SHARE * width * width),
             "stage3_param_persistence_threshold": _PERSISTENCE_WIDTHS * width,
         }
+    place = {"device": "nvme", "nvme_path": nvme_path} if recipe.offloads_to_nvme else {"device": "cpu"}
     if recipe.offloads_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": not on_cpu}
+        zero["offload_optimizer"] = {**place, "pin_memory": not on_cpu}
     if recipe.offloads_params:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": not on_cpu}
+        zero["offload_param"] = {**place, "pin_memory": not on_cpu}
     return {
         "train_micro_batch_size_per_gpu": int(recipe.batch.micro_batch),
         "gradient_accumulation_steps": int(recipe.batch.grad_accum),
@@ -55,6 +50,33 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": recipe.offloads_optimizer and not on_cpu,
         "zero_optimization": zero,
     }
+
+
+def trainer_deepspeed_config(scenario: Scenario, *, nvme_path: str | None = None) -> dict[str, Any]:
+    """The configuration for ``TrainingArguments(deepspeed=...)``.
+
+    With an offloaded AdamW the file names the optimizer, so that DeepSpeed takes its own for the CPU, as people's files do; other
+    optimizers are the Trainer's, which DeepSpeed then has to be allowed to take.
+    """
+    config = deepspeed_config(scenario, on_cpu=False, nvme_path=nvme_path)
+    if scenario.recipe.offloads_optimizer:
+        if scenario.recipe.optimizer.startswith("adamw_torch"):
+            settings = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+            config["optimizer"] = {"type": "AdamW", "params": settings}
+        else:
+            config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def trainer_fsdp_config(scenario: Scenario) -> dict[str, Any]:
+    """The configuration for ``TrainingArguments(fsdp=True, fsdp_config=...)``: FSDP2, or FSDP1 where that is asked for.
+
+    Source: Transformers 5.17 and 5.23 training_args.py _process_fsdp_args.
+    """
+    recipe = scenario.recipe
+    first = recipe.sharding == "fsdp1"
+    whole = "full_shard" if first else recipe.sharding != "fsdp-grad-op"
+    return {"version": 1 if first else 2, "reshard_after_forward": whole, "cpu_offload": recipe.offloads_params}
 
 
 def fsdp_config(scenario: Scenario) -> dict[str, Any]:

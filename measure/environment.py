@@ -17,7 +17,7 @@ from typing import Any
 from measure.host import cgroup_bytes
 from measure.nvml import Gpu, Nvml
 
-LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed", "flash-attn", "triton")
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed", "flash-attn", "liger-kernel", "triton")
 _VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",

@@ -19,7 +19,10 @@ from planner.errors import UsageError
 from planner.units import format_bytes
 
 _MEASURE_EXTRA = "install the measure extra: pip install 'finetune-planner[measure]'"
-_CURES = {"flash_attn": "pip install flash-attn, or say --attention sdpa"}
+_CURES = {
+    "flash_attn": "pip install flash-attn, or say --attention sdpa",
+    "liger_kernel": "pip install liger-kernel, or say --loss hf",
+}
 _BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
 _CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
@@ -110,6 +113,7 @@ def _need_libraries(scenario: Scenario) -> None:
         "bitsandbytes": recipe.numerics.quantization in ("nf4", "fp4", "int8") or recipe.optimizer in _BITSANDBYTES_OPTIMIZERS,
         "deepspeed": recipe.uses_deepspeed,
         "flash_attn": recipe.attention == "flash2",
+        "liger_kernel": recipe.loss == "liger",
     }
     for name, wanted in needed.items():
         if wanted and find_spec(name) is None:

@@ -48,6 +48,7 @@ RUN_OPTIONS: OwnOptions = {
         Annotated[bool, typer.Option("--history", help="Keep the allocator's events up to the end of the warm-up (GPU)")],
         False,
     ),
+    "nvme_path": (_option(str, "--nvme-path", "DIR", "Folder on an NVMe disk for --offload ...-nvme"), None),
     "save": (Annotated[bool, typer.Option("--save", help="Measure saving too, to a temporary folder")], False),
 }
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.integrations.liger import apply_liger_kernel
 
 from measure.lengths import MicroBatch
 from measure.pace import Pace
 from measure.workloads.engine import Engine, open_engine
 from measure.workloads.feed import Feed
-from measure.workloads.model import build_model, checkpoint_activations
+from measure.workloads.model import LIGER_LOSS_ONLY, build_model, checkpoint_activations
 from measure.workloads.task import Task
 
 
@@ -21,6 +22,8 @@ def run_loop(task: Task) -> None:
     """Build the model, step until the pace says enough, evaluate once, and save where that is asked."""
     recipe = task.scenario.recipe
     model = build_model(task.case, task.scenario, task.probe.device, task.phases)
+    if recipe.loss == "liger":
+        apply_liger_kernel(model, LIGER_LOSS_ONLY)  # type: ignore[no-untyped-call]
     checkpoint_activations(model, recipe)
     mark_loss(model, task)
     engine = open_engine(model, task)
@@ -71,7 +74,14 @@ def _evaluate(task: Task, engine: Engine, feed: Feed) -> None:
 
 
 def mark_loss(model: Any, task: Task) -> None:
-    """Let the phase ``loss`` begin where the output projection does: full-size logits live from there on."""
+    """Let the phase ``loss`` begin where the output projection does: full-size logits live from there on.
+
+    Liger's loss takes the projection's weights and never calls it; it begins where the decoder ends.
+    """
+    if task.scenario.recipe.loss == "liger":
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base.get_decoder().register_forward_hook(lambda *_: task.begin_loss())
+        return
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(lambda *_: task.begin_loss())

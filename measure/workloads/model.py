@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from planner.domain.scenario import Scenario
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
 _FOUR_BIT = ("nf4", "fp4")
 _INITIAL_DEVIATION = 0.02
+# What the scenario calls the Liger loss: the fused projection and loss, with every other layer as Transformers has it.
+LIGER_LOSS_ONLY = {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 
 
 def build_model(case: Case, scenario: Scenario, device: torch.device, phases: PhaseRecorder) -> Any:
@@ -28,8 +31,8 @@ def build_model(case: Case, scenario: Scenario, device: torch.device, phases: Ph
     phases.enter("load")
     if case.options.checkpoint is not None:
         model = _from_checkpoint(case, scenario, device)
-    elif recipe.sharding == "zero3":
-        from measure.workloads.sharded import make_partitioned
+    elif recipe.sharding == "zero3" and recipe.numerics.quantization == "none":
+        from measure.workloads.zero3 import make_partitioned
 
         model = make_partitioned(case, scenario, device, model_config(case, scenario))
     else:
@@ -62,19 +65,26 @@ def model_config(case: Case, scenario: Scenario) -> Any:
 
 
 def _from_checkpoint(case: Case, scenario: Scenario, device: torch.device) -> Any:
-    """Real weights, from safetensors files only."""
+    """Real weights, from safetensors files only; ZeRO-3 divides them as they are read."""
     numerics = scenario.recipe.numerics
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    return load(
-        case.options.checkpoint,
-        dtype=DTYPES[numerics.load_dtype],
-        attn_implementation=_ATTENTION[scenario.recipe.attention],
-        quantization_config=quantization_config(scenario.recipe),
-        device_map={"": device},
-        use_safetensors=True,
-        trust_remote_code=case.options.trust_remote_code,
-        use_cache=False,
-    )
+    if scenario.recipe.sharding != "zero3" or numerics.quantization != "none":
+        return load(case.options.checkpoint, device_map={"": device}, **_load_settings(case, scenario))
+    from measure.workloads.zero3 import dividing
+
+    with dividing(case, scenario, device):
+        return load(case.options.checkpoint, **_load_settings(case, scenario))
+
+
+def _load_settings(case: Case, scenario: Scenario) -> dict[str, Any]:
+    return {
+        "dtype": DTYPES[scenario.recipe.numerics.load_dtype],
+        "attn_implementation": _ATTENTION[scenario.recipe.attention],
+        "quantization_config": quantization_config(scenario.recipe),
+        "use_safetensors": True,
+        "trust_remote_code": case.options.trust_remote_code,
+        "use_cache": False,
+    }
 
 
 def _random_model(case: Case, scenario: Scenario, device: torch.device) -> Any:
@@ -83,7 +93,7 @@ def _random_model(case: Case, scenario: Scenario, device: torch.device) -> Any:
 
     recipe = scenario.recipe
     make: Any = transformers.AutoModelForCausalLM.from_config
-    with torch.device(device), init_empty_weights(include_buffers=False):
+    with _whole_model(recipe), torch.device(device), init_empty_weights(include_buffers=False):
         model = make(
             model_config(case, scenario),
             dtype=DTYPES[recipe.numerics.load_dtype],
@@ -96,6 +106,15 @@ def _random_model(case: Case, scenario: Scenario, device: torch.device) -> Any:
         loader.fill(module)
     model.tie_weights()
     return model
+
+
+def _whole_model(recipe: Recipe) -> AbstractContextManager[None]:
+    """Keeps Transformers from dividing a model that is quantised first and divided by the engine afterwards."""
+    if recipe.sharding != "zero3":
+        return nullcontext()
+    from measure.workloads.zero3 import undivided
+
+    return undivided()
 
 
 def _put_quantized_layers(model: Any, recipe: Recipe) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 
-from measure.case import Case
 from measure.engine_configs import deepspeed_config, fsdp_config, zero_stage
 from measure.trace.adapters import DTYPES
 from measure.trace.build import find_layer_list
@@ -34,16 +32,21 @@ def join_ranks(device: torch.device, scenario: Scenario) -> None:
         dist.init_process_group(backend)
 
 
+def agreed(finished: bool, device: torch.device) -> bool:
+    """What rank 0 decides, so that no rank waits for a step that another does not take."""
+    decision = torch.tensor([int(finished)], device=device)
+    dist.broadcast(decision, src=0)
+    return bool(decision.item())
+
+
 class _Ranks:
     """What every engine with several ranks does alike."""
 
     _ranks_device: torch.device
 
     def agree(self, finished: bool) -> bool:
-        """Rank 0 decides, so that no rank waits for a step that another does not take."""
-        decision = torch.tensor([int(finished)], device=self._ranks_device)
-        dist.broadcast(decision, src=0)
-        return bool(decision.item())
+        """Rank 0 decides."""
+        return agreed(finished, self._ranks_device)
 
 
 class DdpEngine(_Ranks, PlainEngine):
@@ -83,13 +86,16 @@ class FsdpEngine(_Ranks, PlainEngine):
         dtype = DTYPES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else None
         if recipe.numerics.mixed:
             # Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: trained low-precision weights become fp32.
+            # With a 4-bit base it leaves them as they are.
+            kbit = recipe.numerics.quantization != "none"
             for tensor in model.parameters():
-                if tensor.requires_grad:
+                if tensor.requires_grad and not kbit:
                     tensor.data = tensor.data.to(torch.float32)
         settings: dict[str, Any] = {
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
             "reshard_after_forward": self._config["reshard_after_forward"],
             "offload_policy": CPUOffloadPolicy() if recipe.offloads_params else OffloadPolicy(),
+            "ignored_params": _whole_parameters(model),
         }
         for layer in model.get_submodule(find_layer_list(model, model.config)):
             fully_shard(layer, **settings)
@@ -108,6 +114,11 @@ class FsdpEngine(_Ranks, PlainEngine):
         torch.save(self._model.state_dict(), folder / f"shard-{dist.get_rank()}.pt")
 
 
+def _whole_parameters(model: Any) -> set[torch.nn.Parameter]:
+    """4-bit weights whose bytes are kept as integers stay whole on each rank: accelerate 1.15 utils/fsdp_utils.py says why."""
+    return {tensor for tensor in model.parameters() if type(tensor).__name__ == "Params4bit" and not tensor.is_floating_point()}
+
+
 class DeepspeedEngine(_Ranks):
     """ZeRO by ``deepspeed.initialize``, which keeps the 16-bit weights and their fp32 masters itself."""
 
@@ -116,7 +127,7 @@ class DeepspeedEngine(_Ranks):
 
         self._ranks_device = task.probe.device
         self._on_cpu = task.probe.device.type == "cpu"
-        self._config = deepspeed_config(task.scenario, on_cpu=self._on_cpu)
+        self._config = deepspeed_config(task.scenario, on_cpu=self._on_cpu, nvme_path=task.case.options.nvme_path)
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         # DeepSpeed fills in and changes what it is given.
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
@@ -176,14 +187,3 @@ class DeepspeedEngine(_Ranks):
     def save(self, folder: Path) -> None:
         """A checkpoint of all ranks' parts."""
         self._engine.save_checkpoint(str(folder))
-
-
-def make_partitioned(case: Case, scenario: Scenario, device: torch.device, config: Any) -> Any:
-    """A model with random weights, divided over the ranks as it is made: what ``from_pretrained`` does under ZeRO-3."""
-    import deepspeed
-
-    make: Any = transformers.AutoModelForCausalLM.from_config
-    dtype = DTYPES[scenario.recipe.numerics.load_dtype]
-    engine_config = deepspeed_config(scenario, on_cpu=device.type == "cpu")
-    with deepspeed.zero.Init(config_dict_or_path=engine_config, dtype=dtype):
-        return make(config, dtype=dtype, trust_remote_code=case.options.trust_remote_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from itertools import cycle
 from typing import Any
@@ -10,13 +11,15 @@ import torch
 import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
+from measure.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
 from measure.lengths import MicroBatch
 from measure.pace import Pace
 from measure.workloads.engine import EngineMismatchError
 from measure.workloads.feed import collate
 from measure.workloads.loop import mark_loss
-from measure.workloads.model import build_model
+from measure.workloads.model import LIGER_LOSS_ONLY, build_model
 from measure.workloads.task import Task
+from planner.domain.recipe import Recipe
 
 _LEARNING_RATE = 1e-4
 # Names of the Trainer where they differ from ours.
@@ -29,19 +32,22 @@ def run_trainer(task: Task) -> None:
     Raises:
         EngineMismatchError: the Trainer wrapped the model in another engine than the one that was asked for.
     """
-    model = build_model(task.case, task.scenario, task.probe.device, task.phases)
-    mark_loss(model, task)
     batches = task.batches()
-    vocabulary = model.config.get_text_config().vocab_size
     with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
+        configs = sharding_settings(task)
+        # Before the model: under ZeRO-3 they decide how a checkpoint is read.
+        arguments = _arguments(task, folder, configs)
+        model = build_model(task.case, task.scenario, task.probe.device, task.phases)
+        mark_loss(model, task)
         trainer = _MeasuredTrainer(
             task,
             batches,
             model=model,
-            args=_arguments(task, folder),
-            train_dataset=_Rows(batches, _micro_steps(task)),
-            data_collator=_Collator(task, vocabulary),
+            args=arguments,
+            train_dataset=_Rows(batches, _micro_steps(task), task.scenario.hardware.world_size),
+            data_collator=_Collator(task, model.config.get_text_config().vocab_size),
         )
+        trainer.configs = configs
         trainer.train()
         _evaluate(task, trainer, batches[0])
         if task.case.options.save:
@@ -50,7 +56,17 @@ def run_trainer(task: Task) -> None:
     task.phases.say_readings()
 
 
-def _arguments(task: Task, folder: str) -> Any:
+def sharding_settings(task: Task) -> dict[str, Any]:
+    """What the Trainer's arguments say about sharding, kept in the record; empty for one process and for DDP."""
+    scenario = task.scenario
+    if scenario.recipe.uses_deepspeed:
+        return {"deepspeed": trainer_deepspeed_config(scenario, nvme_path=task.case.options.nvme_path)}
+    if scenario.recipe.uses_fsdp:
+        return {"fsdp": True, "fsdp_config": trainer_fsdp_config(scenario)}
+    return {}
+
+
+def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
     recipe, options = task.scenario.recipe, task.case.options
     precision = recipe.numerics.precision
     make: Any = transformers.TrainingArguments
@@ -74,6 +90,10 @@ def _arguments(task: Task, folder: str) -> Any:
         report_to="none",
         disable_tqdm=True,
         seed=options.seed,
+        use_liger_kernel=recipe.loss == "liger",
+        liger_kernel_config=LIGER_LOSS_ONLY if recipe.loss == "liger" else None,
+        # The Trainer fills in and changes what it is given.
+        **copy.deepcopy(sharding),
     )
 
 
@@ -83,10 +103,13 @@ def _micro_steps(task: Task) -> int:
 
 
 class _Rows(Dataset[dict[str, int]]):
-    """Samples in the order of the plan; only their lengths matter, the ids are made when they are collated."""
+    """Samples in the order of the plan; only their lengths matter, the ids are made when they are collated.
 
-    def __init__(self, batches: tuple[MicroBatch, ...], micro_steps: int) -> None:
-        used = (batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False))
+    Ranks take batches in turn, so each one is there once for every rank.
+    """
+
+    def __init__(self, batches: tuple[MicroBatch, ...], micro_steps: int, ranks: int) -> None:
+        used = (batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False) for _ in range(ranks))
         self._rows = [{"length": length, "width": batch.width_tokens} for batch in used for length in batch.lengths]
 
     def __len__(self) -> int:
@@ -120,6 +143,7 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         self._planned = cycle(batches)
         self._used: list[MicroBatch] = []
         self._pace = Pace(task.case.options)
+        self.configs: dict[str, Any] = {}
         self.add_callback(_StepMarks(self))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -144,7 +168,9 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
 
     def begin(self) -> None:
         """Training begins: all is wrapped."""
-        self._task.say_model(self.model, self._engine())
+        running = self.model_wrapped
+        check_engine(self._task.scenario.recipe, running, self.model)
+        self._task.say_model(self.model, running, **self.configs)
 
     def begin_step(self) -> None:
         """An optimizer step begins."""
@@ -155,13 +181,30 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         """An optimizer step is over; returns whether that was the last."""
         self._task.phases.leave()
         self._task.say_step(self._pace, self._task.probe.stop_clock(), self._used)
-        return self._pace.enough
+        enough = self._pace.enough
+        if self._task.scenario.hardware.world_size == 1:
+            return enough
+        from measure.workloads.sharded import agreed
 
-    def _engine(self) -> Any:
-        if self._task.scenario.recipe.sharding == "none" and self.model_wrapped is not self.model:
-            name = type(self.model_wrapped).__qualname__
-            raise EngineMismatchError(f"the Trainer wrapped the model in {name} although nothing was to be sharded")
-        return self.model_wrapped
+        return agreed(enough, self._task.probe.device)
+
+
+def check_engine(recipe: Recipe, running: Any, model: Any) -> None:
+    """Check what the Trainer wrapped the model in, because it falls back without a word.
+
+    Raises:
+        EngineMismatchError: another engine than the one that was asked for.
+    """
+    classes = [each.__name__ for each in type(running).__mro__]
+    if recipe.sharding == "none":
+        right = running is model
+    elif recipe.uses_deepspeed:
+        right = "DeepSpeedEngine" in classes and running.zero_optimization_stage() == int(recipe.sharding.removeprefix("zero"))
+    else:
+        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(recipe.sharding, "FSDPModule")
+        right = wanted in classes
+    if not right:
+        raise EngineMismatchError(f"the Trainer wrapped the model in {classes[0]} where sharding {recipe.sharding} was asked for")
 
 
 class _StepMarks(transformers.TrainerCallback):
@@ -186,5 +229,5 @@ class _StepMarks(transformers.TrainerCallback):
 
 def _evaluate(task: Task, trainer: Any, worst: MicroBatch) -> None:
     task.phases.enter("eval")
-    trainer.evaluate(eval_dataset=_Rows((worst,), 1))
+    trainer.evaluate(eval_dataset=_Rows((worst,), 1, task.scenario.hardware.world_size))
     task.phases.leave()

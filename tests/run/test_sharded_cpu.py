@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,65 @@ def test_a_rank_that_fails_ends_the_job(measure: Any) -> None:
     assert done.record.outcome == "host_oom", raw(done).error
 
 
-def test_the_trainer_does_not_run_sharded_jobs(measure: Any) -> None:
-    """On a CPU it would run plain DDP without a word, so it is refused."""
-    with pytest.raises(NotModelledError, match="plain loop"):
-        measure(**TWO, sharding="zero2", options={"workload": "trainer"})
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sharding", "storage"),
+    [("fsdp", "bf16"), ("fsdp", None), ("zero3", "bf16"), ("zero2", None)],
+)
+def test_four_bit_bases_run_under_every_engine(measure: Any, sharding: str, storage: str | None) -> None:
+    """Bytes in bf16 are divided by FSDP2 and ZeRO-3; bytes as integers stay whole on each rank under FSDP2 and ZeRO-2."""
+    said = {**TWO, "method": "qlora", "sharding": sharding} | ({"quant_storage": storage} if storage else {})
+    done = measure(**said)
+    check_ranks(done)
+    assert raw(done).params > raw(done).trained_params > 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_divided_as_it_is_read(measure: Any, config: str, tmp_path: Path) -> None:
+    """Real weights under ZeRO-3: the parameters are those of the file, and DeepSpeed holds them."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(str(Path(config).parent)))
+    model.save_pretrained(tmp_path / "weights")
+    done = measure(**TWO, sharding="zero3", options={"checkpoint": str(tmp_path / "weights")})
+    check_ranks(done)
+    assert raw(done).params == sum(tensor.numel() for tensor in model.parameters())
+    assert raw(done).configs["optimizer_class"] == "DeepSpeedZeroOptimizer_Stage3"
+
+
+@pytest.mark.slow
+def test_the_trainer_runs_ddp(measure: Any) -> None:
+    """The one kind of several ranks that the Trainer does on a CPU; ranks take the planned batches in turn and stop together."""
+    done = measure(
+        **{**TWO, "method": "lora", "batch": 2},
+        sharding="ddp",
+        padding="longest",
+        options={"workload": "trainer", "lengths": (4, 10, 31), "steps": 3, "max_steps": 3},
+    )
+    assert done.record.outcome == "ok", raw(done).error
+    assert raw(done).engine_class.endswith("DistributedDataParallel")
+    assert [each.phase for each in raw(done).ranks[0].phases] == [each.phase for each in raw(done).ranks[1].phases]
+    assert raw(done).steps[0].padded_tokens == 62
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "says"),
+    [
+        ({"sharding": "zero2"}, {"workload": "trainer"}, "plain DDP"),
+        ({"sharding": "fsdp1"}, {}, "fsdp1 runs in the Trainer on GPUs"),
+        ({"sharding": "hsdp"}, {}, "across nodes"),
+        ({"sharding": "zero3", "method": "qlora"}, {}, "quant-storage bf16"),
+        ({"sharding": "fsdp", "precision": "fp16-mixed"}, {}, "GradScaler"),
+        ({"sharding": "zero3", "offload": "optimizer-nvme"}, {}, "--nvme-path"),
+        ({"sharding": "zero3", "offload": "optimizer-nvme"}, {"nvme_path": "/tmp"}, "needs a GPU"),
+        ({"sharding": "ddp", "loss": "chunked"}, {}, "full loss"),
+        ({"sharding": "none", "gpus": 1, "loss": "liger"}, {}, "GPU only"),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_what_no_engine_runs_is_refused_in_a_sentence(
+    measure: Any, values: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    """Before anything starts, with the reason and what to say instead."""
+    with pytest.raises(NotModelledError, match=says):
+        measure(**{**TWO, **values}, options=options)
