@@ -155,7 +155,7 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         self._task.phases.enter("forward")
         loss: torch.Tensor = super().training_step(*args, **kwargs)
         self._task.phases.leave()
-        if self.accelerator.sync_gradients:
+        if self.accelerator.sync_gradients and not self._task.scenario.recipe.uses_deepspeed:
             self._task.phases.enter("optimizer_step")
         return loss
 
@@ -170,6 +170,8 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         """Training begins: all is wrapped."""
         running = self.model_wrapped
         check_engine(self._task.scenario.recipe, running, self.model)
+        if self._task.scenario.recipe.uses_deepspeed:
+            mark_engine_step(running, self._task)
         self._task.say_model(self.model, running, **self.configs)
 
     def begin_step(self) -> None:
@@ -187,6 +189,20 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
         from measure.workloads.sharded import agreed
 
         return agreed(enough, self._task.probe.device)
+
+
+def mark_engine_step(engine: Any, task: Task) -> None:
+    """Let the phase ``optimizer_step`` begin where DeepSpeed steps: accelerate lets it do so at the end of its backward pass.
+
+    Source: accelerate 1.15 utils/deepspeed.py DeepSpeedEngineWrapper.backward.
+    """
+    step = engine.step
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        task.phases.enter("optimizer_step")
+        return step(*args, **kwargs)
+
+    engine.step = marked
 
 
 def check_engine(recipe: Recipe, running: Any, model: Any) -> None:

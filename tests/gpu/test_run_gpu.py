@@ -92,3 +92,36 @@ def test_zero_with_offload_runs_on_one_card(tmp_path: Path) -> None:
     record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", *sharded)
     assert record["outcome"] == "ok", raw.error
     assert raw.engine_class == "deepspeed.runtime.engine.DeepSpeedEngine"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "engine"),
+    [("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine"), ("fsdp", "FSDP"), ("fsdp1", "FullyShardedDataParallel")],
+)
+def test_the_trainer_shards_on_one_card(tmp_path: Path, sharding: str, engine: str) -> None:
+    """The Trainer's own integrations, through torchrun with one rank: the engine that was asked for, and every phase."""
+    if sharding.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    job = ["--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", "--sharding", sharding, "--timeout", "600"]
+    record, raw = run(tmp_path, *job)
+    assert record["outcome"] == "ok", raw.error
+    assert engine in raw.engine_class
+    assert raw.configs
+    assert "optimizer_step" in [phase.phase for phase in raw.ranks[0].phases]
+
+
+def test_four_bit_bytes_are_divided_on_cards(tmp_path: Path) -> None:
+    """nf4 in bf16 bytes under FSDP2."""
+    pytest.importorskip("bitsandbytes")
+    sharded = ["--sharding", "fsdp", "--quant-storage", "bf16", "--workload", "loop"]
+    record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "qlora", "--seq", "256", *sharded)
+    assert record["outcome"] == "ok", raw.error
+
+
+@pytest.mark.parametrize("workload", ["loop", "trainer"])
+def test_the_liger_loss_runs(tmp_path: Path, workload: str) -> None:
+    """Only the loss is Liger's; its phase begins where the decoder ends."""
+    pytest.importorskip("liger_kernel")
+    record, raw = run(tmp_path, *JOB, "--loss", "liger", "--workload", workload)
+    assert record["outcome"] == "ok", raw.error
+    assert "loss" in [phase.phase for phase in raw.ranks[0].phases]
