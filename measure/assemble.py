@@ -77,6 +77,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
         "offload": recipe.offload,
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "checkpoint_reentrant": recipe.checkpoint_reentrant if recipe.gradient_checkpointing else None,
+        "checkpoint_every": recipe.checkpoint_every if recipe.rebuilds_some else None,
         "attention": recipe.attention,
         "loss": recipe.loss,
         "micro_batch": int(batch.micro_batch),

@@ -116,6 +116,7 @@ def describe(scenario: Scenario, options: RunOptions) -> str:
         parts.append(f"x{recipe.batch.grad_accum}")
     parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
     parts += ["checkpointing"] if recipe.gradient_checkpointing else []
+    parts += [f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []
     parts += [options.workload] if options.workload != RunOptions().workload else []
     parts += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
     return " ".join(str(part) for part in parts)

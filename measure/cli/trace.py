@@ -98,5 +98,6 @@ def _title(scenario: Scenario) -> str:
         recipe.optimizer,
         f"{batch.micro_batch} x {batch.seq_len} tokens",
         "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
+        *([f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []),
     )
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from measure.trace.adapters import DTYPES, adapted
 from measure.trace.period import Pattern, find_pattern
@@ -88,8 +89,8 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
     model.train()
     if recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)
-    _checkpointing(model, recipe)
     layer_list = find_layer_list(model, config)
+    _checkpointing(model, recipe, layer_list)
     return Built(model, layer_list, len(model.get_submodule(layer_list)))
 
 
@@ -160,7 +161,9 @@ def layer_pattern(scenario: Scenario, config: Any) -> Pattern:
         layer_list = find_layer_list(model, config)
     # PEFT wraps the model, which adds to the names.
     full_name = f"base_model.model.{layer_list}" if scenario.recipe.adapter is not None else layer_list
-    return find_pattern([_fingerprint(layer) for layer in model.get_submodule(layer_list)], full_name)
+    every = scenario.recipe.checkpoint_every if scenario.recipe.rebuilds_some else 1
+    layers = enumerate(model.get_submodule(layer_list))
+    return find_pattern([(_fingerprint(layer), index % every == 0) for index, layer in layers], full_name)
 
 
 def _fingerprint(layer: nn.Module) -> Hashable:
@@ -186,11 +189,27 @@ def shortened(config: Any, n_layers: int) -> Any:
     return short
 
 
-def _checkpointing(model: Any, recipe: Recipe) -> None:
+def spare_layers(model: Any, layer_list: str, every: int) -> None:
+    """Leave out all layers but 0, n, 2n, ..., as Transformers does (5.23 modeling_utils.py _set_gradient_checkpointing).
+
+    Raises:
+        NotModelledError: layers that do not checkpoint themselves, as those of older code, where the model around them does.
+    """
+    for index, layer in enumerate(model.get_submodule(layer_list)):
+        if not isinstance(layer, GradientCheckpointingLayer):
+            raise NotModelledError(
+                f"layers of class {type(layer).__name__} cannot be checkpointed one without the other; use --checkpoint-every 1"
+            )
+        layer.gradient_checkpointing = index % every == 0
+
+
+def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
     """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
     if not recipe.gradient_checkpointing:
         return
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+    if recipe.rebuilds_some:
+        spare_layers(model, layer_list, recipe.checkpoint_every)
     if recipe.method == "lora":
         model.enable_input_require_grads()
 

@@ -219,6 +219,8 @@ def checkpoint_activations(model: Any, recipe: Recipe) -> None:
     """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
     if not recipe.gradient_checkpointing:
         return
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+    # Only said where it is asked for: older versions of Transformers do not know it.
+    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant}, **every)
     if recipe.method == "lora":
         model.enable_input_require_grads()

@@ -69,6 +69,8 @@ def sharding_settings(task: Task) -> dict[str, Any]:
 def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
     recipe, options = task.scenario.recipe, task.case.options
     precision = recipe.numerics.precision
+    # The Trainer hands it on to ``activation_checkpointing_enable`` (Transformers 5.23 training_args.py).
+    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
     make: Any = transformers.TrainingArguments
     return make(
         output_dir=folder,
@@ -81,7 +83,7 @@ def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
         bf16=precision == "bf16-mixed",
         fp16=precision == "fp16-mixed",
         gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant},
+        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant, **every},
         use_cpu=task.probe.device.type == "cpu",
         remove_unused_columns=False,
         prediction_loss_only=True,

@@ -6,7 +6,7 @@ enter only where FLOP are formed, so one cached :class:`Work` answers a whole gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -109,6 +109,18 @@ class Work:
     def base(self) -> Macs:
         """All matrices of the model itself."""
         return self.dense + self.experts + self.head
+
+
+def rebuilt(work: Work, share: float) -> Work:
+    """``work`` where only a ``share`` of the layers is rebuilt in backward.
+
+    Ignored: that the head's adapter, of one, is no layer; which of several kinds of layers is rebuilt.
+    """
+    if share in (0.0, 1.0):
+        return work
+    parts = {name: getattr(work, name) for name in ("dense", "experts", "adapters")}
+    fewer = {name: replace(macs, recompute=round(macs.recompute * share)) for name, macs in parts.items()}
+    return replace(work, **fewer)
 
 
 def work_key(recipe: Recipe) -> WorkKey:

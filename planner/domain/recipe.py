@@ -126,9 +126,19 @@ class Recipe:
     offload: Offload
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
+    checkpoint_every: int
     attention: Attention
     loss: Loss
     batch: Batch
+
+    @property
+    def rebuilds_some(self) -> bool:
+        """Whether checkpointing rebuilds only every n-th layer, so that the others keep what they save."""
+        return self.gradient_checkpointing and self.checkpoint_every > 1
+
+    def rebuilt_share(self, n_layers: int) -> float:
+        """Share of the layers that run forward again in backward: layers 0, n, 2n, ...; none without checkpointing."""
+        return -(-n_layers // self.checkpoint_every) / n_layers if self.gradient_checkpointing else 0.0
 
     @property
     def uses_deepspeed(self) -> bool:

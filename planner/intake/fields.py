@@ -268,6 +268,7 @@ _FIELDS = (
     _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
     RequestField("gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"),
     RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),
+    _count("checkpoint_every", "Checkpoint only every n-th layer; the others keep their activations", 1_024),
     _one_of("attention", "Attention kernel", ATTENTIONS),
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),

@@ -65,6 +65,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         offload=offload,
         gradient_checkpointing=ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin),
         checkpoint_reentrant=ledger.choose("checkpoint_reentrant", defaults.checkpoint_reentrant, origin),
+        checkpoint_every=ledger.choose("checkpoint_every", 1, origin),
         attention=_resolve_attention(ledger, setting, numerics),
         loss=ledger.choose("loss", defaults.loss, origin),
         batch=_resolve_batch(ledger, setting),

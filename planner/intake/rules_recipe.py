@@ -212,6 +212,24 @@ RECIPE_RULES = (
         lambda case: "checkpoint_reentrant" in case.said and not case.recipe.gradient_checkpointing,
     ),
     Rule(
+        "checkpoint-every-without-checkpointing",
+        "warn",
+        "checkpoint_every means nothing without gradient checkpointing",
+        lambda case: "checkpoint_every" in case.said and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
+        "checkpoint-every-with-offload",
+        "refuse",
+        "Activations in host RAM are not modelled where only some layers are checkpointed; use --checkpoint-every 1",
+        lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
+    ),
+    Rule(
+        "checkpoint-every-of-parts",
+        "refuse",
+        "A stack that checkpoints the parts of a layer one by one does so in every layer; use --checkpoint-every 1",
+        lambda case: case.recipe.rebuilds_some and case.scenario.stack.checkpoints_parts,
+    ),
+    Rule(
         "fewer-samples-than-a-step",
         "warn",
         "The whole run has fewer samples than one optimizer step takes",

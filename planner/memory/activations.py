@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 from planner.anatomy.block import BlockBytes, block_bytes
 from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
-from planner.domain.model import BlockGroup
+from planner.domain.model import BlockSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.logits import head_gradient_bytes
@@ -34,9 +36,17 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Saved and transient activations of all layers, in the order of the forward pass: groups of equal layers."""
+    """Saved and transient activations of all layers, in the order of the forward pass.
 
-    layers: tuple[LayerBytes, ...]
+    ``groups``: one tuple for each group of layers of one kind, of its runs of layers that are treated alike.
+    """
+
+    groups: tuple[tuple[LayerBytes, ...], ...]
+
+    @property
+    def layers(self) -> tuple[LayerBytes, ...]:
+        """All runs of equal layers."""
+        return tuple(layer for group in self.groups for layer in group)
 
     @property
     def kept(self) -> Number:
@@ -46,12 +56,27 @@ class Activations:
     @property
     def forward_extra(self) -> Number:
         """Most bytes that one layer adds while the forward runs."""
-        return maximum(0, *(layer.forward_extra for layer in self.layers))
+        return self._most(lambda layer: layer.forward_extra)
 
     @property
     def backward_extra(self) -> Number:
         """Most bytes that one layer adds in backward, weight gradients left out."""
-        return maximum(0, *(layer.backward_extra for layer in self.layers))
+        return self._most(lambda layer: layer.backward_extra)
+
+    @property
+    def adding_extra(self) -> Number:
+        """The same with the weight gradient that is being added to an existing one."""
+        return self._most(lambda layer: maximum(layer.adding_extra, layer.backward_extra))
+
+    def _most(self, extra: Callable[[LayerBytes], Number]) -> Number:
+        """Most that a layer adds to what the layers of its group up to it keep, less what all of them keep."""
+        most: Number = 0
+        for group in self.groups:
+            after: Number = 0
+            for layer in reversed(group):
+                most = maximum(most, extra(layer) - after)
+                after = after + layer.count * layer.kept
+        return most
 
     @property
     def one_layer(self) -> Number:
@@ -64,15 +89,40 @@ def activations(job: Job) -> Activations:
 
     With checkpointing: every layer's input stays, and one layer is rebuilt in backward; matrices of int8 bases, and 4-bit ones
     of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each layer saves stays.
-    Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer; torch 2.13 utils/checkpoint.py.
+    Every n-th layer: layers 0, n, 2n, ... the first way, all others the second.
+    Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer, modeling_utils.py _set_gradient_checkpointing
+    (``every_n_layers``); torch 2.13 utils/checkpoint.py.
+    Ignored: which of several kinds of alternating layers is rebuilt; they count as if one kind followed the other.
     """
-    return Activations(tuple(_layer_bytes(job, group) for group in job.model.groups))
+    groups: list[tuple[LayerBytes, ...]] = []
+    first = 0
+    for group in job.model.groups:
+        groups.append(tuple(_layer_bytes(job, group.block, run) for run in _runs(job, first, group.count)))
+        first += group.count
+    return Activations(tuple(groups))
 
 
-def _layer_bytes(job: Job, group: BlockGroup) -> LayerBytes:
-    block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """``count`` layers that follow each other, rebuilt in backward or not."""
+
+    count: int
+    rebuilt: bool
+
+
+def _runs(job: Job, first: int, count: int) -> list[_Run]:
+    """How checkpointing divides layers ``first`` to ``first + count - 1``."""
+    recipe = job.recipe
+    if not recipe.rebuilds_some:
+        return [_Run(count, recipe.gradient_checkpointing)]
+    rebuilt = (index % recipe.checkpoint_every == 0 for index in range(first, first + count))
+    return [_Run(sum(1 for _ in run), again) for again, run in groupby(rebuilt)]
+
+
+def _layer_bytes(job: Job, kind: BlockSpec, run: _Run) -> LayerBytes:
+    block = block_bytes(job.view(kind), job.tokens, job.recipe.batch.seq_len)
     peaks = block.backward_peak, block.growing_peak, block.adding_peak
-    if job.recipe.gradient_checkpointing:
+    if run.rebuilt:
         stays, forward, extras = _checkpointed(job, block, peaks)
     else:
         stays, forward = block.saved, block.forward_peak - block.saved
@@ -80,7 +130,7 @@ def _layer_bytes(job: Job, group: BlockGroup) -> LayerBytes:
     if job.recipe.offload == "activations":
         stays = 0 * stays
     backward, growing, adding = extras
-    return LayerBytes(group.count, stays, forward, backward, growing, adding, block.gradients)
+    return LayerBytes(run.count, stays, forward, backward, growing, adding, block.gradients)
 
 
 def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tuple[Number, Number, list[Number]]:

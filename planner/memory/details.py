@@ -81,6 +81,7 @@ def _activations(job: Job, _: str) -> str:
     tokens = float(job.tokens)
     unit = "the inputs of its parts are" if job.stack.checkpoints_parts else "its input is"
     how = f"{unit} kept, the rest rebuilt" if job.recipe.gradient_checkpointing else "all of it is kept"
+    how = f"in every {job.recipe.checkpoint_every}. layer {how}, in the others all" if job.recipe.rebuilds_some else how
     return (
         f"{job.model.n_layers} blocks x {tokens:.0f} tokens; one block saves {float(block.saved) / tokens:.0f} B per token "
         f"(input {float(block.boundary) / tokens:.0f}), peaks at {float(block.backward_peak) / tokens:.0f} in backward; {how}"

@@ -53,12 +53,9 @@ def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
 
     Source: torch 2.13 autograd/functions/accumulate_grad.h (in place where a gradient exists).
     """
-    extra = amounts.backward_extra
-    for layer in amounts.layers:
-        extra = where(layer.adding_extra > extra, layer.adding_extra, extra)
     # The head's part of a tied table waits for the table's own before both are added to what is there.
     table = table_gradient_bytes(job)
-    start = BackwardMoment(amounts.kept, extra, gradient_bytes(job), table if job.model.tied else 0)
+    start = BackwardMoment(amounts.kept, amounts.adding_extra, gradient_bytes(job), table if job.model.tied else 0)
     added = table + tied_table_bytes(job)
     return _largest((start, _table_moment(job, added)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.arrays import is_zero, maximum
+from planner.domain.recipe import Number
 from planner.domain.term import Phase, Term
 from planner.memory import activations as act
 from planner.memory import logits, optimizer, runtime, sharding, weights
@@ -112,8 +113,6 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     mask_phases = FORWARD | LOSS | BACKWARD if act.mask_is_held(job) else FORWARD
     formula = "activations:activations"
     embedded = act.embedding_saved_bytes(job)
-    # Without checkpointing the graph holds the copies of adapters until each layer has run backward.
-    copied = FORWARD | LOSS if job.recipe.gradient_checkpointing else FORWARD | LOSS | BACKWARD
     return (
         make_term(
             "saved_activations",
@@ -126,7 +125,16 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
         make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
         make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
         make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
-        make_term("autocast_copies", "autocast weight copies", copies, copied, "weights:autocast_copy_bytes", "transient"),
+        *_copy_terms(copies, job.recipe.rebuilt_share(job.model.n_layers)),
+    )
+
+
+def _copy_terms(copies: Number, rebuilt: float) -> tuple[Term, ...]:
+    """Autocast's copies of weights: its cache alone holds those of rebuilt layers, the graph the others until their backward."""
+    label, formula = "autocast weight copies", "weights:autocast_copy_bytes"
+    parts = ((rebuilt, FORWARD | LOSS), (1 - rebuilt, FORWARD | LOSS | BACKWARD))
+    return tuple(
+        make_term("autocast_copies", label, copies * share, phases, formula, "transient") for share, phases in parts if share
     )
 
 

@@ -104,10 +104,11 @@ def autocast_copy_bytes(job: Job) -> Number:
 
 
 def _trained_copy_bytes(job: Job) -> Number:
-    """The part of the copies that belongs to a base that is trained whole in fp32."""
+    """The part of the copies that belongs to a base that is trained whole in fp32: of layers that are rebuilt."""
     if job.recipe.method != "full" or job.regime.base < 4 or not job.recipe.gradient_checkpointing:
         return 0
-    return 2 * sum(group.count * linear.weight_count for group in job.model.groups for linear in _copied(job, group.block))
+    copied = 2 * sum(group.count * linear.weight_count for group in job.model.groups for linear in _copied(job, group.block))
+    return copied * job.recipe.rebuilt_share(job.model.n_layers)
 
 
 def _copied(job: Job, block: BlockSpec) -> Iterator[LinearSpec]:

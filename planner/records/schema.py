@@ -19,7 +19,7 @@ COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord))
 REQUIRED_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default is MISSING)
 LIST_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default == ())
 # Columns that came after the first files were written: a file without them says nothing about them.
-ADDED_COLUMNS: frozenset[str] = frozenset({"eval_samples", "eval_micro_batch", "memory_limit_mib"})
+ADDED_COLUMNS: frozenset[str] = frozenset({"eval_samples", "eval_micro_batch", "memory_limit_mib", "checkpoint_every"})
 # A JSONL line may carry these beside the columns: raw readings, environment and the verdict on the quality of the run.
 ATTACHMENT_KEYS = ("raw", "environment", "quality")
 
@@ -53,6 +53,7 @@ _RANGES: dict[str, tuple[float, float] | tuple[float]] = {
     "eval_samples": (1, 1_000_000_000_000),
     "eval_micro_batch": (1, 65_536),
     "memory_limit_mib": (_MAX_MIB,),
+    "checkpoint_every": (1, 1_024),
     "run_time_s": (_MAX_SECONDS,),
     "host_memory_mib": (_MAX_MIB,),
 }

@@ -17,7 +17,17 @@ from planner.intake.rules import RULES, Case
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
 Flags = Mapping[str, str | bool | None]
-_OF_RECIPE = ("method", "optimizer", "sharding", "offload", "gradient_checkpointing", "checkpoint_reentrant", "attention", "loss")
+_OF_RECIPE = (
+    "method",
+    "optimizer",
+    "sharding",
+    "offload",
+    "gradient_checkpointing",
+    "checkpoint_reentrant",
+    "checkpoint_every",
+    "attention",
+    "loss",
+)
 _OF_NUMERICS = ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
 _UNSAID = ("assumed", "catalog", "default:")
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from planner.anatomy.adapters import adapted_linear_count, adapted_widths, saved_module_params
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
-from planner.anatomy.work import Macs, Work, WorkKey, work_key, work_of
+from planner.anatomy.work import Macs, Work, WorkKey, rebuilt, work_key, work_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Attention, Number, Quantization, Recipe
@@ -54,6 +54,7 @@ class ProfileKey:
     double_quant: bool
     loss: str
     dropout: bool
+    rebuilt_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class Job:
         return hardware.gpus_per_node * hardware.nodes
 
     @property
-    def passes(self) -> int:
-        """Forward passes through the blocks per micro-step: 2 with checkpointing."""
-        return 2 if self.recipe.gradient_checkpointing else 1
+    def passes(self) -> float:
+        """Forward passes through the blocks per micro-step: 2 with checkpointing, less where only some layers are rebuilt."""
+        return 1 + self.recipe.rebuilt_share(self.scenario.model.n_layers)
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
@@ -121,6 +122,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
         double_quant=recipe.numerics.double_quant,
         loss=recipe.loss,
         dropout=bool(adapter and adapter.dropout > 0),
+        rebuilt_share=recipe.rebuilt_share(scenario.model.n_layers),
     )
     return Job(
         scenario=scenario,
@@ -142,9 +144,9 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     saved = saved_module_params(model, key.work.modules_to_save)
     head_trained = targets is None or any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
     return Profile(
-        work=work_of(model, key.work),
+        work=rebuilt(work_of(model, key.work), key.rebuilt_share),
         traffic=model_traffic(model, view),
-        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.work.checkpointing)),
+        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.rebuilt_share)),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,

@@ -47,7 +47,7 @@ class OperatorView:
     traffic: TrafficView
     attention: Attention
     quantization: Quantization
-    checkpointing: bool
+    rebuilt_share: float
 
 
 @lru_cache(maxsize=256)
@@ -65,9 +65,8 @@ def operators_of(model: ModelSpec, view: OperatorView) -> Operators:
         if view.quantization == "int8":
             matrices = sum(is_quantizable(linear, view.traffic.stack.fused_experts) for linear in group.block.linears)
             synchronising += group.count * matrices * _QUANTIZED_OPERATORS["int8"][0]
-    recompute = forward if view.checkpointing else 0
-    if view.checkpointing:
-        synchronising *= 2
+    recompute = round(forward * view.rebuilt_share)
+    synchronising += round(synchronising * view.rebuilt_share)
     return Operators(forward + _OUTSIDE_FORWARD, backward + _OUTSIDE_BACKWARD, recompute, synchronising, modules + 3)
 
 

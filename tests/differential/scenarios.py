@@ -74,6 +74,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         offload="none",
         gradient_checkpointing=setup.checkpointing,
         checkpoint_reentrant=setup.reentrant,
+        checkpoint_every=1,
         attention=setup.attention,
         loss="hf",
         batch=Batch(BATCH, 1, LENGTH, "max_length" if setup.padded else "packed", LENGTH - int(setup.padded)),

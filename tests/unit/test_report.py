@@ -90,6 +90,7 @@ def scenario() -> Scenario:
         offload="none",
         gradient_checkpointing=True,
         checkpoint_reentrant=False,
+        checkpoint_every=1,
         attention="sdpa",
         loss="hf",
         batch=Batch(2, 8, 1024, "longest", 800.0),

@@ -58,6 +58,15 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_reentrant": True, "gradient_checkpointing": False},
         {"checkpoint_reentrant": True, "gradient_checkpointing": True},
     ),
+    "checkpoint-every-without-checkpointing": (
+        {"checkpoint_every": 2, "gradient_checkpointing": False},
+        {"checkpoint_every": 2, "gradient_checkpointing": True},
+    ),
+    "checkpoint-every-with-offload": ({"checkpoint_every": 2, "offload": "activations"}, {"checkpoint_every": 2}),
+    "checkpoint-every-of-parts": (
+        {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
+        {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
+    ),
     "fewer-samples-than-a-step": ({"samples": 7, "batch": 2, "grad_accum": 4}, {"samples": 8, "batch": 2, "grad_accum": 4}),
     "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
     "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),

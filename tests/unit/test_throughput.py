@@ -66,6 +66,7 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         offload="none",
         gradient_checkpointing=True,
         checkpoint_reentrant=True,
+        checkpoint_every=1,
         attention="flash2",
         loss="hf",
         batch=Batch(4, 2, 1024, "packed", 1024),
@@ -362,9 +363,7 @@ class TestTraffic:
     def test_operators_of_a_llama_layer(self, llama: ModelSpec) -> None:
         """38 operators forward and about 71 backward, as TorchDispatchMode counts them."""
         held = job(scenario(llama, recipe(numerics=Numerics("bf16", "bf16"))))
-        view = OperatorView(
-            TrafficView(held.regime, held.scenario.stack, None, dropout=False), "sdpa", "none", checkpointing=False
-        )
+        view = OperatorView(TrafficView(held.regime, held.scenario.stack, None, dropout=False), "sdpa", "none", rebuilt_share=0.0)
         forward, backward = block_operators(llama.groups[0].block, view)
         assert forward == 38
         assert backward == pytest.approx(71, abs=3)
