@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matrix.models import small_fields, text_fields
 
-torch = pytest.importorskip("torch", reason="tracing needs the measure extra")
+pytest.importorskip("torch", reason="tracing needs the measure extra")
 pytest.importorskip("peft", reason="tracing needs the measure extra")
 
 from measure.trace.build import make_config, spare_layers
@@ -80,6 +80,8 @@ def test_a_period_stands_for_all_layers(tmp_path: Path) -> None:
 
 def test_layers_that_cannot_choose_are_named() -> None:
     """Layers of older code, which the model around them checkpoints, all or none, end with exit code 6 and the way out."""
+    import torch
+
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})
-    with pytest.raises(NotModelledError, match="class Linear cannot be checkpointed .* use --checkpoint-every 1"):
+    with pytest.raises(NotModelledError, match=r"class Linear cannot be checkpointed .* use --checkpoint-every 1"):
         spare_layers(model, "layers", 2)

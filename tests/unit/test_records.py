@@ -77,6 +77,7 @@ FULL = RunRecord(
     eval_samples=200,
     eval_micro_batch=4,
     memory_limit_mib=24576.0,
+    checkpoint_every=2,
     run_time_s=12920.0,
     host_memory_mib=131072.0,
     host_memory_kind="rss_peak",

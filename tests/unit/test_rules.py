@@ -62,7 +62,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_every": 2, "gradient_checkpointing": False},
         {"checkpoint_every": 2, "gradient_checkpointing": True},
     ),
-    "checkpoint-every-with-offload": ({"checkpoint_every": 2, "offload": "activations"}, {"checkpoint_every": 2}),
+    "checkpoint-every-with-offload": (
+        {"checkpoint_every": 2, "gradient_checkpointing": True, "offload": "activations"},
+        {"checkpoint_every": 1, "gradient_checkpointing": True, "offload": "activations"},
+    ),
     "checkpoint-every-of-parts": (
         {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
