@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from statistics import median
+from statistics import fmean, median
 from types import MappingProxyType
 
 import numpy as np
@@ -14,6 +14,7 @@ from planner.calibration.calibrate import Fitted, support_of
 from planner.calibration.fit import Pull, Solution, solve
 from planner.calibration.machine import Attachments, one_machine
 from planner.calibration.problem import Problem, machine_problem
+from planner.calibration.rows import throughput_column
 from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.targets import QUANTITIES, Floats, Target, targets_of
 from planner.calibration.unused import unused_times
@@ -24,6 +25,10 @@ from planner.errors import UsageError
 
 # How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
 _WEIGHT = 4.0
+# How hard the effects of one machine may be held to those of machines like it: times the prior.  The second is what the published
+# rows choose together (:func:`chosen_pull`); a slow test says so when they choose another.
+OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
+OWN_PULL = OWN_PULLS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def calibrate_machine(
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
         if problem is not None:
-            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [Pull()]))
+            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [OWN_PULL]))
     calibration = replace(
         base,
         name=name,
@@ -85,31 +90,60 @@ def calibrate_machine(
 
 
 def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:
-    """For each group with at least three timed rows, the gain in throughput of one anchor row, which is not scored itself.
+    """For each group with timed rows, the gain in throughput of one anchor row, which is not scored itself.
 
-    The machine of a row is its group and GPU, so an anchor helps only the rows of its own machine.
+    The machine of a row is its group and GPU, so an anchor helps only the rows of its own machine.  Rows of an ambiguous
+    configuration (grade C) neither anchor nor count.  Rows with and without offload are told apart, as their times have other
+    causes.  How hard a machine's effects are held is chosen on the other groups (:func:`chosen_pull`).
     """
+    gains = {pull: gains_under(pull, fitted, records) for pull in OWN_PULLS}
+    groups = dict.fromkeys(each.group for each in gains[OWN_PULL])
+    return tuple(each for group in groups for each in gains[chosen_pull(gains, group)] if each.group == group)
+
+
+def chosen_pull(gains: Mapping[Pull, Sequence[AnchorGain]], without: str = "") -> Pull:
+    """The pull with the smallest error after an anchor, averaged over all groups but one; ``OWN_PULL`` where there is none."""
+    means = {
+        pull: fmean(each.after for each in found if each.group.partition(" (")[0] != without.partition(" (")[0])
+        for pull, found in gains.items()
+        if any(each.group.partition(" (")[0] != without.partition(" (")[0] for each in found)
+    }
+    return min(means, key=lambda pull: means[pull]) if means else OWN_PULL
+
+
+def gains_under(pull: Pull, fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:
+    """As :func:`anchor_gains`, with the effects of machines held by ``pull`` for all groups."""
     screened = screen(records)
     targets = [t for record, scenario in screened.used for t in targets_of(record, scenario) if t.quantity == "throughput"]
-    by_machine: dict[tuple[str, str], list[Target]] = {}
+    by_machine: dict[tuple[str, bool, str], list[Target]] = {}
     for target in targets:
-        by_machine.setdefault((target.group, target.host), []).append(target)
-    found: dict[str, list[tuple[Floats, Floats]]] = {}
-    for (group, host), mine in by_machine.items():
+        if target.record.grade != "C":
+            offloads = target.scenario.recipe.offload != "none"
+            by_machine.setdefault((target.group, offloads, target.host), []).append(target)
+    found: dict[tuple[str, bool], list[tuple[Floats, Floats]]] = {}
+    for (group, offloads, host), mine in by_machine.items():
         problem = machine_problem("throughput", mine, fitted.without[group].offsets, host)
         if problem is not None and len(mine) > 1:
-            found.setdefault(group, []).append(_with_each_anchor(problem))
-    return tuple(_gain(group, pairs) for group, pairs in found.items() if sum(len(pair[0]) for pair in pairs) > 2)
+            found.setdefault((group, offloads), []).append(_with_each_anchor(problem, pull))
+    return tuple(_gain(f"{group} (offload)" if offloads else group, pairs) for (group, offloads), pairs in found.items())
 
 
-def _with_each_anchor(problem: Problem) -> tuple[Floats, Floats]:
+def _with_each_anchor(problem: Problem, pull: Pull) -> tuple[Floats, Floats]:
     """(absolute errors without an anchor, mean absolute error of the other rows for each choice of anchor)."""
     count = len(problem.targets)
-    solution = solve(problem, _WEIGHT * np.eye(count), [Pull()] * count)
-    before = np.abs(np.expm1(problem.errors(np.zeros((1, len(problem.knobs))))[0]))
+    solution = solve(problem, _WEIGHT * np.eye(count), [pull] * count)
+    before = np.abs(_printed(problem, problem.errors(np.zeros((1, len(problem.knobs))))))[0]
     others = ~np.eye(count, dtype=bool)
-    after = np.abs(np.expm1(solution.errors))
+    after = np.abs(_printed(problem, solution.errors))
     return before, np.array([after[row, others[row]].mean() for row in range(count)])
+
+
+def _printed(problem: Problem, errors: Floats) -> Floats:
+    """Relative errors of the quantities as they were printed, from log errors of times: a rate is the inverse."""
+    columns = [throughput_column(target.record) or "" for target in problem.targets]
+    signs = np.array([-1.0 if column.endswith("_per_s") else 1.0 for column in columns])
+    relative: Floats = np.expm1(errors * signs)
+    return relative
 
 
 def _gain(group: str, pairs: Sequence[tuple[Floats, Floats]]) -> AnchorGain:

@@ -177,7 +177,7 @@ class Coefficients:
         by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9"),
     )
     launch_s: float = prior(
-        15.0 / MEGA,
+        17.5 / MEGA,
         3.0 / MEGA,
         40.0 / MEGA,
         "s per operator",

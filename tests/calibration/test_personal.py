@@ -8,7 +8,10 @@ from functools import cache
 import pytest
 
 from planner.calibration.calibrate import Fitted, calibrate
-from planner.calibration.personal import anchor_gains, calibrate_machine
+from planner.calibration.personal import (
+    anchor_gains,
+    calibrate_machine,
+)
 from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment
 from planner.errors import UsageError
