@@ -19,9 +19,9 @@ class Pull:
     machine: float = 1.0
 
 
-# What a fit may choose from.  The last of what is shared is no fit of it at all; the last of machines is hardly any effect.
+# What a fit may choose from.  10,000 is no fit at all of what is shared; 40 leaves machines hardly any effects of their own.
 _SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
-_PULLS_WITH_MACHINES = tuple(Pull(shared, machine) for shared in (0.3, 1.0, 4.0, 10_000.0) for machine in (1.0, 40.0))
+_PULLS_WITH_MACHINES = (*(Pull(shared) for shared in (1.0, 4.0, 12.0, 10_000.0)), Pull(0.3, 40.0), Pull(1.0, 40.0))
 DEFAULT_PULL = Pull(3.0)
 # Residuals beyond this many standard deviations count linearly instead of squared.
 _ROBUST_FROM = 1.5

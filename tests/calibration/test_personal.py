@@ -8,16 +8,24 @@ from functools import cache
 import pytest
 
 from planner.calibration.calibrate import Fitted, calibrate
+from planner.calibration.fit import Pull
 from planner.calibration.personal import (
+    OWN_PULL,
+    OWN_PULLS,
+    AnchorGain,
     anchor_gains,
     calibrate_machine,
+    chosen_pull,
+    gains_under,
 )
+from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment
 from planner.errors import UsageError
 from planner.estimate import estimate
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.records import read_records
 from tests.calibration.simulated import MACHINES, simulated
 
 SLOW = replace(Coefficients(), matmul_efficiency=0.5, matmul_efficiency_half_rate=0.6, memory_efficiency=0.5)
@@ -46,12 +54,38 @@ def test_one_record_corrects_the_others_of_its_machine() -> None:
 
 
 def test_the_gain_of_an_anchor_is_measured() -> None:
-    """For the slow machine an anchor row helps; the anchor itself is not scored."""
-    gains = {
-        gain.group: gain for gain in anchor_gains(base(), simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW}))
-    }
+    """Where some machines are slow, an anchor row helps on each of them; the anchor itself is not scored."""
+    records = simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-b": SLOW, "doc-d": SLOW})
+    gains = {gain.group: gain for gain in anchor_gains(calibrate(records), records)}
     assert gains["doc-d"].after < 0.6 * gains["doc-d"].before
     assert gains["doc-d"].n_rows == 12
+
+
+def test_ambiguous_rows_neither_anchor_nor_count() -> None:
+    """A row whose configuration is a guess says nothing of a machine, and its error nothing of the anchor."""
+    records = simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW})
+    guessed = [replace(each, grade="C") if each.source_group == "doc-a" else each for each in records]
+    assert {gain.group for gain in gains_under(OWN_PULL, base(), guessed)} == set(MACHINES) - {"doc-a"}
+
+
+def test_the_pull_is_chosen_on_other_groups() -> None:
+    """A group's own gain has no say in how hard its machine is held, with or without offload; without others, the default."""
+    soft, hard = Pull(machine=1.0), Pull(machine=9.0)
+    gains = {
+        soft: [AnchorGain("a", 3, 0.3, 0.01), AnchorGain("a (offload)", 3, 0.3, 0.01), AnchorGain("b", 3, 0.3, 0.2)],
+        hard: [AnchorGain("a", 3, 0.3, 0.5), AnchorGain("a (offload)", 3, 0.3, 0.5), AnchorGain("b", 3, 0.3, 0.1)],
+    }
+    assert chosen_pull(gains, "a") == chosen_pull(gains, "a (offload)") == hard
+    assert chosen_pull(gains, "b") == soft
+    assert chosen_pull({pull: each[:1] for pull, each in gains.items()}, "a") == OWN_PULL
+
+
+@pytest.mark.slow
+def test_the_shipped_pull_is_what_the_published_rows_choose() -> None:
+    """Personal calibrations hold a machine's effects as hard as serves the published documents best."""
+    records = read_records([published_dir() / "*.csv"]).records
+    fitted = calibrate(records)
+    assert chosen_pull({pull: gains_under(pull, fitted, records) for pull in OWN_PULLS}) == OWN_PULL
 
 
 def test_as_many_records_of_one_machine_as_of_another_are_refused() -> None:
