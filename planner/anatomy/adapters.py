@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipe import Adapter, Number
+from planner.intake.linears import reaches_experts
 
 
 @lru_cache(maxsize=1024)
@@ -21,8 +22,7 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
     """
     if linear.kind == "parameter":
-        names = {target.rpartition(".")[2] for target in targets}
-        return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
+        return reaches_experts(linear, targets)
     if not linear.adaptable:
         return False
     for target in targets:

@@ -47,7 +47,8 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         # Typer brings its own copy of Click's exceptions or uses those of Click, depending on its version.
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
-            return _fail(f"{_one_line(error)}; plan --help lists the flags", ExitCode.USAGE)
+            command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
+            return _fail(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE)
         raise
     if isinstance(result, Outcome):
         sys.stdout.write(result.text)

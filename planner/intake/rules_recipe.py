@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from planner.domain.model import LinearSpec
 from planner.domain.recipe import DTYPE_BYTES
-from planner.intake.linears import linear_names, unmatched_modules, unmatched_targets
+from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -53,15 +56,24 @@ def _unmatched_modules_text(case: Case) -> str:
 
 def _fused_expert_bytes(case: Case) -> int:
     """Bytes of expert tensors that bitsandbytes leaves in the load dtype."""
-    if case.numerics.quantization not in _BITSANDBYTES or not case.stack.fused_experts:
-        return 0
+    return _expert_bytes(case, lambda _: True) if case.numerics.quantization in _BITSANDBYTES else 0
+
+
+def _adapted_expert_bytes(case: Case) -> int:
+    """Bytes of expert tensors that PEFT makes adapted copies of."""
+    adapter = case.adapter
+    return 0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
+
+
+def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
+    """Bytes in the load dtype of the fused expert tensors that count; 0 where the stack has none."""
     experts = sum(
         group.count * linear.weight_count
         for group in case.model.groups
         for linear in group.block.linears
-        if linear.group == "expert" and linear.kind == "parameter"
+        if linear.group == "expert" and linear.kind == "parameter" and counts(linear)
     )
-    return experts * DTYPE_BYTES[case.numerics.load_dtype]
+    return experts * DTYPE_BYTES[case.numerics.load_dtype] if case.stack.fused_experts else 0
 
 
 def _fp16_gradients(case: Case) -> bool:
@@ -143,6 +155,13 @@ RECIPE_RULES = (
         "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model stays in 16 or 32 bits",
         lambda case: _fused_expert_bytes(case) > 0,
         lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
+    ),
+    Rule(
+        "fused-experts-adapted",
+        "warn",
+        "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets attention leaves it alone",
+        lambda case: _adapted_expert_bytes(case) > 0,
+        lambda case: f"{format_gib(_adapted_expert_bytes(case))} in all layers; with checkpointing one layer's at a time",
     ),
     Rule(
         "fp16-gradients",

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.anatomy.block import block_bytes
+from planner.domain.model import BlockGroup
 from planner.domain.prediction import HostPrediction, MemoryPrediction
+from planner.domain.recipe import Number
 from planner.memory import cache, runtime, sharding
 from planner.memory.job import Job
 from planner.units import format_bytes, format_count
@@ -76,15 +78,25 @@ def _states(job: Job, _: str) -> str:
 
 
 def _activations(job: Job, _: str) -> str:
-    group = job.model.groups[0]
-    block = block_bytes(job.view(group.block), job.tokens, job.recipe.batch.seq_len)
-    tokens = float(job.tokens)
+    tokens, length = float(job.tokens), job.recipe.batch.seq_len
+    groups = ", ".join(_group_activations(job, group, tokens, length) for group in job.model.groups)
     unit = "the inputs of its parts are" if job.stack.checkpoints_parts else "its input is"
     how = f"{unit} kept, the rest rebuilt" if job.recipe.gradient_checkpointing else "all of it is kept"
     how = f"in every {job.recipe.checkpoint_every}. layer {how}, in the others all" if job.recipe.rebuilds_some else how
+    return f"{tokens:.0f} tokens; {groups}; {how}"
+
+
+def _group_activations(job: Job, group: BlockGroup, tokens: float, length: Number) -> str:
+    """What one of the equal blocks saves: by token, and whatever the tokens (expanded or copied weights)."""
+    view = job.view(group.block)
+    block = block_bytes(view, job.tokens, length)
+    # No tokens leave what is fixed.
+    fixed = float(block_bytes(view, 0, length).saved)
+    saved, entered = (float(block.saved) - fixed) / tokens, float(block.boundary) / tokens
+    besides = f" and {format_bytes(fixed)} whatever the tokens" if fixed else ""
     return (
-        f"{job.model.n_layers} blocks x {tokens:.0f} tokens; one block saves {float(block.saved) / tokens:.0f} B per token "
-        f"(input {float(block.boundary) / tokens:.0f}), peaks at {float(block.backward_peak) / tokens:.0f} in backward; {how}"
+        f"{group.count} blocks that each save {saved:.0f} B per token{besides} (input {entered:.0f}), "
+        f"peak in backward {format_bytes(float(block.backward_peak))}"
     )
 
 

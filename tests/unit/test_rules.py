@@ -39,6 +39,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "method": "qlora"},
         {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
     ),
+    "fused-experts-adapted": (
+        {"model": "mixtral-8x7b", "method": "lora"},
+        {"model": "mixtral-8x7b", "method": "lora", "lora_targets": "attention"},
+    ),
     "fp16-gradients": (
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16"},
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16", "sharding": "zero2"},
