@@ -21,6 +21,7 @@ from planner.domain.scenario import Scenario
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
 _FOUR_BIT = ("nf4", "fp4")
 _INITIAL_DEVIATION = 0.02
+_TILE_COLUMNS, _TILE_ROWS = 64, 32
 # What the scenario calls the Liger loss: the fused projection and loss, with every other layer as Transformers has it.
 LIGER_LOSS_ONLY = {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 
@@ -128,6 +129,7 @@ def _put_quantized_layers(model: Any, recipe: Recipe) -> None:
         )
     quantizer: Any = Quantizer(config)
     quantizer._process_model_before_weight_loading(model, device_map=None)
+    _keep_plain_layout(model)
     model.hf_quantizer = quantizer
     model.config.quantization_config = config
     model.quantization_method = config.quant_method
@@ -135,6 +137,18 @@ def _put_quantized_layers(model: Any, recipe: Recipe) -> None:
     bits = "8bit" if recipe.numerics.quantization == "int8" else "4bit"
     setattr(model, f"is_loaded_in_{bits}", True)
     setattr(model, f"is_{bits}_serializable", True)
+
+
+def _keep_plain_layout(model: Any) -> None:
+    """Leave bitsandbytes' packed layout for evaluation on a CPU off where it fails: on matrices that are no whole tiles.
+
+    Source: bitsandbytes 0.50 functional.py _convert_weight_packed_for_cpu: blocks of 64 along a row, 32 rows at a time.
+    """
+    for module in model.modules():
+        if not getattr(module, "support_avx512bf16_for_cpu", False):
+            continue
+        if module.in_features % _TILE_COLUMNS or module.out_features % _TILE_ROWS:
+            module.support_avx512bf16_for_cpu = False
 
 
 def quantization_config(recipe: Recipe) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -72,10 +73,24 @@ def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, 
     target = Path(path)
     try:
         _set_torn_tail_aside(target)
-        with target.open("ab") as stream:
-            _write_through(stream, content)
+        _append(target, content)
     except OSError as error:
         raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
+
+
+def _append(target: Path, content: bytes) -> None:
+    """Add all of ``content`` or nothing: what a full disk cut off is taken back."""
+    # Without a buffer, so that nothing is left to be written when the file is closed.
+    with target.open("ab", buffering=0) as stream:
+        start = stream.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[stream.write(content) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                stream.truncate(start)
+            raise
 
 
 def _checked(record: RunRecord) -> dict[str, Any]:

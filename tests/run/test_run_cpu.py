@@ -97,6 +97,17 @@ def test_every_method_and_option_runs_in_both_workloads(measure: Any, workload: 
     assert done.record.outcome == "ok", raw(done).error
 
 
+@pytest.mark.slow
+def test_four_bit_rows_that_are_no_whole_blocks_are_evaluated(measure: Any, config: str, tmp_path: Path) -> None:
+    """A width of 80 is one block of 64 and a quarter: bitsandbytes' packed layout for CPUs cannot hold it, the plain one can."""
+    path = tmp_path / "config.json"
+    fields = json.loads(Path(config).read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**fields, "intermediate_size": 80}), encoding="utf-8")
+    done = measure(model=str(path), method="qlora")
+    assert done.record.outcome == "ok", raw(done).error
+    assert phases(done)[-1] == "eval"
+
+
 def test_samples_of_different_length_start_with_the_worst_batch(measure: Any) -> None:
     """The longest sample comes in the first step, so that the peak of an epoch is seen; padding counts apart from tokens."""
     done = measure(padding="longest", options={"workload": "trainer", "lengths": (4, 10, 31), "steps": 4, "max_steps": 4})
