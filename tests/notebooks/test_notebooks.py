@@ -97,6 +97,13 @@ def test_the_bytes_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(abs(float(share)) < 1 for share in shares.groups())
 
 
+def test_nothing_is_shown_as_measured_that_was_not() -> None:
+    """The part about real runs reads records; it has no number of its own."""
+    (cell,) = [cell for cell in _cells(NOTEBOOKS[0], "code") if "own_runs" in cell.source]
+    numbers = {node.value for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Constant)}
+    assert {each for each in numbers if isinstance(each, int | float)} <= {1}
+
+
 def test_every_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each table of the four documents becomes a picture of its memory, its time and its host RAM, as far as it has them."""
     from planner.calibration.published import QUANTITIES, core_validation
@@ -114,7 +121,7 @@ def test_the_calibration_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = _run(NOTEBOOKS[2], monkeypatch)
     assert _pictures(notebook) == 3
     groups = set(re.findall(r"^memory +([\w-]+) +\d+ of \d+ inside", _printed(notebook), re.MULTILINE))
-    assert groups == {"doc-001", "qwen-finetune", "doc-003"}
+    assert groups == {"doc-001", "qwen-finetune", "doc-003", "doc-004"}
 
 
 def test_a_recipe_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
