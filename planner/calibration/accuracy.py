@@ -15,6 +15,7 @@ from planner.calibration.budget import rounded_up
 from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
 from planner.calibration.drawn import POINTS_FILE, drawn_points_csv
+from planner.calibration.goals import Goal, goals
 from planner.calibration.personal import AnchorGain, anchor_gains
 from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
@@ -38,7 +39,8 @@ _HEADER = """\
 # never saw the source group).  Fractions, rounded up at the second digit.  held_out figures of documents are also limits: `make
 # accuracy` fails where one of them has grown.  anchors: throughput of a held-out group before and after one measured row of its
 # machine (median over the choice of row).  worst_reading: held out, with each choice of data/published/choices.toml read
-# the other way where that is worse.
+# the other way where that is worse.  goals: what is aimed at beside what is reached; best is the best figure that a goal ever
+# had, and where reached is worse by more than a point, CHANGELOG.md says why.
 # Written by: python -m planner.calibration.accuracy --write
 """
 
@@ -118,6 +120,8 @@ def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str
         "[coverage]",
         *(f"{of} = {share:.3f}" for of, share in calibration.coverage),
     ]
+    for goal in goals(result, anchors):
+        lines += ["", "[[goals]]", *_goal_lines(goal, best_reached())]
     for gain in anchors:
         lines += ["", f'[anchors."{gain.group}"]', f"n = {gain.n_rows}"]
         lines += [f"before = {rounded_up(gain.before)}", f"after = {rounded_up(gain.after)}"]
@@ -125,6 +129,36 @@ def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str
         for name, figures in table.items():
             all_figures = figures | (worst.get(name, {}) if part == "documents" else {})
             lines += ["", f'[{part}."{name}"]', *(f"{key} = {value}" for key, value in all_figures.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _goal_lines(goal: Goal, best: Mapping[str, float]) -> list[str]:
+    reached = goal.rounded
+    before = best.get(goal.key, reached)
+    return [
+        f'title = "{goal.title}"',
+        f'fit = "{goal.fit}"',
+        f"n = {goal.n}",
+        f'target = "{goal.target}"',
+        f"reached = {reached}",
+        f"best = {goal.better(before, reached)}",
+        *([] if goal.met is None else [f"met = {str(goal.met).lower()}"]),
+    ]
+
+
+def best_reached() -> dict[str, float]:
+    """The best figure that each goal ever had, as the stored file keeps it; empty without one."""
+    if not (data_dir() / FILE_NAME).is_file():
+        return {}
+    return {f"{each['title']}, {each['fit']}": each["best"] for each in stored_accuracy().get("goals", [])}
+
+
+def goals_text(found: Sequence[Goal]) -> str:
+    """The goals as a table for a terminal: target, what is reached, and whether that is enough."""
+    lines = [f"{'':58}  {'':24}  {'rows':>5}  {'target':>12}  reached"]
+    for goal in found:
+        mark = {True: "", False: "  missed", None: ""}[goal.met]
+        lines.append(f"{goal.title:58}  {goal.fit:24}  {goal.n:5}  {goal.target:>12}  {goal.reached:6.1%}{mark}")
     return "\n".join(lines) + "\n"
 
 
@@ -144,11 +178,13 @@ def main(arguments: Sequence[str]) -> int:
     """Cross-validate the published rows; write the file, or check against it, or print it."""
     records = read_records([published_dir() / "*.csv"])
     result = cross_validate(records)
+    anchors = anchor_gains(result.fitted, records.records)
     if "--check" in arguments:
         over = grown(result, stored_accuracy())
+        sys.stdout.write(goals_text(goals(result, anchors)) + "\n")
         sys.stdout.write("\n".join(over or ["held-out errors are within data/accuracy.toml"]) + "\n")
         return int(ExitCode.INTERNAL_ERROR if over else ExitCode.FITS)
-    text = accuracy_toml(result, anchor_gains(result.fitted, records.records))
+    text = accuracy_toml(result, anchors)
     if "--write" in arguments:
         (data_dir() / FILE_NAME).write_text(text, encoding="utf-8")
         points = drawn_points_csv(result.held_out.rows, result.fitted.calibration)

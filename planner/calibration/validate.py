@@ -17,6 +17,7 @@ from planner.calibration.metrics import (
     summarise_bounds,
 )
 from planner.calibration.phases import PhaseScore, PhaseSummary, score_phases, summarise_phases
+from planner.calibration.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.rows import Comparison, RowScore, is_cpu, score_record
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
@@ -35,7 +36,8 @@ class SourceScore:
     """Errors over the rows of one source, or of all of them.
 
     ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled`` rows have no prediction and are
-    in no other number; ``not_timed`` rows have one, but no time.
+    in no other number; ``not_timed`` rows have one, but no time.  ``offload_throughput``: of those rows of ``throughput`` that
+    offload, whose time the host decides.  ``*_ranks``: whether configurations of one document are put in the measured order.
     """
 
     source: str
@@ -45,6 +47,9 @@ class SourceScore:
     not_timed: tuple[RowScore, ...]
     memory: ErrorSummary | None
     throughput: ErrorSummary | None
+    offload_throughput: ErrorSummary | None
+    throughput_ranks: RankAgreement | None
+    memory_ranks: RankAgreement | None
     host_memory: ErrorSummary | None
     host_bound: BoundSummary | None
     oom: OomSummary
@@ -110,10 +115,23 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
         not_timed=tuple(row for row in rows if row.not_timed),
         memory=summarise(_named(rows, lambda row: row.memory)),
         throughput=summarise(_named(rows, lambda row: row.throughput)),
+        offload_throughput=summarise(_named(filter(_offloads, rows), lambda row: row.throughput)),
+        throughput_ranks=_ranks(rows, lambda row: row.throughput),
+        memory_ranks=_ranks(rows, lambda row: row.memory),
         host_memory=summarise(_named(rows, lambda row: row.host_memory)),
         host_bound=summarise_bounds(_named(rows, lambda row: row.host_bound)),
         oom=count_verdicts((row.record.outcome == "oom", row.oom) for row in rows if row.oom is not None),
     )
+
+
+def _offloads(row: RowScore) -> bool:
+    return row.scenario is not None and row.scenario.recipe.offload != "none"
+
+
+def _ranks(rows: Sequence[RowScore], pick: Callable[[RowScore], Comparison | None]) -> RankAgreement | None:
+    """Pairs are made inside each document only."""
+    documents = [document for _, document in _grouped(rows, lambda row: row.record.source)]
+    return joined(rank_agreement(each for row in document if (each := pick(row))) for document in documents)
 
 
 def _score(record: RunRecord, records: RecordSet, model: Model) -> RowScore:

@@ -71,14 +71,28 @@ class LeftOutPart(_Part):
     reason: str
 
 
+class RankPart(_Part):
+    """Of ``n_pairs`` pairs of rows of one document, measured more than 10 % apart, how many are predicted in the same order."""
+
+    n_pairs: Annotated[int, Field(ge=1)]
+    n_right: Count
+    share: float
+
+
 class SourcePart(_Part):
-    """Errors over the rows of one source.  ``censored`` rows filled the card, so their reading is capped by it."""
+    """Errors over the rows of one source.  ``censored`` rows filled the card, so their reading is capped by it.
+
+    ``offload_throughput``: of those rows of ``throughput`` that offload, whose time the host decides.
+    """
 
     source: str
     n_rows: Count
     not_modelled: Count
     memory: ErrorPart | None
     throughput: ErrorPart | None
+    offload_throughput: ErrorPart | None
+    throughput_ranks: RankPart | None
+    memory_ranks: RankPart | None
     host_memory: ErrorPart | None
     oom: OomPart
     host_bound: BoundPart | None = Field(description="installed memory, an upper bound; in no mean error")

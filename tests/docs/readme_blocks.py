@@ -257,7 +257,21 @@ def held_out_tables() -> str:
         f"{stored['date']}: {stored['free_numbers']} free numbers, {stored['rows']} rows of {stored['groups']} source groups. "
         f"Held-out readings inside the 90 % interval: {coverage}."
     )
-    return "\n\n".join([facts, parts[0], _worst(stored["documents"]), *parts[1:], "\n".join(anchors)]) + "\n"
+    return (
+        "\n\n".join([facts, _goals(stored["goals"]), parts[0], _worst(stored["documents"]), *parts[1:], "\n".join(anchors)])
+        + "\n"
+    )
+
+
+def _goals(stored: list[dict[str, Any]]) -> str:
+    """What is aimed at beside what is reached; one line for a figure that has an in-sample and a held-out one."""
+    lines = ["| what is aimed at | under | rows | target | reached | |", "|---|---|--:|--:|--:|---|"]
+    for goal in stored:
+        mark = {True: "met", False: "**missed**", None: ""}[goal.get("met")]
+        lines.append(
+            f"| {goal['title']} | {goal['fit']} | {goal['n']:,} | {goal['target']} | {_share(goal['reached'])} | {mark} |"
+        )
+    return "\n".join(lines)
 
 
 def _worst(documents: dict[str, dict[str, float]]) -> str:
