@@ -16,8 +16,8 @@ from planner.calibration.rows import Comparison, RowScore
 from planner.calibration.validate import MIN_GROUP_ROWS
 from planner.domain.interval import SpreadOf
 
-# The four numbered documents, by the numbers that their targets are given for.
-SEEDS: Mapping[str, str] = {"001": "doc-001", "002": "qwen-finetune", "003": "doc-003", "004": "doc-004"}
+# The four numbered documents that targets are given for.
+SEEDS = ("001", "002", "003", "004")
 _MEMORY_LEVELS: tuple[SpreadOf, ...] = ("allocated", "reserved", "driver")
 # A wrong verdict is near enough where what must be held lies this close to the limit.
 _NEAR_LIMIT = 0.05
@@ -88,7 +88,7 @@ def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal,
         *_ranks(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _others(fit, rows)),
         *(goal for fit, rows in fits.items() for goal in _verdicts(fit, rows)),
-        *_intervals(held_out(result.fitted.residuals)),
+        *_intervals(held_out(result.fitted.residuals), _seed_groups(result.held_out.rows)),
         _uncertain(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _host(fit, rows)),
     )
@@ -130,7 +130,7 @@ def _throughput(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> 
 def _anchored(anchors: Sequence[AnchorGain], rows: Sequence[RowScore]) -> Iterable[Goal]:
     """Throughput of a held-out group after one row of its machine: the median over the choice of row."""
     fit, target = "held out, one anchor row", 0.12
-    names = {group: document for document, group in SEEDS.items()}
+    names = _seed_groups(rows)
     grade_a = {row.record.source_group for row in rows if row.record.grade == "A"}
     for gain in anchors:
         if gain.group in names:
@@ -182,7 +182,7 @@ def _from_limit(row: RowScore) -> float:
     return abs(float(memory.must_have_bytes) / memory.limit_bytes - 1)
 
 
-def _intervals(held: Sequence[Held]) -> Iterable[Goal]:
+def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Goal]:
     quantities: dict[str, tuple[SpreadOf, ...]] = {"memory": _MEMORY_LEVELS, "time": ("time",)}
     for name, kinds in quantities.items():
         mine = [each for each in held if each.residual.of in kinds]
@@ -190,8 +190,8 @@ def _intervals(held: Sequence[Held]) -> Iterable[Goal]:
         for kind in kinds if len(kinds) > 1 else ():
             level = [each for each in mine if each.residual.of == kind]
             yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), 0.94, 0.86)
-        seeds = [each for each in mine if each.residual.group in SEEDS.values()]
-        others = [each for each in mine if each.residual.group not in SEEDS.values()]
+        seeds = [each for each in mine if each.residual.group in seeds_of]
+        others = [each for each in mine if each.residual.group not in seeds_of]
         widths = {"": mine, "seeds, ": seeds, "other sources, ": others}
         for prefix, part in widths.items():
             half = median(each.half_width for each in part)
@@ -230,7 +230,12 @@ def _comparisons(
 
 
 def _is_seed(row: RowScore) -> bool:
-    return row.record.source_group in SEEDS.values() and row.record.source[:3] in SEEDS
+    return row.record.source.partition("_")[0] in SEEDS
+
+
+def _seed_groups(rows: Iterable[RowScore]) -> dict[str, str]:
+    """Numbers of the numbered documents by their source group."""
+    return {row.record.source_group: row.record.source.partition("_")[0] for row in rows if _is_seed(row)}
 
 
 def _of(document: str) -> Callable[[RowScore], bool]:
