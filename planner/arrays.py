@@ -67,3 +67,30 @@ def ceil_pow2(value: Number) -> Number:
     import numpy as np
 
     return np.where(value <= 0, 0.0, np.exp2(np.ceil(np.log2(np.maximum(value, 1.0)))))
+
+
+def exp(value: Number) -> Number:
+    """``e`` to the power of ``value``, elementwise."""
+    if isinstance(value, int | float):
+        return math.exp(value)
+    import numpy as np
+
+    return np.exp(value)
+
+
+def sqrt(value: Number) -> Number:
+    """Square root of ``value``, elementwise."""
+    if isinstance(value, int | float):
+        return math.sqrt(value)
+    import numpy as np
+
+    return np.sqrt(value)
+
+
+def log(value: Number) -> Number:
+    """Natural logarithm of ``value``, elementwise."""
+    if isinstance(value, int | float):
+        return math.log(value)
+    import numpy as np
+
+    return np.log(value)

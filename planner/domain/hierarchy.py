@@ -44,6 +44,7 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "activation_share": Freedom(0.05, ("family",)),
         "logits_extra_copies": Freedom(0.25, ("family",)),
         "orphan_fraction": Freedom(0.25),
+        "length_cache_share": Freedom(0.1),
         "int8_outlier_fraction": Freedom(0.1),  # decided by the data a model reads: from a thousandth to a fifth
         "gpu_rate": Freedom(0.0, machine=0.3),  # power caps, shared cards, other clocks: 0.7 to 1.3
         "matmul_efficiency": Freedom(0.12, ("generation", "gpu"), machine=0.15),

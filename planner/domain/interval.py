@@ -17,6 +17,8 @@ Lengths = Literal["fixed", "natural"]
 """``natural``: samples are padded to the longest of their batch, so that shapes change from step to step and the cache grows."""
 NOMINAL_COVERAGE = 0.9
 TAIL = (1 - NOMINAL_COVERAGE) / 2
+# Standard deviations from the mean that hold that share of a normal distribution.
+NORMAL_QUANTILE = 1.645
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class MemoryPrediction:
     ``limit_bytes`` is what the job may use: CUDA-visible memory less what is already taken (``None``: unknown).
     Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator
     would have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
+    ``order_spread_bytes``: one standard deviation of the cache that natural lengths pile up, over orders of the samples.
     """
 
     terms: tuple[Term, ...]
@@ -41,6 +42,7 @@ class MemoryPrediction:
     uncapped_driver_bytes: Number
     must_have_bytes: Number
     limit_bytes: int | None
+    order_spread_bytes: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

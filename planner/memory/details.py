@@ -9,7 +9,7 @@ from planner.anatomy.block import block_bytes
 from planner.domain.model import BlockGroup
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.domain.recipe import Number
-from planner.memory import cache, runtime, sharding
+from planner.memory import cache, lengths, runtime, sharding
 from planner.memory.job import Job
 from planner.units import format_bytes, format_count
 
@@ -138,6 +138,12 @@ def _slack(job: Job, _: str) -> str:
     return f"{fraction}, and what is idle at the peak: one layer's forward blocks in the loss{named}; {job.coefficients.name}"
 
 
+def _lengths(job: Job, _: str) -> str:
+    found, share = lengths.records(job), job.coefficients.length_cache_share
+    sizes = f"{float(found.total):.2f} longest batches on average (one deviation {float(found.squares) ** 0.5:.2f})"
+    return f"coefficient length_cache_share = {share:.4g} of the logits of {sizes}, less what activations take; the order decides"
+
+
 def _bucket(job: Job, _: str) -> str:
     return (
         f"{sharding.bucket_count(job)} x {format_count(sharding.reduce_bucket_elements(job))} elements x {job.regime.gradient} B"
@@ -187,6 +193,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "runtime:context_bytes": _coefficient("context_bytes"),
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "cache:idle_by_phase": _slack,
+    "lengths:length_cache": _lengths,
     "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
     "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
     "sharding:gradient_bucket_bytes": _bucket,

@@ -6,9 +6,9 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term
-from planner.memory import cache, optimizer, runtime, sharding
+from planner.memory import cache, lengths, optimizer, runtime, sharding
 from planner.memory.job import Job
-from planner.memory.phases import ALL_PHASES, make_term
+from planner.memory.phases import ALL_PHASES, LATER, make_term
 from planner.memory.terms import driver_terms, tensor_terms
 
 
@@ -23,26 +23,31 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     fragments = {phase: runtime.fragmentation_bytes(job, n_bytes) for phase, n_bytes in _transient_by_phase(terms).items()}
     reserved = _reserved_by_phase(job, terms, allocated, fragments)
     slack = maximum(*reserved.values()) - allocated_peak
+    piled = _length_cache(job, terms)
+    with_lengths = {phase: n_bytes + (piled.n_bytes if phase in LATER else 0) for phase, n_bytes in reserved.items()}
+    cached = maximum(*with_lengths.values()) - allocated_peak - slack
     slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "cache:idle_by_phase", "transient")
+    length_term = make_term("allocator_slack", lengths.LENGTH_CACHE, cached, LATER, "lengths:length_cache", "transient")
     outer = driver_terms(job)
     outside_by_phase = _sum_by_phase(outer, DRIVER_TERMS)
     outside = maximum(*outside_by_phase.values())
-    uncapped = allocated_peak + slack + outside
+    uncapped = allocated_peak + slack + cached + outside
     limit = _limit_bytes(job)
     held = maximum(*(n_bytes + fragments[phase] for phase, n_bytes in allocated.items()))
     must_have = held + outside - optimizer.paged_state_bytes(job)
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
     driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
-        terms=(*terms, slack_term, *outer),
-        phases=_phase_peaks(allocated, reserved, outside_by_phase) if by_phase else (),
+        terms=(*terms, slack_term, *(() if is_zero(cached) else (length_term,)), *outer),
+        phases=_phase_peaks(allocated, with_lengths, outside_by_phase) if by_phase else (),
         limiting_phase=_limiting_phase(allocated, outside_by_phase),
         allocated_peak_bytes=allocated_peak,
-        reserved_peak_bytes=minimum(allocated_peak + slack, maximum(allocated_peak, driver_peak - outside)),
+        reserved_peak_bytes=minimum(allocated_peak + slack + cached, maximum(allocated_peak, driver_peak - outside)),
         driver_peak_bytes=driver_peak,
         uncapped_driver_bytes=uncapped,
         must_have_bytes=must_have,
         limit_bytes=limit,
+        order_spread_bytes=piled.spread_bytes,
     )
 
 
@@ -109,6 +114,11 @@ def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase,
             for phase in term.phases:
                 totals[phase] = totals[phase] + term.n_bytes
     return totals
+
+
+def _length_cache(job: Job, terms: tuple[Term, ...]) -> lengths.LengthCache:
+    names = frozenset({"saved_activations", "block_recompute"})
+    return lengths.length_cache(job, _sum_by_phase(terms, names)["forward"])
 
 
 def _transient_by_phase(terms: tuple[Term, ...]) -> dict[Phase, Number]:

@@ -44,6 +44,15 @@ SCENARIOS: dict[str, dict[str, object]] = {
         "lora_rank": 16,
         "gradient_checkpointing": False,
     },
+    "lora-qwen25-7b-natural-lengths": {
+        "model": "qwen2.5-7b",
+        "method": "lora",
+        "gpu": "a100-80-sxm",
+        "seq": 2048,
+        "tokens_per_sample": 800,
+        "padding": "longest",
+        "gradient_checkpointing": True,
+    },
     "int8-7b-rtx3090": {"model": "llama-2-7b", "method": "int8", "gpu": "3090", "seq": 512, "batch": 4},
     "gptq-qwen7b-zero2": {
         "model": "qwen-7b",

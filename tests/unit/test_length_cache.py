@@ -1,0 +1,132 @@
+"""The cache that natural lengths pile up: which jobs have it, how many records there are, and what it does to the totals."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+from math import exp
+
+import numpy as np
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.estimate import estimate
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.job import Job, job_of
+from planner.memory.lengths import LENGTH_CACHE, length_cache, records
+from planner.memory.peak import predict_memory
+
+PRIORS = Coefficients()
+NATURAL = {
+    "model": "qwen2.5-7b",
+    "method": "lora",
+    "gpu": "h200-sxm",
+    "seq": 2048,
+    "tokens_per_sample": 800,
+    "padding": "longest",
+    "gradient_checkpointing": True,
+}
+
+
+def scenario(**flags: object) -> Scenario:
+    """LoRA of a 7B model on samples of natural length."""
+    return resolve(from_flags({**NATURAL, **flags}))
+
+
+def job(**flags: object) -> Job:
+    """The job of :func:`scenario`."""
+    return job_of(scenario(**flags), PRIORS)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"padding": "max_length"},
+        {"padding": "packed"},
+        {"tokens_per_sample": 2048},
+        {"loss": "chunked"},
+        {"stack": "axolotl"},
+        {"stack": "peft-comparison"},
+    ],
+    ids=lambda flags: "-".join(f"{key}={value}" for key, value in flags.items()),
+)
+def test_jobs_whose_shapes_stay_or_whose_cache_goes_have_none(flags: dict[str, object]) -> None:
+    """One size of batch, a loss in pieces, segments that grow or a cache that is emptied: no term is shown."""
+    assert length_cache(job(**flags), 1e9).n_bytes == 0
+    assert all(term.label != LENGTH_CACHE for term in estimate(scenario(**flags)).memory.terms)
+
+
+def test_it_counts_in_reserved_and_not_in_what_must_be_held() -> None:
+    """The card's total rises by the term; allocated and what decides whether the job fits stay as they are."""
+    natural, fixed = (predict_memory(job(padding=padding)) for padding in ("longest", "max_length"))
+    term = next(term for term in natural.terms if term.label == LENGTH_CACHE)
+    assert float(term.n_bytes) > 1e9
+    assert natural.reserved_peak_bytes == pytest.approx(float(fixed.reserved_peak_bytes) + float(term.n_bytes), rel=1e-3)
+    assert natural.must_have_bytes == pytest.approx(float(fixed.must_have_bytes), rel=1e-3)
+    assert natural.allocated_peak_bytes == pytest.approx(float(fixed.allocated_peak_bytes), rel=1e-3)
+
+
+def test_a_full_card_gets_it_back() -> None:
+    """On a card that holds the job but not its cache, what is reserved ends at the card, and the job fits."""
+    small = scenario(gpu="a10")
+    made = predict_memory(job_of(small, PRIORS))
+    assert float(made.uncapped_driver_bytes) > float(made.limit_bytes or 0)
+    assert float(made.must_have_bytes) < float(made.limit_bytes or 0)
+    assert made.driver_peak_bytes == made.limit_bytes
+    assert estimate(small).verdict == "fits"
+
+
+@pytest.mark.parametrize(("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)])
+def test_records_are_those_of_drawn_runs(mean: int, samples: int, steps: int) -> None:
+    """Sum of all records but the last, its deviation and the first batch, against 1,500 runs of the same law."""
+    made = job(tokens_per_sample=mean, batch=samples)
+    run = replace(made.scenario.run, n_samples=samples * steps)
+    found = records(replace(made, scenario=replace(made.scenario, run=run)))
+    start = (1 - PRIORS.length_variation) / PRIORS.length_variation
+    end = _level_by_bisection(mean / 2048, start)
+    draw = random.Random(7)
+    sums, firsts = [], []
+    for _ in range(1500):
+        longest = [max(min(draw.expovariate(1), end) for _ in range(samples)) for _ in range(steps)]
+        lengths = [(start + level) / (start + end) for level in longest]
+        tops = [lengths[0]]
+        for length in lengths:
+            if length > tops[-1]:
+                tops.append(length)
+        sums.append(sum(tops[:-1]))
+        firsts.append(lengths[0])
+    assert found.total == pytest.approx(statistics.mean(sums), rel=0.08)
+    assert found.squares**0.5 == pytest.approx(statistics.pstdev(sums), rel=0.2)
+    assert found.first == pytest.approx(statistics.mean(firsts), rel=0.03)
+
+
+def _level_by_bisection(mean: float, start: float) -> float:
+    """Where a shifted exponential is cut so that its mean is ``mean`` of the cut."""
+    low, high = 0.0, 1e3
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (start + 1 - exp(-middle)) / (start + middle) > mean else (low, middle)
+    return low
+
+
+def test_shorter_means_have_more_records_and_a_grid_says_the_same() -> None:
+    """The further the cap is from the mean, the more records come before it; arrays give what single numbers give."""
+    means = (400, 800, 1600, 2000)
+    single = [float(records(job(tokens_per_sample=mean)).total) for mean in means]
+    assert all(first > second for first, second in pairwise(single))
+    made = scenario()
+    batch = replace(made.recipe.batch, tokens_per_sample=np.array(means, float), seq_len=np.full(4, 2048.0))
+    grid = records(job_of(replace(made, recipe=replace(made.recipe, batch=batch)), PRIORS)).total
+    assert np.allclose(grid, single)
+
+
+def test_extreme_lengths_stay_finite() -> None:
+    """A cap ten thousand times the mean, one sample and a mean at the cap give finite numbers that are not negative."""
+    for flags in ({"seq": 131072, "tokens_per_sample": 16}, {"tokens_per_sample": 2047}, {"batch": 256, "tokens_per_sample": 17}):
+        made = length_cache(job(**flags), 1e9)
+        assert 0 <= float(made.n_bytes) < 1e14
+        assert 0 <= float(made.spread_bytes) < 1e14
