@@ -39,7 +39,8 @@ class Step:
 class BlockView:
     """Everything that decides the ledger of a layer.
 
-    ``padded`` says whether an attention mask exists, which switches grouped-query kernels to expanded keys and values.
+    ``padded`` says whether an attention mask exists, because of padding or of a window that the sequence reaches, which switches
+    grouped-query kernels to expanded keys and values.
     Views are equal when their ledgers are: of the recipe only method, dtypes, adapters and attention kernel count.
     """
 

@@ -162,11 +162,12 @@ def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
 
 
 def attention_mask_bytes(job: Job) -> Number:
-    """Bytes of the attention mask that all layers share: one element per pair of positions and sample.
+    """Bytes of the attention masks that layers share: one element per pair of positions and sample.
 
-    Eager attention adds a mask in the dtype of the embeddings.  SDPA has one where the batch is padded, boolean or in that dtype
-    (switch ``sdpa_mask``); what layers make of it is in the ledger of a layer.  Flash attention has none.
-    Source: transformers 5.23 masking_utils.py sdpa_mask; 4.37
+    Eager attention adds a mask in the dtype of the embeddings.  SDPA has one where the batch is padded or the sequence reaches
+    the window of some layers, boolean or in that dtype (switch ``sdpa_mask``); what a layer makes of it is in its ledger.
+    Where it is boolean, layers with a window and those without have a mask each.  Flash attention has none.
+    Source: transformers 5.23 masking_utils.py sdpa_mask, models/gemma3/modeling_gemma3.py ``causal_mask_mapping``; 4.37
     modeling_attn_mask_utils.py _prepare_4d_causal_attention_mask_for_sdpa.
     """
     batch, recipe = job.recipe.batch, job.recipe
@@ -176,7 +177,9 @@ def attention_mask_bytes(job: Job) -> Number:
     if recipe.attention == "eager":
         return pairs * job.regime.outside
     element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
-    return pairs * element if batch.is_padded else 0
+    blocks = [group.block for group in job.model.groups]
+    windows = {job.window_needs_mask(block) for block in blocks if batch.is_padded or job.window_needs_mask(block)}
+    return pairs * element * len(windows)
 
 
 def mask_is_held(job: Job) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
 from planner.anatomy.ledger import BlockView
@@ -81,7 +82,20 @@ class Job:
 
     def view(self, block: BlockSpec) -> BlockView:
         """One of the model's blocks under this job."""
-        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, self.recipe.batch.is_padded)
+        masked = self.recipe.batch.is_padded or self.window_needs_mask(block)
+        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, masked)
+
+    def window_needs_mask(self, block: BlockSpec) -> bool:
+        """Whether SDPA gets a mask because the sequence reaches the window of the block: ``is_causal`` cannot say that.
+
+        In a grid: whether it does in any of its scenarios, as for padding.
+        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``kv_length < local_attention_size``).
+        """
+        window = block.attention.window_tokens
+        if window is None or self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
+            return False
+        reached: Any = self.recipe.batch.seq_len >= window
+        return reached if isinstance(reached, bool) else bool(reached.any())
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
