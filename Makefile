@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[measure,slurm,calibrate,plots,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[measure,slurm,plots,dev]'
 	touch $@
 
 env: $(VENV)/.installed

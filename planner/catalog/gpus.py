@@ -126,7 +126,7 @@ def resolve_gpu_id(name: str) -> str:
             raise UsageError(
                 f"GPU '{name}' names several cards that differ in memory or speed; choose one of: {', '.join(variants)}"
             )
-    raise UnknownNameError("GPU", name, index.ids, hint="or leave it out and give the card's memory, such as --gpu-memory 8GB")
+    raise UnknownNameError("GPU", name, index.ids, hint="plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB")
 
 
 def gpu_entry(name: str) -> GpuEntry:

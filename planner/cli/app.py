@@ -51,7 +51,7 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
 app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
-@app.command("models")
+@app.command("models", short_help="List the models of the catalog")
 def models_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the models of the catalog, with how closely each parameter count was checked."""
     from planner.cli.models import list_models
@@ -59,7 +59,7 @@ def models_command(output_format: Format = None, as_json: Json = False) -> Outco
     return list_models(chosen_format(output_format, as_json))
 
 
-@app.command("gpus")
+@app.command("gpus", short_help="List the GPUs of the catalog")
 def gpus_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the GPUs of the catalog: memory that CUDA sees, dense rates; numbers without a source are marked."""
     from planner.cli.gpus import list_gpus
@@ -67,7 +67,7 @@ def gpus_command(output_format: Format = None, as_json: Json = False) -> Outcome
     return list_gpus(chosen_format(output_format, as_json))
 
 
-@app.command("stacks")
+@app.command("stacks", short_help="List the software stacks with their defaults")
 def stacks_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the software stacks with their defaults and switches."""
     from planner.cli.stacks import list_stacks
@@ -75,7 +75,7 @@ def stacks_command(output_format: Format = None, as_json: Json = False) -> Outco
     return list_stacks(chosen_format(output_format, as_json))
 
 
-@app.command("rules")
+@app.command("rules", short_help="List combinations refused or warned about")
 def rules_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the combinations of settings that are refused, and those that only warn."""
     from planner.cli.rules import list_rules
@@ -91,10 +91,10 @@ def _validate(files: list[str], **said: Any) -> Outcome:
     return validate_files(files, ValidateOptions(output_format=output_format, **said))
 
 
-app.command("validate")(with_options(_validate, VALIDATE_OPTIONS))
+app.command("validate", short_help="Score predictions against measured records")(with_options(_validate, VALIDATE_OPTIONS))
 
 
-@app.command("calibrate")
+@app.command("calibrate", short_help="Fit coefficients to measured records")
 def calibrate_command(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
@@ -110,7 +110,7 @@ def calibrate_command(
     return calibrate_files(files, CalibrateOptions(name, out))
 
 
-@app.command("schema")
+@app.command("schema", short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
         str, typer.Argument(metavar="[prediction|record|trace|validate]", help="Which document", show_default=False)

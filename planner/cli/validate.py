@@ -46,7 +46,11 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     """
     if options.cv not in CV_MODES:
         raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
+    if options.explain is not None and options.output_format == "json":
+        raise UsageError("--explain ROW is a text for people: leave --json out, or say --format markdown")
     if options.cv == "source":
+        if options.explain is not None:
+            raise UsageError("--explain walks one row with one calibration; leave --cv out")
         if options.calibration is not None:
             raise UsageError("--cv source makes its own fits; leave --calibration out")
         if options.history:
@@ -61,7 +65,7 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
     model = chosen_calibration(options.calibration or DEFAULT_CALIBRATION).model
     records = read_records(files, by_row=True)
     if options.explain is not None:
-        return _explain(records, options.explain, model)
+        return _explain(records, model, options)
     validation = validate(records, model)
     histories = None
     if options.history:
@@ -95,14 +99,10 @@ def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
 
     wrong = (doubtful_section(scored.doubtful),) if scored.doubtful else ()
     sections = (*validation_sections(validation, with_rows=options.rows), *wrong, *history_sections(histories or {}))
-    if options.output_format == "markdown":
-        from planner.report.markdown import to_markdown
-
-        return Outcome(to_markdown(sections), code)
-    return Outcome(human_text(sections), code)
+    return Outcome(_text(sections, options), code)
 
 
-def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration) -> Outcome:
+def _explain(records: RecordSet, model: Coefficients | Calibration, options: ValidateOptions) -> Outcome:
     """One row: measured against predicted, then the whole ``plan --explain`` of its scenario."""
     from dataclasses import replace
 
@@ -114,6 +114,7 @@ def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration)
     from planner.report.sections import build_sections
     from planner.report.subject import Subject
 
+    row_id = options.explain or ""
     mine = tuple(record for record in records.records if record.id == row_id)
     if not mine:
         raise UnknownNameError("row", row_id[:60], [record.id for record in records.records])
@@ -126,10 +127,18 @@ def _explain(records: RecordSet, row_id: str, model: Coefficients | Calibration)
         *((phases,) if phases.blocks else ()),
     )
     if row.scenario is None:
-        return Outcome(human_text(sections), ExitCode.NOT_MODELLED)
+        return Outcome(_text(sections, options), ExitCode.NOT_MODELLED)
     coefficients = model.coefficients_for(row.scenario) if isinstance(model, Calibration) else model
     subject = Subject(row.scenario, predict_with(row.scenario, model, explain=True), None, True, coefficients)
-    return Outcome(human_text((*sections, *build_sections(subject))), ExitCode.FITS)
+    return Outcome(_text((*sections, *build_sections(subject)), options), ExitCode.FITS)
+
+
+def _text(sections: Sequence[Section], options: ValidateOptions) -> str:
+    if options.output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return to_markdown(sections)
+    return human_text(sections)
 
 
 def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, ...]:
@@ -166,8 +175,4 @@ def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
     from planner.report.cross_validation import cross_validation_sections
 
     sections = cross_validation_sections(result, with_rows=options.rows)
-    if options.output_format == "markdown":
-        from planner.report.markdown import to_markdown
-
-        return Outcome(to_markdown(sections), code)
-    return Outcome(human_text(sections), code)
+    return Outcome(_text(sections, options), code)

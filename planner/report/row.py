@@ -62,16 +62,19 @@ def change_section(row: RowScore, change: RowChange) -> Section:
     pairs = [(getattr(change.before, name), getattr(row, name)) for name in QUANTITIES]
     rows = tuple(_change_row(before, now) for before, now in pairs if before is not None and now is not None)
     title = f"Since the calibration before, of {change.date}"
-    if not change.moved:
-        return Section(title, (Note("No coefficient that this row depends on has moved."),))
+    telling = [each for each in change.moved if any(abs(part) >= _SMALLEST_SHOWN for part in each.effect.values())]
+    quiet = ", ".join(each.prior.name for each in change.moved if each not in telling)
+    numbers = (Grid(_CHANGE_COLUMNS, rows),) if rows else ()
+    rest = (Note(f"Moved without changing this row: {quiet}.", "dim"),) if quiet else ()
+    if not telling:
+        return Section(title, (*numbers, Note("No coefficient moved that changes this row."), *rest))
     seen = [name for name in QUANTITIES if name in change.moved[0].effect]
     columns = (
         Column("coefficient that moved"),
         *(Column(text, "right") for text in ("before", "now")),
         *(Column(f"alone, {_SHORT[name]}", "right") for name in seen),
     )
-    moved = Grid(columns, tuple(_moved_row(each, seen) for each in change.moved))
-    return Section(title, (*((Grid(_CHANGE_COLUMNS, rows),) if rows else ()), moved))
+    return Section(title, (*numbers, Grid(columns, tuple(_moved_row(each, seen) for each in telling)), *rest))
 
 
 def _change_row(before: Comparison, now: Comparison) -> Row:

@@ -224,6 +224,14 @@ def test_one_row_is_walked_through(capsys: Captured) -> None:
     assert "GPU memory in GiB" in out
 
 
+def test_a_walk_has_no_json_and_no_cross_validation(capsys: Captured) -> None:
+    """What cannot be answered is refused, not answered otherwise; markdown is a text, too."""
+    assert "--format markdown" in refused(capsys, ONE_FILE, "--explain", EXPLAINED, "--json")
+    assert "leave --cv out" in refused(capsys, ONE_FILE, "--explain", EXPLAINED, "--cv", "source")
+    assert main(["validate", ONE_FILE, "--explain", EXPLAINED, "--format", "markdown"]) == 0
+    assert f"## Row {EXPLAINED}\n" in capsys.readouterr().out
+
+
 def test_what_the_last_calibration_did_to_a_row_is_shown(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
