@@ -22,6 +22,7 @@ from planner.domain.term import PHASES, Phase
 from planner.units import MIB
 
 _ID_BYTES = 3
+_NODES_NOTE = "readings are those of the node with rank 0; the others are alike and are not read"
 _CPU_NOTE = "CPU run: device memory does not exist here and is not recorded; host memory holds the model"
 
 
@@ -46,13 +47,20 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
         **_measured_columns(scenario, run, counted),
         memory_limit_mib=_limit_mib(case, scenario),
         censored=is_censored(evidence),
-        notes=_CPU_NOTE if scenario.hardware.gpu.id == CPU else None,
+        notes=_notes(scenario),
     )
     return Measured(
         record,
         {"raw": raw, "environment": dict(environment), "quality": {"verdict": verdict, "reasons": list(reasons)}},
         run.history,
     )
+
+
+def _notes(scenario: Scenario) -> str | None:
+    notes = [_CPU_NOTE] if scenario.hardware.gpu.id == CPU else []
+    if scenario.hardware.nodes > 1:
+        notes.append(_NODES_NOTE)
+    return "; ".join(notes) or None
 
 
 def scenario_columns(scenario: Scenario) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def _rank(number: int, events: Sequence[Event]) -> dict[str, Any]:
     hello: Event = next((event for event in events if event["event"] == "hello"), {})
     readings: Event = next((event for event in events if event["event"] == "readings"), {})
     return {
-        "rank": number,
+        "rank": hello.get("rank", number),
         "started": hello.get("started"),
         "cap": hello.get("cap"),
         "context_bytes": hello.get("context_bytes"),

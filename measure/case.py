@@ -20,10 +20,12 @@ Workload = Literal["loop", "trainer"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 CPU = "cpu"
 # Options that change how long we wait, not what is measured: two cases that differ in them alone are the same case.
-_NOT_IN_KEY = frozenset({"timeout_s", "budget_s", "trust_remote_code", "nvme_path"})
+_NOT_IN_KEY = frozenset({"timeout_s", "budget_s", "trust_remote_code", "nvme_path", "rendezvous"})
 _KEY_DIGITS = 12
 _RUNNABLE_STACK = "hf-trainer@5"
-_HSDP = "sharding hsdp divides within a node and copies across nodes, and one node is here: say --sharding fsdp"
+_HSDP = (
+    "sharding hsdp divides within a node and copies across them: say --nodes 2 or more and --workload loop, or --sharding fsdp"
+)
 _FSDP1 = "sharding fsdp1 runs in the Trainer on GPUs only, which still wraps that way: say --workload trainer, or --sharding fsdp"
 _INT8 = "an int8 base cannot be divided over GPUs, because its scales do not follow its weights: say --sharding zero2 or ddp"
 _FOUR_BIT = (
@@ -40,7 +42,7 @@ class RunOptions:
     at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.  ``lengths`` are the quantiles (evenly spaced,
     from the minimum to the maximum) of the samples' real tokens; empty: all as long as the scenario says.
     ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use;
-    ``nvme_path`` the folder to which an engine offloads.
+    ``nvme_path`` the folder to which an engine offloads; ``rendezvous`` the ``host:port`` where several nodes meet.
     """
 
     workload: Workload = "trainer"
@@ -58,6 +60,7 @@ class RunOptions:
     history: bool = False
     save: bool = False
     nvme_path: str | None = None
+    rendezvous: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +150,9 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
     if case.options.history and scenario.hardware.gpu.id == CPU:
         raise UsageError("there is no allocator history on a CPU: leave --history out")
     _check_sharding(case, scenario)
-    if scenario.hardware.nodes > 1:
-        raise NotModelledError(
-            "several nodes cannot be run by this command: start it under your cluster's launcher, one node at a time"
+    if scenario.hardware.nodes > 1 and case.options.rendezvous is None:
+        raise UsageError(
+            "several nodes need a place to meet: give the same command on each node with --rendezvous HOST:PORT of one of them"
         )
     if case.options.lengths and max(case.options.lengths) > recipe.batch.seq_len:
         raise UsageError(f"--lengths goes up to {max(case.options.lengths)} tokens, but --seq is {recipe.batch.seq_len}")
@@ -162,7 +165,7 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
 def _check_sharding(case: Case, scenario: Scenario) -> None:
     recipe = scenario.recipe
     if recipe.sharding == "none":
-        if scenario.hardware.gpus_per_node > 1:
+        if scenario.hardware.world_size > 1:
             raise UsageError("several GPUs with sharding none are not one job: say --sharding ddp, zero1 to zero3 or fsdp")
         return
     for reason, applies in _sharding_refusals(case, scenario):
@@ -180,7 +183,7 @@ def _sharding_refusals(case: Case, scenario: Scenario) -> tuple[tuple[str, bool]
     trainer_on_cpu = f"on a CPU the Trainer runs plain DDP where {recipe.sharding} is asked for: say --workload loop"
     return (
         (trainer_on_cpu, on_cpu and in_trainer and recipe.sharding != "ddp"),
-        (_HSDP, recipe.sharding == "hsdp"),
+        (_HSDP, recipe.sharding == "hsdp" and (in_trainer or scenario.hardware.nodes == 1)),
         (_FSDP1, recipe.sharding == "fsdp1" and (on_cpu or not in_trainer)),
         ("sharded jobs run with the full loss only: say --loss hf", recipe.loss != "hf"),
         (_INT8, quantization == "int8" and divides_weights),

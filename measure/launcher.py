@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from measure.case import CPU, Case
+from measure.case import CPU, Case, case_key
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml, NvmlReadError
 from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
@@ -137,11 +137,12 @@ class Launcher:
         )
 
     def _start(self, case: Case, folder: Path, ranks: int) -> tuple[Child, str]:
-        recipe = case.scenario().recipe
-        if recipe.sharding != "none":
+        scenario = case.scenario()
+        if scenario.recipe.sharding != "none":
             # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.
             on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if case.values.get("gpu") == CPU else {}
-            return spawn_ranks(folder, ranks, on_cpu), "torchrun"
+            meeting = f"{case.options.rendezvous}/{case_key(case, scenario)}" if scenario.hardware.nodes > 1 else ""
+            return spawn_ranks(folder, ranks, on_cpu, nodes=scenario.hardware.nodes, meeting=meeting), "torchrun"
         zygote = self._warm()
         return (zygote.fork(folder), "fork") if self._may_fork and zygote.can_fork else (spawn(folder), "spawn")
 

@@ -12,6 +12,7 @@ from planner.units import HOUR_S, MINUTE_S
 
 _MAX_STEPS: Final = 100_000
 _MAX_SECONDS: Final = 1_000_000.0
+_PLACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}")
 _DURATION: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,7}(?:\.[0-9]{1,6})?)s?)?")
 
 
@@ -30,6 +31,11 @@ def checked_options(values: dict[str, Any]) -> RunOptions:
     for name in ("budget_s", "timeout_s"):
         if name in checked and not (isinstance(checked[name], int | float) and 0 < checked[name] <= _MAX_SECONDS):
             raise UsageError(f"{name} must be above 0 and up to {_MAX_SECONDS:,.0f} seconds, but it is {show(checked[name])}")
+    for name in ("checkpoint", "nvme_path", "rendezvous"):
+        if name in checked and not isinstance(checked[name], str):
+            raise UsageError(f"{name} must be a text, but it is {show(checked[name])}")
+    if "rendezvous" in checked and not _PLACE.fullmatch(checked["rendezvous"]):
+        raise UsageError(f"rendezvous must be a host and a port such as node-1:29500, but it is '{show(checked['rendezvous'])}'")
     if "lengths" in checked:
         checked["lengths"] = _lengths(checked["lengths"])
     options = RunOptions(**checked)

@@ -152,9 +152,10 @@ def spawn(folder: Path) -> Child:
     return _Spawned([sys.executable, "-m", "measure.worker", str(folder)], folder, {})
 
 
-def spawn_ranks(folder: Path, ranks: int, variables: Mapping[str, str]) -> Child:
-    """Start one worker for each rank on this machine, by torchrun."""
-    return _Spawned([sys.executable, "-m", "measure.ranks", str(ranks), str(folder)], folder, variables)
+def spawn_ranks(folder: Path, ranks: int, variables: Mapping[str, str], *, nodes: int = 1, meeting: str = "") -> Child:
+    """Start one worker for each rank on this machine, by torchrun; other machines do the same and meet at ``meeting``."""
+    command = [sys.executable, "-m", "measure.ranks", str(ranks), str(folder), str(nodes), meeting]
+    return _Spawned(command, folder, variables)
 
 
 def kill_group(pid: int) -> None:

@@ -15,7 +15,7 @@ from measure.lengths import mean_length
 from measure.machine import Machine, this_machine
 from measure.store import Store
 from planner.domain.scenario import Scenario
-from planner.errors import UsageError
+from planner.errors import ExitCode, PlannerError, UsageError
 from planner.units import format_bytes
 
 _MEASURE_EXTRA = "install the measure extra: pip install 'finetune-planner[measure]'"
@@ -26,6 +26,14 @@ _CURES = {
 _BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
 _CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+
+
+class OtherNodeError(PlannerError):
+    """This node took part in a job of several nodes, and another one writes the record; that is no failure if all went well."""
+
+    def __init__(self, message: str, *, done: bool) -> None:
+        super().__init__(message)
+        self.exit_code = ExitCode.FITS if done else ExitCode.INTERNAL_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,22 @@ def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store,
     say(describe(prepared.scenario, options))
     with Launcher(machine.nvml) as launcher:
         measured = run_prepared(prepared, machine, launcher)
+    _check_node(measured)
     return Finished(describe(prepared.scenario, options), measured, store.add(measured))
+
+
+def _check_node(measured: Measured) -> None:
+    """Of several nodes, the one with rank 0 writes the record.
+
+    Raises:
+        OtherNodeError: this is another one.
+    """
+    ranks = [rank["rank"] for rank in measured.attachments["raw"]["ranks"]]
+    if ranks and ranks[0] > 0:
+        raise OtherNodeError(
+            f"ranks {ranks[0]} to {ranks[-1]}, on this node, ended as {measured.record.outcome}; the node with rank 0 has the record",
+            done=measured.record.outcome == "ok",
+        )
 
 
 def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Measured:

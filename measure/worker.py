@@ -28,8 +28,8 @@ _MAX_MESSAGE_CHARS = 1000
 
 def run_worker(folder: Path, *, started: str) -> bool:
     """Measure the case in ``folder`` and say how it went; failures are said, not raised.  Returns whether all was measured."""
-    rank = int(os.environ.get("RANK", "0"))
-    reporter = Reporter(events_file(folder, rank))
+    # Each node has a folder of its own.
+    reporter = Reporter(events_file(folder, int(os.environ.get("LOCAL_RANK", "0"))))
     case = case_from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
     try:
         _measure(case, reporter, started)
@@ -62,7 +62,15 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
         probe.start_history()
     limit_bytes = case.options.memory_limit_bytes
     cap = None if limit_bytes is None else probe.cap(limit_bytes)
-    reporter.say("hello", pid=os.getpid(), started=started, torch=torch.__version__, cap=cap, context_bytes=probe.context_bytes)
+    reporter.say(
+        "hello",
+        pid=os.getpid(),
+        rank=int(os.environ.get("RANK", "0")),
+        started=started,
+        torch=torch.__version__,
+        cap=cap,
+        context_bytes=probe.context_bytes,
+    )
     if scenario.recipe.sharding != "none":
         from measure.workloads.sharded import join_ranks
 

@@ -49,6 +49,7 @@ RUN_OPTIONS: OwnOptions = {
         False,
     ),
     "nvme_path": (_option(str, "--nvme-path", "DIR", "Folder on an NVMe disk for --offload ...-nvme"), None),
+    "rendezvous": (_option(str, "--rendezvous", "HOST:PORT", "Where the nodes of --nodes meet; the same command on each"), None),
     "save": (Annotated[bool, typer.Option("--save", help="Measure saving too, to a temporary folder")], False),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from measure.engine_configs import deepspeed_config, fsdp_config, zero_stage
 from measure.trace.adapters import DTYPES
@@ -97,6 +98,11 @@ class FsdpEngine(_Ranks, PlainEngine):
             "offload_policy": CPUOffloadPolicy() if recipe.offloads_params else OffloadPolicy(),
             "ignored_params": _whole_parameters(model),
         }
+        if recipe.sharding == "hsdp":
+            hardware = task.scenario.hardware
+            # Copied along the first dimension, divided along the second.
+            shape, names = (hardware.nodes, hardware.gpus_per_node), ("copies", "shards")
+            settings["mesh"] = init_device_mesh(self._ranks_device.type, shape, mesh_dim_names=names)
         for layer in model.get_submodule(find_layer_list(model, model.config)):
             fully_shard(layer, **settings)
         fully_shard(model, **settings)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 
 from measure.assemble import Measured
 from planner.errors import NotModelledError
+from planner.records import read_records
 from planner.records.measured import RawReadings
 
+ROOT = Path(__file__).resolve().parents[2]
 TWO = {"gpu": "cpu", "gpus": 2, "method": "full", "optimizer": "adamw_torch", "batch": 1}
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
@@ -115,6 +120,30 @@ def test_the_trainer_runs_ddp(measure: Any) -> None:
     assert raw(done).engine_class.endswith("DistributedDataParallel")
     assert [each.phase for each in raw(done).ranks[0].phases] == [each.phase for each in raw(done).ranks[1].phases]
     assert raw(done).steps[0].padded_tokens == 62
+
+
+@pytest.mark.slow
+def test_two_nodes_meet_and_one_writes_the_record(config: str, tmp_path: Path) -> None:
+    """The same command twice, as on two nodes: two ranks in one job, hsdp's copies, and one record between them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = ["--model", config, "--method", "full", "--optimizer", "adamw_torch", "--seq", "32", "--gpu", "cpu", "--nodes", "2"]
+    how = ["--sharding", "hsdp", "--workload", "loop", "--steps", "2", "--max-steps", "2", "--rendezvous", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "measure", "run", *job, *how]
+    nodes = [
+        subprocess.Popen(
+            [*command, "--out", str(tmp_path / str(number))], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    said = [node.communicate(timeout=300) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    (file,) = tmp_path.glob("*/*.jsonl")
+    (record,) = read_records([file]).records
+    assert (record.outcome, record.nodes, record.sharding) == ("ok", 2, "hsdp")
+    assert record.samples_per_s == pytest.approx(2 / record.step_time_s)
+    assert sum("the node with rank 0 has the record" in err for _, err in said) == 1
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_a_grid_is_every_combination_over_the_defaults(tmp_path: Path) -> None:
         (HEAD + CASE + "steps = 'many'\n", "steps must be"),
         (HEAD + CASE + "memory_limit = 'huge'\n", "memory_limit must be"),
         (HEAD + CASE + "workload = 'treadmill'\n", "unknown workload"),
+        (HEAD + CASE + "rendezvous = 3\n", "rendezvous must be a text"),
+        (HEAD + CASE + "rendezvous = 'node'\n", "a host and a port"),
         (HEAD + CASE.replace("lora", "lorra"), "unknown method"),
         (HEAD + "[case]\nseq = 1\n", "must be written"),
         (HEAD + "[[", "not valid TOML"),
