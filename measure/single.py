@@ -109,10 +109,9 @@ def _check_node(measured: Measured) -> None:
     """
     ranks = [rank["rank"] for rank in measured.attachments["raw"]["ranks"]]
     if ranks and ranks[0] > 0:
-        raise OtherNodeError(
-            f"ranks {ranks[0]} to {ranks[-1]}, on this node, ended as {measured.record.outcome}; the node with rank 0 has the record",
-            done=measured.record.outcome == "ok",
-        )
+        outcome = measured.record.outcome
+        here = f"ranks {ranks[0]} to {ranks[-1]}, on this node, ended as {outcome}"
+        raise OtherNodeError(f"{here}; the node with rank 0 has the record", done=outcome == "ok")
 
 
 def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Measured:

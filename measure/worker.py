@@ -7,13 +7,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from measure.case import CPU, Case, case_from_json
 from measure.protocol import JOB_FILE, Reporter, events_file
 from measure.zygote import die_with_parent
 from planner.domain.run_record import Outcome
+from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from measure.probes.device import DeviceProbe
 
 # What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN and NCCL.
 _DEVICE_FULL = (
@@ -29,7 +33,7 @@ _MAX_MESSAGE_CHARS = 1000
 def run_worker(folder: Path, *, started: str) -> bool:
     """Measure the case in ``folder`` and say how it went; failures are said, not raised.  Returns whether all was measured."""
     # Each node has a folder of its own.
-    reporter = Reporter(events_file(folder, int(os.environ.get("LOCAL_RANK", "0"))))
+    reporter = Reporter(events_file(folder, _variable("LOCAL_RANK", 0)))
     case = case_from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
     try:
         _measure(case, reporter, started)
@@ -45,32 +49,13 @@ def run_worker(folder: Path, *, started: str) -> bool:
 def _measure(case: Case, reporter: Reporter, started: str) -> None:
     import torch
 
-    from measure.probes.device import open_device
     from measure.probes.phases import PhaseRecorder
     from measure.workloads.task import Task
 
     scenario = case.scenario()
     if started == "fork" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # With several devices in sight the Trainer would use them all, by nn.DataParallel.
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    wants_cuda = scenario.hardware.gpu.id != CPU
-    probe = open_device(wants_cuda, int(os.environ.get("LOCAL_RANK", "0")))
-    if case.options.history and int(os.environ.get("RANK", "0")) == 0:
-        # Before the first allocation, because a replay needs all of them; all ranks are alike.
-        probe.start_history()
-    limit_bytes = case.options.memory_limit_bytes
-    cap = None if limit_bytes is None else probe.cap(limit_bytes)
-    reporter.say(
-        "hello",
-        pid=os.getpid(),
-        rank=int(os.environ.get("RANK", "0")),
-        started=started,
-        torch=torch.__version__,
-        cap=cap,
-        context_bytes=probe.context_bytes,
-    )
+    probe = _open_probe(case, scenario, reporter, started)
     if scenario.recipe.sharding != "none":
         from measure.workloads.sharded import join_ranks
 
@@ -85,6 +70,32 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
             phases.say_readings()
             task.keep_history()
         raise
+
+
+def _open_probe(case: Case, scenario: Scenario, reporter: Reporter, started: str) -> DeviceProbe:
+    """The device of this rank with its history and its limit in force, and the first word of the worker."""
+    import torch
+
+    from measure.probes.device import open_device
+
+    if _variable("WORLD_SIZE", 1) == 1:
+        # With several devices in sight the Trainer would use them all, by nn.DataParallel.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    probe = open_device(scenario.hardware.gpu.id != CPU, _variable("LOCAL_RANK", 0))
+    rank = _variable("RANK", 0)
+    if case.options.history and rank == 0:
+        # Before the first allocation, because a replay needs all of them; all ranks are alike.
+        probe.start_history()
+    limit_bytes = case.options.memory_limit_bytes
+    cap = None if limit_bytes is None else probe.cap(limit_bytes)
+    facts = {"pid": os.getpid(), "rank": rank, "started": started, "torch": torch.__version__}
+    reporter.say("hello", **facts, cap=cap, context_bytes=probe.context_bytes)
+    return probe
+
+
+def _variable(name: str, otherwise: int) -> int:
+    """What torchrun says about this rank."""
+    return int(os.environ.get(name, otherwise))
 
 
 def _workload(case: Case) -> Any:
