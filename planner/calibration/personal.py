@@ -18,7 +18,7 @@ from planner.calibration.rows import throughput_column
 from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.targets import QUANTITIES, Floats, Target, targets_of
 from planner.calibration.unused import unused_times
-from planner.domain.calibration import Calibration, Offset, Support, formulas_version
+from planner.domain.calibration import Calibration, Offset, Support, applies, formulas_version
 from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
@@ -33,12 +33,16 @@ OWN_PULL = OWN_PULLS[1]
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """A personal calibration, how many numbers it moved, what it left out, and coefficients that no reading depends on."""
+    """A personal calibration, how many numbers it moved, what it left out, and coefficients that no reading depends on.
+
+    ``shipped``: by coefficient, the offset that the calibration below it has for the job of the first record.
+    """
 
     calibration: Calibration
     free_numbers: int
     left_out: tuple[LeftOut, ...]
     untouched: tuple[str, ...]
+    shipped: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,17 @@ def calibrate_machine(
         groups=(*base.groups, name),
     )
     untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
-    return Personal(calibration, len(offsets), (*screened.left_out, *unused_times(screened.used)), untouched)
+    left_out = (*screened.left_out, *unused_times(screened.used))
+    return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
+
+
+def _shipped(base: Calibration, target: Target) -> Mapping[str, float]:
+    """Offsets of ``base`` for one job, summed over the levels that apply."""
+    found: dict[str, float] = {}
+    for each in base.offsets:
+        if applies(each.knob, target.scenario, target.host):
+            found[each.knob.coefficient] = found.get(each.knob.coefficient, 0.0) + each.offset
+    return found
 
 
 def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:

@@ -182,6 +182,8 @@ def _stale(document: CalibrationDocument, path: Path) -> str:
     name = f" --name {document.name}" if document.machine else ""
     out = "" if document.machine and path.parent == personal_dir() else f" --out {path.parent}"
     versions = f"was fitted with formulas {document.formulas}, these are {formulas_version()}"
+    if document.name == PREVIOUS_CALIBRATION:
+        return f"{versions}; it is kept to explain what changed (plan validate FILE --explain ROW), not to predict with"
     return f"{versions}; fit again: plan calibrate RECORDS...{name}{out}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
 from planner.calibration.cross_validate import CrossValidation
@@ -80,9 +80,20 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
     mine = tuple(offset for offset in calibration.offsets if offset.knob.level == "host" and offset.knob.key == calibration.name)
     head = Note(f"{own.free_numbers} numbers of '{calibration.name}', on top of the calibration that ships", "strong")
     rest = Note(f"No reading depends on {', '.join(own.untouched)}: as they ship.", "dim")
-    notes = (head, _table(mine), *((rest,) if own.untouched else ()))
+    notes = (head, _machine_table(mine, own.shipped), *((rest,) if own.untouched else ()))
     sections = (Section("What was fitted", notes), _left_out((*unread, *own.left_out)))
     return tuple(section for section in sections if section.blocks)
+
+
+def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
+    """Each coefficient as it ships for the first job of the machine, and as it is there."""
+    columns = (Column("coefficient"), *(Column(title, "right") for title in ("as it ships", "here", "one sd")), Column("unit"))
+    rows = []
+    for each in offsets:
+        name, base = each.knob.coefficient, shipped.get(each.knob.coefficient, 0.0)
+        here = [base + each.offset + step * each.spread for step in (-1, 0, 1)]
+        rows.append(Row((name, *_cells(name, (base, here[1], here[0], here[2])))))
+    return Grid(columns, tuple(rows))
 
 
 def _table(offsets: Sequence[Offset]) -> Grid:
@@ -92,12 +103,16 @@ def _table(offsets: Sequence[Offset]) -> Grid:
 
 
 def _offset_row(offset: Offset) -> Row:
-    name = offset.knob.coefficient
-    prior = PRIOR_BY_NAME[name]
-    low, value, high = (float(moved(name, offset.offset + step * offset.spread)) for step in (-1, 0, 1))
-    texts = [format_bytes(each) if prior.unit == "bytes" else f"{each:.3g}" for each in (prior.value, value, low, high)]
-    unit = "" if prior.unit == "bytes" else prior.unit
-    return Row((offset.knob.label, texts[0], texts[1], f"{texts[2]} to {texts[3]}", unit))
+    low, value, high = (offset.offset + step * offset.spread for step in (-1, 0, 1))
+    return Row((offset.knob.label, *_cells(offset.knob.coefficient, (0.0, value, low, high))))
+
+
+def _cells(name: str, offsets: tuple[float, float, float, float]) -> tuple[str, str, str, str]:
+    """Two values of a coefficient, a range and the unit, each value by its offset from the prior."""
+    in_bytes = PRIOR_BY_NAME[name].unit == "bytes"
+    values = (float(moved(name, each)) for each in offsets)
+    first, second, low, high = (format_bytes(each) if in_bytes else f"{each:.3g}" for each in values)
+    return first, second, f"{low} to {high}", "" if in_bytes else PRIOR_BY_NAME[name].unit
 
 
 def _not_fitted(numbers: Sequence[NotFitted]) -> Section:

@@ -26,6 +26,8 @@ from planner.estimate import estimate
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.records import read_records
+from planner.report.cross_validation import personal_sections
+from planner.report.layout import Grid
 from tests.calibration.simulated import MACHINES, simulated
 
 SLOW = replace(Coefficients(), matmul_efficiency=0.5, matmul_efficiency_half_rate=0.6, memory_efficiency=0.5)
@@ -51,6 +53,20 @@ def test_one_record_corrects_the_others_of_its_machine() -> None:
 
     others = [index for index in range(len(records)) if index != 3]
     assert sum(error(i, personal=True) for i in others) < 0.6 * sum(error(i, personal=False) for i in others)
+
+
+def test_what_ships_and_what_holds_here_stand_side_by_side() -> None:
+    """The table's values are the coefficients that predictions use, before and with the machine's own offsets."""
+    records = simulated({"doc-d": SLOW}, noise=0.0)
+    shipped = base().without["doc-d"]
+    own = calibrate_machine(records, "my-lab", shipped)
+    scenario = resolve(from_record(records[0]), force=True)
+    rows = {
+        row.cells[0]: row.cells for block in personal_sections(own)[0].blocks if isinstance(block, Grid) for row in block.rows
+    }
+    for column, calibration in ((1, shipped), (2, own.calibration)):
+        value = calibration.coefficients_for(scenario).memory_efficiency
+        assert float(rows["memory_efficiency"][column]) == pytest.approx(value, rel=0.01)
 
 
 def test_the_gain_of_an_anchor_is_measured() -> None:
