@@ -18,14 +18,15 @@ from measure.trace.labels import to_events
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.sharding.apply import apply_runtime
-from measure.trace.sharding.step import cast_for_engine, run_sharded_step
+from measure.trace.sharding.ddp import with_buckets
+from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sharded_step
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Record, Recorder, Trace
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
 
-_SHARDINGS = ("none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp")
+_SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp")
 _OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
 
 
@@ -44,7 +45,7 @@ def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> 
     """
     refuse_what_is_not_traced(scenario)
     with _own_garbage_only():
-        recorded = sharded_records if _is_sharded(scenario) else trace_records
+        recorded = sharded_records if scenario.recipe.sharding != "none" else trace_records
         return to_events(recorded(scenario, make_config(scenario), options))
 
 
@@ -70,7 +71,8 @@ def _own_garbage_only() -> Iterator[None]:
 
 def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
     """Records of one rank of a sharded run: the runtime is executed over those of the whole model."""
-    return apply_runtime(trace_records(scenario, config, options), scenario)
+    records = trace_records(scenario, config, options)
+    return apply_runtime(records, scenario) if _is_sharded(scenario) else with_buckets(records)
 
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
@@ -104,6 +106,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
             if _is_sharded(scenario):
                 run_sharded_step(built.model, scenario, recorder, built.layer_list)
             else:
+                note_parameters(built.model, recorder, [])
                 run_step(built.model, scenario, recorder)
         except (PlannerError, MemoryError):
             raise
@@ -113,7 +116,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
 
 
 def _is_sharded(scenario: Scenario) -> bool:
-    return scenario.recipe.sharding != "none"
+    return scenario.recipe.uses_deepspeed or scenario.recipe.uses_fsdp
 
 
 def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
@@ -142,9 +145,18 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        (unscales and trained == "fp16", "fp16 gradients under loss scaling, which torch refuses to unscale,", wider),
-        (recipe.sharding not in _SHARDINGS, f"sharding '{recipe.sharding}'", f"--sharding {_SHARDINGS[-1]}"),
+        (
+            unscales and trained == "fp16" and not recipe.uses_deepspeed,
+            "fp16 gradients under loss scaling, which torch refuses to unscale,",
+            wider,
+        ),
+        (recipe.sharding not in _SHARDINGS, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
+        (
+            recipe.numerics.quantization != "none" and (recipe.sharding == "zero3" or recipe.uses_fsdp),
+            f"a quantised base under {recipe.sharding}",
+            "--sharding zero2",
+        ),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,

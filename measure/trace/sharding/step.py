@@ -39,7 +39,7 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
     recipe = scenario.recipe
     install_loss(model, recipe)
     units = make_units(model, layer_list) if recipe.uses_fsdp else []
-    _note_parameters(model, recorder, units)
+    note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding == "zero3":
         hook_modules(model, recorder)
@@ -56,7 +56,8 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
         recorder.close()
 
 
-def _note_parameters(model: Any, recorder: Recorder, units: list[Unit]) -> None:
+def note_parameters(model: Any, recorder: Recorder, units: list[Unit]) -> None:
+    """Say on the block of each parameter which one it is; ``units`` are those of FSDP."""
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model)):
         numbers |= dict.fromkeys(group, number)

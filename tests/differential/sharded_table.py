@@ -1,0 +1,157 @@
+"""Sharded jobs, closed form against trace; ``python tests/differential/sharded_table.py`` writes ``data/differential/sharded.csv``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import statistics
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.catalog.location import data_dir
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+
+KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq")
+COLUMNS = (
+    *KEY,
+    "closed_form_bytes",
+    "trace_bytes",
+    "difference_percent",
+    "trace_phase",
+    "worst_phase",
+    "worst_phase_percent",
+    "closed_form_reserved_bytes",
+    "trace_reserved_bytes",
+    "trace_phases_bytes",
+    "mechanism",
+)
+Row = dict[str, str]
+# Loading differs from library to library and is the peak of no job here.
+LOADING = ("load", "adapters")
+
+_JOBS = """
+qwen2.5-0.5b  full  zero2  2  none              1  false  2  1024
+qwen2.5-0.5b  full  fsdp   2  none              1  false  2  1024
+qwen2.5-1.5b  full  zero1  2  none              1  false  2  1024
+qwen2.5-1.5b  full  zero2  2  none              4  false  2  1024
+qwen2.5-1.5b  full  zero1  2  none              4  true   2  1024
+qwen2.5-1.5b  full  zero3  2  none              1  false  2  1024
+qwen2.5-1.5b  full  zero3  4  none              4  true   4  2048
+qwen2.5-1.5b  full  fsdp   2  none              1  false  2  1024
+qwen2.5-1.5b  full  fsdp   4  none              4  true   2  1024
+qwen2.5-1.5b  lora  zero1  2  none              1  false  2  1024
+qwen2.5-1.5b  lora  zero3  2  none              1  false  2  1024
+qwen2.5-1.5b  lora  fsdp   2  none              1  false  2  1024
+qwen2.5-1.5b  full  zero2  2  optimizer         1  true   2  1024
+qwen2.5-1.5b  full  zero3  2  optimizer+params  1  true   2  1024
+qwen2.5-1.5b  full  fsdp   2  optimizer+params  1  true   2  1024
+qwen2.5-7b    full  zero2  8  none              1  true   1  2048
+qwen2.5-7b    full  zero3  8  none              1  true   2  2048
+qwen2.5-7b    full  fsdp   8  none              1  true   2  2048
+qwen2.5-7b    lora  zero2  4  none              1  true   4  2048
+qwen2.5-7b    lora  zero3  4  none              1  true   4  2048
+qwen2.5-7b    lora  fsdp   4  none              1  true   4  2048
+qwen2.5-7b    qlora zero2  2  none              1  true   4  1024
+"""
+JOBS = tuple(dict(zip(KEY, line.split(), strict=True)) for line in _JOBS.strip().splitlines())
+
+
+def path() -> Path:
+    """Where the table is."""
+    return data_dir() / "differential" / "sharded.csv"
+
+
+def scenario_of(row: Mapping[str, str]) -> Scenario:
+    """The scenario of a job, with the Trainer's defaults."""
+    flags: dict[str, object] = {name: row[name] for name in KEY}
+    return resolve(from_flags({**flags, "gpu": "a100-80gb", "stack": "hf-trainer@5"}))
+
+
+def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells one job from another."""
+    return tuple(row[name] for name in KEY)
+
+
+def traced(row: Mapping[str, str]) -> Row:
+    """The trace's half of a row."""
+    from measure.trace.program import trace_events
+    from measure.trace.summary import summarize
+
+    summary = summarize(trace_events(scenario_of(row)))
+    phases = (f"{each.peaks.phase}={each.peaks.allocated_bytes}" for each in summary.phases)
+    return {
+        "trace_bytes": str(summary.allocated_peak_bytes),
+        "trace_phase": summary.peak.phase,
+        "trace_reserved_bytes": str(summary.reserved_peak_bytes),
+        "trace_phases_bytes": ";".join(phases),
+    }
+
+
+def compared(row: Row) -> Row:
+    """``row`` with the closed form as it is now beside its trace."""
+    memory = predict_memory(job_of(scenario_of(row), Coefficients()))
+    trace_bytes = int(row["trace_bytes"])
+    phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
+    planned = {each.phase: float(each.allocated_bytes) for each in memory.phases}
+    apart = {name: 100 * (planned[name] - int(size)) / trace_bytes for name, size in phases.items() if name not in LOADING}
+    worst = max(apart, key=lambda name: abs(apart[name]))
+    plan_bytes = round(float(memory.allocated_peak_bytes))
+    return {
+        **row,
+        "closed_form_bytes": str(plan_bytes),
+        "difference_percent": f"{100 * (plan_bytes - trace_bytes) / trace_bytes:.2f}",
+        "worst_phase": worst,
+        "worst_phase_percent": f"{apart[worst]:.2f}",
+        "closed_form_reserved_bytes": str(round(float(memory.reserved_peak_bytes))),
+    }
+
+
+def read() -> list[Row]:
+    """The stored rows."""
+    if not path().is_file():
+        return []
+    with path().open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def write(rows: list[Row]) -> None:
+    """Write the table in the order of the jobs."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path().write_text(out.getvalue(), encoding="utf-8")
+
+
+def main() -> None:
+    """Trace what is missing, ask the closed form anew, and say how far they are apart."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--again", action="store_true", help="trace every job, not only those that are not stored yet")
+    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    stored = {key_of(row): row for row in read()}
+    rows: list[Row] = []
+    for job in JOBS:
+        row: Row = dict.fromkeys(COLUMNS, "") | stored.get(key_of(job), {}) | job
+        if not options.closed_form_only and (options.again or not row["trace_bytes"]):
+            row |= traced(job)
+        if row["trace_bytes"]:
+            rows.append(compared(row))
+            sys.stdout.write(" ".join((*key_of(job), rows[-1]["difference_percent"], rows[-1]["worst_phase_percent"])) + "\n")
+            sys.stdout.flush()
+    write(rows)
+    apart = [abs(float(row["difference_percent"])) for row in rows]
+    sys.stdout.write(f"{len(rows)} jobs; allocated peak: median {statistics.median(apart):.2f} %, worst {max(apart):.2f} %\n")
+
+
+if __name__ == "__main__":
+    main()
