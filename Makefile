@@ -45,7 +45,8 @@ test-slow: env
 AGAIN ?=
 differential: env
 	$(BIN)/python tests/differential/run_matrix.py --workers $(XDIST) $(AGAIN)
-	$(BIN)/python -m pytest tests/differential/test_matrix.py
+	$(BIN)/python tests/differential/sharded_table.py $(AGAIN)
+	$(BIN)/python -m pytest tests/differential/test_matrix.py tests/differential/test_sharded_table.py
 
 bench: env
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only

@@ -45,8 +45,8 @@ def _adapter_amounts(view: BlockView, linear: LinearSpec, width: int, in_bytes: 
     if adapter is None or view.merged(linear):
         return 0, 0, 0
     casts = not (view.quantized(linear) and regime.autocast)
-    branch_bytes = regime.adapter if casts else in_bytes
-    product_bytes = regime.compute if regime.autocast else regime.adapter
+    branch_bytes = regime.adapter_seen if casts else in_bytes
+    product_bytes = regime.compute if regime.autocast else regime.adapter_seen
     dropped = adapter.dropout > 0
     cast_copy = width * branch_bytes if branch_bytes != in_bytes else 0
     saved: Number = width if dropped else 0
@@ -129,7 +129,7 @@ def weight_gradient_bytes(view: BlockView, linear: LinearSpec) -> Number:
     if adapter is None or not view.adapted(linear):
         return 0
     ranks: Number = linear.copies * linear.rank_factor * adapter.rank
-    return ranks * (linear.in_features + linear.out_features) * view.regime.adapter
+    return ranks * (linear.in_features + linear.out_features) * view.regime.adapter_seen
 
 
 def merged_weight_bytes(view: BlockView, linear: LinearSpec) -> Number:
@@ -142,7 +142,7 @@ def merged_weight_bytes(view: BlockView, linear: LinearSpec) -> Number:
     if adapter is None or not view.merged(linear):
         return 0
     factors: Number = linear.copies * linear.rank_factor * (linear.in_features + linear.out_features) * adapter.rank
-    return linear.weight_count * base + (factors * base if view.regime.adapter != base else 0)
+    return linear.weight_count * base + (factors * base if view.regime.adapter_seen != base else 0)
 
 
 def shared_input_bytes(view: BlockView, linears: list[LinearSpec]) -> Number:
@@ -201,8 +201,8 @@ def _adapter_shares_input(view: BlockView, linear: LinearSpec, in_bytes: int) ->
     if adapter is None or adapter.dropout > 0 or not view.adapted(linear) or view.merged(linear):
         return False
     casts = not (view.quantized(linear) and regime.autocast)
-    branch_bytes = regime.adapter if casts else in_bytes
-    product_bytes = regime.compute if regime.autocast else regime.adapter
+    branch_bytes = regime.adapter_seen if casts else in_bytes
+    product_bytes = regime.compute if regime.autocast else regime.adapter_seen
     return branch_bytes == in_bytes == product_bytes
 
 

@@ -29,6 +29,7 @@ class Regime:
     ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
     ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit under DeepSpeed's 16-bit engine, whatever
     the tensors are); ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
+    ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in the compute dtype.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class Regime:
     master: int
     state: int
     adapter: int
+    adapter_seen: int
 
 
 def regime_of(scenario: Scenario) -> Regime:
@@ -129,7 +131,18 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
         master=4 if engine == "deepspeed" and trained < 4 else 0,
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if key.method == "lora" else 0,
+        adapter_seen=_adapter_seen(key, trained, engine, compute),
     )
+
+
+def _adapter_seen(key: _Key, trained: int, engine: Engine, compute: int) -> int:
+    """Bytes per element of the adapters that PEFT's layers work with.
+
+    Source: torch 2.13 distributed/fsdp MixedPrecisionPolicy (``param_dtype``), which accelerate 1.15 sets to the compute dtype.
+    """
+    if key.method != "lora":
+        return 0
+    return compute if engine == "fsdp" and key.numerics.mixed else trained
 
 
 def _linear_out(key: _Key, stack: Stack, norm_out: int) -> int:

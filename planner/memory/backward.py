@@ -9,7 +9,7 @@ from planner.memory import optimizer
 from planner.memory.activations import Activations
 from planner.memory.job import Job
 from planner.memory.moments import BackwardMoment, either, first_backward, later_backward
-from planner.memory.phases import AFTER_BACKWARD, kind_of, make_term
+from planner.memory.phases import AFTER_BACKWARD, FORWARD, LOSS, kind_of, make_term
 
 _FIRST: frozenset[Phase] = frozenset({"backward"})
 _LATER: frozenset[Phase] = frozenset({"backward_2"})
@@ -18,7 +18,6 @@ _LATER_PASSES: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
 
 def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
     """Activations and gradients at the peak of each backward; with accumulation, later micro-steps start with all gradients."""
-    gradients = optimizer.gradient_bytes(job)
     accumulates = job.recipe.batch.grad_accum > 1
     formula, kind = "optimizer:gradient_bytes", kind_of(job.gradient_shards)
     first, later = first_backward(job, amounts), later_backward(job, amounts)
@@ -26,7 +25,8 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
     in_step = optimizer.step_gradient_bytes(job)
     step_kind = kind_of(job.optimizer_shards) if job.recipe.sharding == "zero1" else kind
     fresh = where(accumulates, 0, 1)
-    carried: Number = where(accumulates, gradients, 0)
+    carried: Number = where(accumulates, optimizer.carried_gradient_bytes(job), 0)
+    standing = optimizer.standing_gradient_bytes(job)
     return (
         *_moment_terms(first, _FIRST, "first backward"),
         *_moment_terms(second, _LATER, "later backward"),
@@ -34,7 +34,8 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
         make_term("gradients", "gradients, later backward", fresh * second.gradients, _LATER, formula, "transient"),
         make_term("gradients", "gradients, added to", (1 - fresh) * second.gradients, _LATER, formula, kind),
         make_term("gradients", "gradients", in_step, AFTER_BACKWARD, "optimizer:step_gradient_bytes", step_kind),
-        make_term("gradients", "accumulated gradients", carried, _LATER_PASSES, formula, kind),
+        make_term("gradients", "accumulated gradients", carried - where(accumulates, standing, 0), _LATER_PASSES, formula, kind),
+        make_term("gradients", "buffer for gradients", standing, FORWARD | LOSS, "optimizer:standing_gradient_bytes", kind),
     )
 
 

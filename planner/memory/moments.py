@@ -11,7 +11,7 @@ from planner.domain.recipe import Number
 from planner.memory.activations import Activations, LayerBytes
 from planner.memory.job import Job
 from planner.memory.logits import head_gradient_bytes
-from planner.memory.optimizer import gradient_bytes
+from planner.memory.optimizer import carried_gradient_bytes, gradient_bytes, offload_norm_bytes, standing_gradient_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,14 @@ def first_backward(job: Job, amounts: Activations) -> BackwardMoment:
     Source: torch 2.13 autograd/engine.cpp: nodes run in the reverse order of the forward.
     """
     if job.regime.engine != "native":
-        gradients = gradient_bytes(job)
+        gradients, norm = gradient_bytes(job), offload_norm_bytes(job)
+        table = table_gradient_bytes(job) if job.model.tied else 0
         ends = (
-            BackwardMoment(amounts.kept, amounts.backward_extra, 0),
+            BackwardMoment(amounts.kept, amounts.backward_extra, standing_gradient_bytes(job)),
             BackwardMoment(amounts.one_layer, amounts.backward_extra, gradients),
-            _table_moment(job, table_gradient_bytes(job) if job.model.tied else 0),
+            # The head's gradient comes first of all, a tied table's last.
+            BackwardMoment(0 if job.model.tied else amounts.kept, norm, 0),
+            _table_moment(job, table),
         )
         return _largest(ends)
     return _largest((*_layer_moments(job, amounts.layers), _table_moment(job, tied_table_bytes(job))))
@@ -55,7 +58,7 @@ def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
     """
     # The head's part of a tied table waits for the table's own before both are added to what is there.
     table = table_gradient_bytes(job)
-    start = BackwardMoment(amounts.kept, amounts.adding_extra, gradient_bytes(job), table if job.model.tied else 0)
+    start = BackwardMoment(amounts.kept, amounts.adding_extra, carried_gradient_bytes(job), table if job.model.tied else 0)
     added = table + tied_table_bytes(job)
     return _largest((start, _table_moment(job, added)))
 

@@ -31,6 +31,48 @@ def gradient_bytes(job: Job) -> Number:
     return job.trained_weight_bytes / job.gradient_shards
 
 
+def carried_gradient_bytes(job: Job) -> Number:
+    """Bytes of gradients that an accumulated micro-step finds on one GPU.
+
+    Formula: :func:`gradient_bytes`; under FSDP whole 16-bit gradients instead, because nothing is reduced before the last
+    micro-step.  Source: transformers 5.23 trainer.py (``accelerator.no_sync``), accelerate 1.15 accelerator.py
+    (``set_requires_gradient_sync(False)``); torch 2.13 _fsdp_param_group.py post_backward (``reduce_grads``).
+    """
+    if job.recipe.uses_fsdp:
+        return job.trained * (job.regime.compute if job.recipe.numerics.mixed else job.regime.gradient)
+    return gradient_bytes(job)
+
+
+def standing_gradient_bytes(job: Job) -> Number:
+    """Bytes of gradients that are there before any is made: ZeRO-3's one buffer for this process's part.
+
+    Source: DeepSpeed 0.19.8 zero/stage3.py _setup_for_real_optimizer (``grad_partitions_flat_buffer``); found by tracing.
+    """
+    return gradient_bytes(job) if job.recipe.sharding == "zero3" else 0
+
+
+def offload_norm_bytes(job: Job) -> Number:
+    """Bytes of the copy in which the norm of a gradient is taken on its way to the host; 0 without an offloaded optimizer.
+
+    Formula: 8 bytes per element (fp64) of the largest trained tensor of a full fine-tune, at most of this process's part, and
+    under stages 1 and 2 that gradient once more, which is copied before it is sent; stage 3 goes by 2.5e8 elements.
+    Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py set_norm_for_param_grad_in_gpu, reduce_independent_p_g_buckets_and_remove_grads;
+    zero/stage3.py _constant_buffered_norm2.  Ignored: adapters, which are small.
+    """
+    recipe = job.recipe
+    if not recipe.offloads_optimizer or not recipe.uses_deepspeed or recipe.method != "full":
+        return 0
+    largest, part = job.counts.largest, job.trained / job.optimizer_shards
+    if recipe.sharding == "zero3":
+        return _FP64 * minimum(largest / job.optimizer_shards, _NORM_PART)
+    return _FP64 * minimum(largest, part) + largest * job.regime.gradient
+
+
+# Elements per part when stage 3 takes a gradient's norm.  Source: DeepSpeed 0.19.8 zero/stage3.py _constant_buffered_norm2.
+_NORM_PART = 250_000_000
+_FP64 = 8
+
+
 def step_gradient_bytes(job: Job) -> Number:
     """Bytes of gradients on one GPU while the optimizer steps.
 

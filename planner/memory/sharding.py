@@ -36,6 +36,18 @@ def gradient_bucket_bytes(job: Job) -> Number:
     return reduce_bucket_elements(job) * bucket_count(job) * job.regime.gradient
 
 
+def kept_bucket_bytes(job: Job) -> Number:
+    """Bytes of gradient buckets that stay from one micro-step to the next; 0 but under stage 1 with accumulation.
+
+    Formula: :func:`gradient_bucket_bytes`, because buckets go where gradients are reduced, after the last micro-step.
+    Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py process_gradients (setup_buckets), independent_gradient_partition_epilogue;
+    engine.py allreduce_gradients; found by tracing.
+    """
+    if job.recipe.sharding != "zero1":
+        return 0
+    return where(job.recipe.batch.grad_accum > 1, gradient_bucket_bytes(job), 0)
+
+
 def bucket_count(job: Job) -> int:
     """Gradient buckets: one under stage 3; under stages 1 and 2 two where reduction overlaps backward, else one.
 
@@ -70,7 +82,9 @@ def gathered_parameter_bytes(job: Job) -> Number:
         prefetch = 0.9 * job.model.hidden_size**2 if job.stack.zero_auto_buckets else _PREFETCH_BUCKET
         return minimum(floats, max(_MAX_LIVE, counts.largest) + prefetch) * regime.compute
     if job.recipe.sharding in ("fsdp", "fsdp1", "hsdp", "fsdp-grad-op"):
-        return 2 * min(counts.block_largest, floats) * regime.compute + counts.head * regime.compute
+        # A table that is tied to the head is gathered with it, and stays from the first layer to the loss.
+        ends = job.model.token_embedding.param_count if job.model.tied else counts.head
+        return 2 * min(counts.block_largest, floats) * regime.compute + ends * regime.compute
     return 0
 
 

@@ -200,6 +200,14 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
             "sharding:gradient_bucket_bytes",
             "transient",
         ),
+        make_term(
+            "gradient_buckets",
+            "ZeRO-1 buckets between micro-steps",
+            sharding.kept_bucket_bytes(job),
+            frozenset({"forward_2", "loss_2"}),
+            "sharding:kept_bucket_bytes",
+            "transient",
+        ),
         make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
         make_term(
             "gathered_parameters",

@@ -190,8 +190,8 @@ def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
     regime = view.regime
     given = view.input_bytes(linear)
     casts = not (view.quantized(linear) and regime.autocast)
-    branch = regime.adapter if casts else given
-    product = regime.compute if regime.autocast else regime.adapter
+    branch = regime.adapter_seen if casts else given
+    product = regime.compute if regime.autocast else regime.adapter_seen
     cast_in = given + branch if branch != given else 0
     cast_again = branch + product if product != branch else 0
     drop = 2 * branch + 1 if view.dropout else 0

@@ -1,4 +1,4 @@
-"""Sharded jobs, closed form against trace; ``python tests/differential/sharded_table.py`` writes ``data/differential/sharded.csv``."""
+"""Sharded jobs, closed form against trace: this script writes ``data/differential/sharded.csv``."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ qwen2.5-1.5b  lora  fsdp   2  none              1  false  2  1024
 qwen2.5-1.5b  full  zero2  2  optimizer         1  true   2  1024
 qwen2.5-1.5b  full  zero3  2  optimizer+params  1  true   2  1024
 qwen2.5-1.5b  full  fsdp   2  optimizer+params  1  true   2  1024
+qwen2.5-0.5b  full  ddp    2  none              1  false  2  512
+qwen2.5-7b    full  zero2  8  optimizer         1  true   1  1024
 qwen2.5-7b    full  zero2  8  none              1  true   1  2048
 qwen2.5-7b    full  zero3  8  none              1  true   2  2048
 qwen2.5-7b    full  fsdp   8  none              1  true   2  2048
