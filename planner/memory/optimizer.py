@@ -7,6 +7,7 @@ from planner.arrays import maximum, minimum, where
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
+from planner.memory.sharding import reduce_bucket_elements
 
 # Source: bitsandbytes 0.50 optim/optimizer.py: 8-bit states for tensors of at least 4096 elements, fp32 scale per 256;
 # paged (managed) memory for tensors of at least 100,000 elements.
@@ -55,8 +56,8 @@ def offload_norm_bytes(job: Job) -> Number:
     """Bytes of the copy in which the norm of a gradient is taken on its way to the host; 0 without an offloaded optimizer.
 
     Formula: 8 bytes per element (fp64) of the largest trained tensor of a full fine-tune, at most of this process's part, and
-    under stages 1 and 2 that gradient once more, which is copied before it is sent; stage 3 goes by 2.5e8 elements.
-    Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py set_norm_for_param_grad_in_gpu, reduce_independent_p_g_buckets_and_remove_grads;
+    under stages 1 and 2, where it is larger than the bucket, that gradient once more; stage 3 goes by 2.5e8 elements.
+    Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py set_norm_for_param_grad_in_gpu (and ``grad_reduc.detach().clone``);
     zero/stage3.py _constant_buffered_norm2.  Ignored: adapters, which are small.
     """
     recipe = job.recipe
@@ -65,7 +66,8 @@ def offload_norm_bytes(job: Job) -> Number:
     largest, part = job.counts.largest, job.trained / job.optimizer_shards
     if recipe.sharding == "zero3":
         return _FP64 * minimum(largest / job.optimizer_shards, _NORM_PART)
-    return _FP64 * minimum(largest, part) + largest * job.regime.gradient
+    copied = largest * job.regime.gradient if largest > reduce_bucket_elements(job) else 0
+    return _FP64 * minimum(largest, part) + copied
 
 
 # Elements per part when stage 3 takes a gradient's norm.  Source: DeepSpeed 0.19.8 zero/stage3.py _constant_buffered_norm2.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from measure.trace.sharding.flat_optimizer import as_shards, record_steps
@@ -50,17 +51,39 @@ class Runtime(Protocol):
 def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """The records of one rank, from those of the modules.
 
+    Under ZeRO-1 and 2 that rank of the first and the last which holds more: the last keeps the gradients that come first, when
+    most activations are still there, and the first has the token table.
+
     Raises:
         PlannerError: a gradient whose memory was not recorded; names the parameter.
     """
-    stream = Stream(1 + max(record.block.id for record in records))
-    runtime: Runtime
-    if scenario.recipe.uses_fsdp:
-        runtime = Fsdp(stream, fsdp_settings(scenario))
-    else:
-        settings = zero_settings(scenario)
-        runtime = Zero3(stream, settings) if settings.stage == _STAGE_3 else Zero12(stream, settings)
-    return _Execution(runtime, stream, scenario.recipe).run(records)
+    recipe = scenario.recipe
+    if recipe.uses_fsdp:
+        stream = Stream(_free_number(records))
+        return _Execution(Fsdp(stream, fsdp_settings(scenario)), stream, recipe).run(records)
+    settings = zero_settings(scenario)
+    if settings.stage == _STAGE_3:
+        stream = Stream(_free_number(records))
+        return _Execution(Zero3(stream, settings), stream, recipe).run(records)
+    runs = []
+    for rank in dict.fromkeys((settings.world - 1, 0)):
+        stream = Stream(_free_number(records))
+        runs.append(_Execution(Zero12(stream, replace(settings, rank=rank)), stream, recipe).run(records))
+    return max(runs, key=_peak_bytes)
+
+
+def _free_number(records: list[Record]) -> int:
+    return 1 + max(record.block.id for record in records)
+
+
+def _peak_bytes(records: list[Record]) -> int:
+    """Most bytes at once after loading."""
+    held = peak = 0
+    for record in records:
+        held += record.block.n_bytes if record.alloc else -record.block.n_bytes
+        if record.place.stage not in _LOADING:
+            peak = max(peak, held)
+    return peak
 
 
 class _Execution:

@@ -26,8 +26,7 @@ _PERSISTENCE_WIDTHS = 10
 class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype, ``world`` the number of processes.
 
-    ``rank`` is the process that is traced: the last one, because backward reaches the parameters whose gradients it keeps first,
-    when most activations are still there.
+    ``rank`` is the process that is traced.
     """
 
     stage: int
