@@ -190,25 +190,8 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
 
 def _sharding_terms(job: Job) -> tuple[Term, ...]:
     live = FORWARD | LOSS | BACKWARD
-    staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
     return (
-        make_term(
-            "gradient_buckets",
-            "ZeRO gradient buckets",
-            sharding.gradient_bucket_bytes(job),
-            BACKWARD,
-            "sharding:gradient_bucket_bytes",
-            "transient",
-        ),
-        make_term(
-            "gradient_buckets",
-            "ZeRO-1 buckets between micro-steps",
-            sharding.kept_bucket_bytes(job),
-            frozenset({"forward_2", "loss_2"}),
-            "sharding:kept_bucket_bytes",
-            "transient",
-        ),
-        make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
+        *_bucket_terms(job),
         make_term(
             "gathered_parameters",
             "gathered parameters",
@@ -233,6 +216,30 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
             "sharding:fsdp_unsharded_gradient_bytes",
             "transient",
         ),
+    )
+
+
+def _bucket_terms(job: Job) -> tuple[Term, ...]:
+    """Memory through which gradients go on their way to the other processes or to the host."""
+    staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
+    return (
+        make_term(
+            "gradient_buckets",
+            "ZeRO gradient buckets",
+            sharding.gradient_bucket_bytes(job),
+            BACKWARD,
+            "sharding:gradient_bucket_bytes",
+            "transient",
+        ),
+        make_term(
+            "gradient_buckets",
+            "ZeRO-1 buckets between micro-steps",
+            sharding.kept_bucket_bytes(job),
+            frozenset({"forward_2", "loss_2"}),
+            "sharding:kept_bucket_bytes",
+            "transient",
+        ),
+        make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
     )
 
 
