@@ -38,8 +38,10 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
     elif numerics.quantization == "int8":
         _quantize_int8(model, numerics)
     else:
-        what = f"quantization '{numerics.quantization}'"
-        raise NotModelledError(f"{what} cannot be traced yet; use --method qlora, or ask the closed form: plan --model ...")
+        raise NotModelledError(
+            f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels when it loads, "
+            "and each expands weights in its own way; use --method qlora, or ask the closed form: plan --model ..."
+        )
     model.is_quantized = True
 
 

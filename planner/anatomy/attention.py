@@ -80,6 +80,8 @@ def _unfused_step(view: BlockView, stream: Number) -> Step:
     """SDPA with one key and value head that it has to broadcast: no fused kernel takes that, and the unfused form runs in fp32.
 
     Kept: fp32 query, expanded key and value (4 bytes each), and the fp32 softmax, 4 bytes per head, token and key.
+    Backward: gradients of the softmax and of the scores, and that of the value; those of query and key come when the first of
+    them has gone.  Ignored: sequences shorter than twice a head's width, where these two are the larger.
     Source: torch 2.13 aten/src/ATen/native/transformers/sdp_utils_cpp.h check_batch_size_and_num_heads_dense, attention.cpp
     _scaled_dot_product_attention_math; seen with models/falcon/modeling_falcon.py of transformers 5.23.
     """
@@ -89,7 +91,7 @@ def _unfused_step(view: BlockView, stream: Number) -> Step:
         "attention",
         saves=wide,
         forward=stream,
-        backward=stream + wide + 4 * attention.out_width,
+        backward=stream + 4 * attention.out_width,
         pair_saves=4 * attention.n_heads,
         pair_forward=4 * attention.n_heads,
         pair_backward=8 * attention.n_heads,
