@@ -4,8 +4,9 @@
 #
 #   data/campaigns/first_campaign.sh OUT [SECONDS] [CAMPAIGN] [PYTHON]
 #
-# OUT gets the records (*.jsonl), env.json, campaign.txt, check.txt, replays.txt, validate.txt and histories.tar.part-* of at most 15 MiB
-# each (cat them together).  Called again with the same OUT it goes on with the cases that are left.
+# OUT gets the records (*.jsonl), env.json, campaign.txt, check.txt, validate.txt, replays.txt, and all of that with the histories in
+# results.tar.part-* of at most 15 MiB each (cat them together), packed before the slow part and again at the end.  Terms by history need
+# no GPU: plan validate 'OUT/*.jsonl' --rows --history.  Called again with the same OUT it goes on with the cases that are left.
 set -uo pipefail
 out=${1:?say the folder for the results}
 seconds=${2:-480}
@@ -22,12 +23,17 @@ grep -q '"gpu_id": null' "$out/env.json" && history=
 code=$?
 cat "$out/campaign.txt"
 [ "$code" -eq 0 ] || exit "$code"
+pack() {
+  rm -f "$out"/results.tar.part-*
+  tar -C "$out" --exclude='results.tar.part-*' -cf - . | split -b 15M - "$out/results.tar.part-"
+}
 "$python" -m measure check "$out/*.jsonl" > "$out/check.txt" 2>&1
 "$python" -m planner.cli.main validate "$out/*.jsonl" --rows > "$out/validate.txt" 2>&1
+pack
 if [ -d "$out/histories" ]; then
   for file in "$out"/histories/*.jsonl.gz; do
     echo "$(basename "$file"): $(timeout 60 "$python" -m measure replay "$file" 2>&1 | tr '\n' ' ')"
   done > "$out/replays.txt"
-  tar -C "$out" -cf - histories | split -b 15M - "$out/histories.tar.part-"
+  pack
 fi
 cat "$out/validate.txt"
