@@ -16,11 +16,14 @@ from tiny_traces import small_config, small_scenario
 
 from measure.trace.events import AllocEvent
 from measure.trace.labels import to_events
-from measure.trace.program import TraceOptions, sharded_records
+from measure.trace.program import TraceOptions, refuse_what_is_not_traced, sharded_records
 from measure.trace.replay import replay
 from measure.trace.summary import summarize
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
 
 LAYERS = 6
 # A model that the engine finds whole is not what the Trainer makes under stage 3, so it is not traced.
@@ -122,3 +125,17 @@ def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
     batch = Batch(1, 4, 32, "packed", 32)
     case = replace(case, recipe=replace(case.recipe, batch=batch))
     assert replay(events_of(case)).outcome != "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"method": "lora", "sharding": "fsdp1"}, "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp"),
+        ({"method": "qlora", "sharding": "zero3"}, "a quantised base under zero3 cannot be traced yet; use --sharding zero2"),
+    ],
+)
+def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:
+    """FSDP1 and divided k-bit bases end with a sentence that names another setting, not with wrong numbers."""
+    common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
+    with pytest.raises(NotModelledError, match=words):
+        refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))
