@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.arrays import minimum
+from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number, Offload, Sharding
 from planner.domain.scenario import Scenario
@@ -17,6 +18,7 @@ from planner.errors import UsageError
 from planner.estimate import PRIORS
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
+from planner.search.grid_intervals import GridIntervals, Judge, no_intervals
 from planner.search.variants import Flags, refusals, with_flags, with_rank, with_sizes
 from planner.throughput.step import predict_time
 
@@ -53,7 +55,8 @@ class GridPart:
     """All points of one combination of categorical settings; arrays have the shape of :attr:`GridResult.shape`.
 
     ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it; ``must_have_bytes`` what must be held at
-    once and decides whether a job fits; ``step_s`` is ``None`` where the rates of the card are unknown.
+    once and decides whether a job fits; ``step_s`` is ``None`` where the rates of the card are unknown, ``intervals`` without a
+    calibration.
     """
 
     sharding: Sharding
@@ -62,6 +65,7 @@ class GridPart:
     driver_peak_bytes: Floats
     must_have_bytes: Floats
     step_s: Floats | None
+    intervals: GridIntervals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class GridResult:
         return len(self.parts) * self.batch.size * self.length.size * self.rank.size * self.gpus_per_node.size
 
 
-def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridResult:
-    """Peak GPU memory and step time of every point of the grid.
+def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) -> GridResult:
+    """Peak GPU memory and step time of every point of the grid; with a calibration also intervals and P(fits).
 
     What the base does not say follows each sharding and offload as in the intake.  Samples that fill the base's length fill every
     length; shorter ones keep their length and are cut where the axis is shorter still.
@@ -114,8 +118,7 @@ def estimate_grid(axes: GridAxes, coefficients: Coefficients = PRIORS) -> GridRe
         if reasons := refusals(values.largest(scenario)):
             refused.append(Refused(sharding, offload, checkpointing, "; ".join(reasons.values())))
             continue
-        driver, must_have, step = _answer(scenario, values, coefficients)
-        parts.append(GridPart(sharding, offload, checkpointing, driver, must_have, step))
+        parts.append(GridPart(sharding, offload, checkpointing, *_answer(scenario, values, model)))
     return GridResult(*values.arrays, parts=tuple(parts), refused=tuple(refused))
 
 
@@ -192,10 +195,15 @@ def _axis(name: str, said: Sequence[float], fixed: Number) -> Floats:
     return values
 
 
-def _answer(scenario: Scenario, values: _Values, coefficients: Coefficients) -> tuple[Floats, Floats, Floats | None]:
-    """(driver peak, must have, step time) of all points under one combination of categorical settings."""
+def _answer(
+    scenario: Scenario, values: _Values, model: Coefficients | Calibration
+) -> tuple[Floats, Floats, Floats | None, GridIntervals | None]:
+    """(driver peak, must have, step time, intervals) of all points under one combination of categorical settings."""
     shape = tuple(each.size for each in values.arrays)
     driver, must_have, step = (np.empty(shape) for _ in range(3))
+    judge = Judge.of(model, scenario) if isinstance(model, Calibration) else None
+    coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
+    intervals = no_intervals(shape) if judge else None
     timed = True
     for part in values.chunks():
         chunk = values.open_grid(scenario, part)
@@ -207,4 +215,6 @@ def _answer(scenario: Scenario, values: _Values, coefficients: Coefficients) -> 
             timed = False
         else:
             step[part] = time.step_s
-    return driver, must_have, step if timed else None
+        if judge and intervals:
+            judge.put(intervals, part, memory, time)
+    return driver, must_have, step if timed else None, intervals

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.estimate import PRIORS, estimate
+from planner.estimate import PRIORS, estimate, estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.search import grid
 from planner.search.grid import GridAxes, GridPart, GridResult, estimate_grid
+from planner.search.grid_intervals import GridIntervals
 from planner.search.variants import with_flags, with_rank, with_sizes
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ in the last bits.
@@ -156,3 +159,28 @@ def test_a_full_fine_tune_has_no_rank_axis() -> None:
     """Varying a rank that does not exist is a mistake, not a constant."""
     with pytest.raises(UsageError, match="rank"):
         estimate_grid(GridAxes(scenario(method="full"), rank=(8, 16)))
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"method": "full", "padding": "longest", "tokens_per_sample": 300}, {"method": "qlora", "gpu": "4090:8"}]
+)
+def test_intervals_of_a_grid_are_those_of_its_points(flags: dict[str, object]) -> None:
+    """Ends of intervals and P(fits) are what one scenario at a time gets, also where the card caps them."""
+    model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+    base = scenario(**flags)
+    result = estimate_grid(axes(base, length=(1024, 4096), sharding=("ddp", "zero3"), offload=("none",)), model)
+    for part in result.parts:
+        assert part.intervals is not None
+        for index in random.Random(7).sample(list(np.ndindex(result.shape)), 12):
+            one = estimate_calibrated(point(base, result, part, index), model)
+            assert one.uncertainty is not None
+            assert one.uncertainty.step is not None
+            driver = dict(one.uncertainty.memory)["driver"]
+            expected = (driver.low, driver.high, one.fits_probability, one.uncertainty.step.low, one.uncertainty.step.high)
+            found = [getattr(part.intervals, name)[index] for name in GridIntervals.__slots__]
+            assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_grid_without_a_calibration_has_no_intervals() -> None:
+    """Literature values know nothing of their errors."""
+    assert all(part.intervals is None for part in estimate_grid(axes(scenario(), length=(512,))).parts)

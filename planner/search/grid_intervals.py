@@ -1,0 +1,87 @@
+"""Intervals and P(fits) of every point of a grid, by the calibration and the scales that judge one scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.domain.calibration import Calibration, lengths_of
+from planner.domain.interval import Spread, SpreadKey, log_range
+from planner.domain.prediction import MemoryPrediction, TimePrediction
+from planner.domain.scale import memory_scale, need_scale, time_scale
+from planner.domain.scenario import Scenario
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class GridIntervals:
+    """Ends of the 90 % intervals, and the chance to fit; ``nan`` where the calibration or the card says nothing.
+
+    Arrays have the shape of the grid; ``driver_*`` are in bytes, ``step_*`` in seconds.
+    """
+
+    driver_low_bytes: Floats
+    driver_high_bytes: Floats
+    fits_probability: Floats
+    step_low_s: Floats
+    step_high_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What points of one grid are judged by: distributions, and how unlike the calibrated records the grid's base is."""
+
+    memory: Spread | None
+    need: Spread | None
+    time: Spread | None
+    n_unseen: int
+    host_is_known: bool
+
+    @classmethod
+    def of(cls, calibration: Calibration, base: Scenario) -> Judge:
+        """The judge of a grid around ``base``; whether lengths vary is that of the base."""
+        lengths = lengths_of(base)
+        return cls(
+            memory=calibration.spread_for(SpreadKey("memory", lengths)),
+            need=calibration.spread_for(SpreadKey("need")),
+            time=calibration.spread_for(SpreadKey("time", lengths)),
+            n_unseen=calibration.n_unseen(base),
+            host_is_known=calibration.knows_host(base),
+        )
+
+    def put(self, into: GridIntervals, part: tuple[slice, slice], memory: MemoryPrediction, time: TimePrediction | None) -> None:
+        """Write the answers of one chunk; assignment broadcasts what does not depend on every axis."""
+        if self.memory is not None:
+            into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
+        if self.need is not None and memory.limit_bytes is not None:
+            room = np.log(max(memory.limit_bytes, 1) / np.asarray(memory.must_have_bytes, dtype=np.float64))
+            into.fits_probability[part] = _shares_below(self.need, room / np.asarray(need_scale(memory, self.n_unseen)))
+        if self.time is not None and time is not None:
+            scale = np.asarray(time_scale(time, self.n_unseen, host_is_known=self.host_is_known), dtype=np.float64)
+            low, high = log_range(self.time, 1.0)
+            into.step_low_s[part], into.step_high_s[part] = time.step_s * np.exp(low * scale), time.step_s * np.exp(high * scale)
+
+    def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
+        """Around what an unlimited card would show; nothing above the card is expected of a job that is said to fit."""
+        shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
+        scale = np.asarray(memory_scale(memory, "driver", self.n_unseen), dtype=np.float64)
+        low, high = (memory.uncapped_driver_bytes * np.exp(end * scale) for end in log_range(spread, 1.0))
+        ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)
+        return np.minimum(low, shown), np.where(shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high)
+
+
+def no_intervals(shape: tuple[int, ...]) -> GridIntervals:
+    """Intervals of a grid of this shape before any is known."""
+    return GridIntervals(*(np.full(shape, np.nan) for _ in range(5)))
+
+
+def _shares_below(spread: Spread, scores: Floats) -> Floats:
+    """:meth:`Spread.share_below` of many scores at once."""
+    shares: Floats = np.interp(scores, spread.scores, spread.probabilities, left=0.0, right=1.0)
+    return np.where(scores >= spread.scores[-1], 1.0, shares)
