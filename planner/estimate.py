@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from planner.arrays import minimum
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.interval import NOMINAL_COVERAGE, NORMAL_QUANTILE, TAIL, Interval, Lengths, SpreadKey, interval_around
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
+from planner.domain.recipe import Number
 from planner.domain.scale import far_factor, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
@@ -126,20 +128,21 @@ def _peak_interval(
     around = interval_around(spread, value, float(memory_scale(memory, level, n_unseen)))
     outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
     ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
-    around = around if level == "allocated" else _over_orders(around, memory, value)
+    if level != "allocated":
+        down, up = map(float, order_reach_bytes(memory))
+        around = Interval(min(around.low, value - down), max(around.high, value + up))
     high = max(min(around.high, ceiling), shown) if shown <= ceiling else around.high
     return Interval(min(around.low, shown), high)
 
 
-def _over_orders(around: Interval, memory: MemoryPrediction, value: float) -> Interval:
-    """``around``, widened where the order of samples of natural lengths alone moves ``value`` further.
+def order_reach_bytes(memory: MemoryPrediction) -> tuple[Number, Number]:
+    """How far down and up the order of samples of natural lengths alone moves what is reserved; 0 where lengths are fixed.
 
-    By as many standard deviations as a normal distribution has at the nominal coverage, and not below what lengths of one size
-    reserve.
+    As many standard deviations as a normal distribution has at the nominal coverage, and downwards no more than was piled up.
     """
-    spread_bytes = NORMAL_QUANTILE * float(memory.order_spread_bytes)
-    piled_bytes = sum(float(term.n_bytes) for term in memory.terms if term.label == LENGTH_CACHE)
-    return Interval(min(around.low, value - min(spread_bytes, piled_bytes)), max(around.high, value + spread_bytes))
+    spread: Number = NORMAL_QUANTILE * memory.order_spread_bytes
+    piled: Number = sum(term.n_bytes for term in memory.terms if term.label == LENGTH_CACHE)
+    return minimum(spread, piled), spread
 
 
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:

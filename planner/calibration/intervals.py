@@ -25,7 +25,8 @@ _NEED = SpreadKey("need")
 class Residual:
     """One held-out reading: ``log_ratio`` is ``log(measured / predicted)``, the prediction by a fit that never saw its group.
 
-    ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside others of its group.
+    ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside others of its group;
+    ``reach``: how far the order of samples alone moves it, down and up, as logarithms: its interval is at least as wide.
     """
 
     record_id: str
@@ -35,6 +36,7 @@ class Residual:
     log_ratio: float
     scale: float = 1.0
     weight: float = 1.0
+    reach: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
         for each in residuals:
             if each.group == group and (spread := find_spread(spreads, each.key)):
                 low, high = log_range(spread, each.scale)
+                low, high = min(low, each.reach[0]), max(high, each.reach[1])
                 found.append(Held(each, low <= each.log_ratio <= high, float(np.exp(high) - np.exp(low)) / 2))
     return tuple(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from planner.calibration.intervals import Residual
@@ -11,6 +12,7 @@ from planner.calibration.targets import Target
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.scale import far_factor, memory_scale, time_scale
+from planner.estimate import order_reach_bytes
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 from planner.throughput.step import predict_time
@@ -24,25 +26,31 @@ def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Re
     for target, error in zip(fit.problem.targets, fit.held_out_errors, strict=True):
         known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
         if target.bound == "both" and known:
-            key, scale = _class_and_scale(target, blind[target.group])
+            key, scale, reach = _judged(target, blind[target.group])
             of = spread_of(target)
-            yield Residual(target.record.id, target.group, of, key, -float(error), scale, target.weight)
+            yield Residual(target.record.id, target.group, of, key, -float(error), scale, target.weight, reach)
 
 
-def _class_and_scale(target: Target, judge: Calibration) -> tuple[SpreadKey, float]:
-    """The class of a reading, and the scale of its prediction by a calibration that never saw its group."""
+_NO_REACH = (0.0, 0.0)
+
+
+def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, float, tuple[float, float]]:
+    """The class of a reading, and scale and reach of its prediction by a calibration that never saw its group."""
     scenario, of = target.scenario, spread_of(target)
     coefficients, n_unseen = judge.coefficients_for(scenario), judge.n_unseen(scenario)
     if of == "host_memory":
-        return SpreadKey(of), far_factor(n_unseen)
+        return SpreadKey(of), far_factor(n_unseen), _NO_REACH
     lengths = lengths_of(scenario)
     if of == "time":
         time = predict_time(scenario, coefficients)
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
-        return SpreadKey(of, lengths), float(time_scale(time, n_unseen, host_is_known=judge.knows_host(scenario)))
+        return SpreadKey(of, lengths), float(time_scale(time, n_unseen, host_is_known=judge.knows_host(scenario))), _NO_REACH
     memory = predict_memory(job_of(scenario, coefficients), by_phase=False)
-    return SpreadKey("memory", lengths), float(memory_scale(memory, of, n_unseen))
+    value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
+    down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
+    reach = (math.log1p(-down / value), math.log1p(up / value))
+    return SpreadKey("memory", lengths), float(memory_scale(memory, of, n_unseen)), reach
 
 
 def spread_of(target: Target) -> SpreadOf:

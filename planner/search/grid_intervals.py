@@ -12,6 +12,7 @@ from planner.domain.interval import Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
 from planner.domain.scale import memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
+from planner.estimate import order_reach_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -71,7 +72,10 @@ class Judge:
         """Around what an unlimited card would show; nothing above the card is expected of a job that is said to fit."""
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
         scale = np.asarray(memory_scale(memory, "driver", self.n_unseen), dtype=np.float64)
-        low, high = (memory.uncapped_driver_bytes * np.exp(end * scale) for end in log_range(spread, 1.0))
+        value = memory.uncapped_driver_bytes
+        low, high = (value * np.exp(end * scale) for end in log_range(spread, 1.0))
+        down, up = order_reach_bytes(memory)
+        low, high = np.minimum(low, value - down), np.maximum(high, value + up)
         ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)
         return np.minimum(low, shown), np.where(shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high)
 

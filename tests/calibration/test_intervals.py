@@ -79,6 +79,15 @@ def test_an_interval_knows_nothing_of_its_own_group() -> None:
     assert not any(each.inside for each in held if each.residual.group == "odd")
 
 
+def test_the_order_of_samples_is_part_of_an_interval() -> None:
+    """A reading that the order of samples alone can reach lies inside, however narrow the other sources are."""
+    lucky = Residual("lucky", "lucky", "reserved", KEY, 2.0)
+    for reach, inside in (((0.0, 0.0), False), ((-0.1, 2.1), True)):
+        held = held_out([*residuals(6, 20), replace(lucky, reach=reach)])
+        assert held[-1].residual.group == "lucky"
+        assert held[-1].inside is inside
+
+
 def test_intervals_follow_the_longer_tail() -> None:
     """Measured values scatter further up than down, so the interval does, too."""
     spread = {each.key: each for each in make_spreads(residuals(6, 60))}[KEY]
