@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from planner.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ["run", "--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "64", "--gpu", "cpu"]
+
+needs_extra = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate")), reason="needs the measure extra"
+)
 
 
 def measured(number: int, history: bytes | None = None) -> Measured:
@@ -90,6 +95,7 @@ def test_a_history_that_cannot_be_written_leaves_no_record(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["histories"]
 
 
+@needs_extra
 def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file in the place of the folder: exit code 2 and one sentence, before the run."""
     blocked = tmp_path / "file"
@@ -101,6 +107,7 @@ def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys
     assert "give another --out" in err
 
 
+@needs_extra
 def test_records_of_a_newer_schema_stop_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be read cannot be skipped either: nothing runs, and the file stays as it is."""
     newer = tmp_path / "cpu.jsonl"
