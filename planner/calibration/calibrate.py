@@ -20,8 +20,8 @@ from planner.errors import UsageError
 
 # How the 40 free numbers are shared between the three problems, which have no coefficient in common, and between what machines
 # share and the effects of single machines that are kept.
-_ROOM: Mapping[Quantity, int] = {"memory": 12, "throughput": 10, "host_memory": 1}
-_ROOM_FOR_MACHINES: Mapping[Quantity, int] = {"memory": 0, "throughput": 17, "host_memory": 0}
+_ROOM: Mapping[Quantity, int] = {"memory": 10, "throughput": 10, "host_memory": 1}
+_ROOM_FOR_MACHINES: Mapping[Quantity, int] = {"memory": 0, "throughput": 19, "host_memory": 0}
 MAX_FREE_NUMBERS = sum(_ROOM.values()) + sum(_ROOM_FOR_MACHINES.values())
 
 
