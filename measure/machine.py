@@ -11,7 +11,7 @@ from measure.environment import collect_environment
 from measure.nvml import Gpu, Nvml, open_nvml
 from planner.catalog.gpus import load_gpu, resolve_gpu_id
 from planner.errors import UnknownNameError, UsageError
-from planner.units import GIB, format_gib
+from planner.units import GIB
 
 # Vendors' prefixes that the catalog's names do not carry.
 _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "Quadro ")
@@ -74,11 +74,6 @@ def catalog_id(gpu: Gpu) -> str | None:
         if label is None or abs(label - gpu.memory_bytes) < 0.1 * label:
             return found
     return None
-
-
-def memory_text(gpu: Gpu) -> str:
-    """The size of a card for people."""
-    return format_gib(gpu.memory_bytes)
 
 
 def _is_cpu(name: object) -> bool:

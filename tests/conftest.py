@@ -1,10 +1,18 @@
-"""Keeps the calibrations of whoever runs the tests out of them."""
+"""Keeps the calibrations and the terminal of whoever runs the tests out of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_terminal_of_one_width() -> Iterator[None]:
+    """Tables fold their cells on a narrow terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.calibration.rows import is_cpu
 from planner.catalog.location import data_dir
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -14,8 +15,6 @@ from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.records import RecordSet, read_records
 from planner.records.measured import RawReadings, raw_of
-
-CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def own_runs(scenario: Scenario, folder: Path | None = None) -> tuple[OwnRun, ..
 
 
 def _is_alike(record: RunRecord, scenario: Scenario) -> bool:
-    if record.outcome != "ok" or record.gpu == CPU:
+    if record.outcome != "ok" or is_cpu(record):
         return False
     try:
         other = resolve(from_record(record), force=True)

@@ -13,7 +13,7 @@ from planner.calibration.intervals import Held, held_out
 from planner.calibration.personal import AnchorGain
 from planner.calibration.ranking import joined, rank_agreement
 from planner.calibration.rows import Comparison, RowScore
-from planner.calibration.validate import MIN_GROUP_ROWS
+from planner.calibration.validate import MIN_GROUP_ROWS, offloads
 from planner.domain.interval import SpreadOf
 
 # The four numbered documents that targets are given for.
@@ -116,11 +116,11 @@ def _throughput(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> 
         else ({"001": 0.30, "002": 0.20, "003": 0.20, "004": 0.20}, None)
     )
     clear = [row for row in rows if _is_seed(row) and row.record.grade != "C" and row.record.id not in unclear]
-    apart = _errors(clear, _offloads, _time)
-    errors = _errors(clear, lambda row: not _offloads(row), _time)
+    apart = _errors(clear, offloads, _time)
+    errors = _errors(clear, lambda row: not offloads(row), _time)
     yield Goal("seeds, throughput, mean error, without offload", fit, len(errors), fmean(errors), pooled)
     for document, target in by_document.items():
-        mine = _errors([row for row in clear if _of(document)(row)], lambda row: not _offloads(row), _time)
+        mine = _errors([row for row in clear if _of(document)(row)], lambda row: not offloads(row), _time)
         if mine:
             yield Goal(f"{document}, throughput, mean error, without offload", fit, len(mine), fmean(mine), target)
     if apart:
@@ -240,10 +240,6 @@ def _seed_groups(rows: Iterable[RowScore]) -> dict[str, str]:
 
 def _of(document: str) -> Callable[[RowScore], bool]:
     return lambda row: row.record.source.startswith(f"{document}_")
-
-
-def _offloads(row: RowScore) -> bool:
-    return row.scenario is not None and row.scenario.recipe.offload != "none"
 
 
 def _peak(row: RowScore) -> Comparison | None:

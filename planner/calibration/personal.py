@@ -132,7 +132,7 @@ def gains_under(pull: Pull, fitted: Fitted, records: Sequence[RunRecord]) -> tup
     by_machine: dict[tuple[str, bool, str], list[Target]] = {}
     for target in targets:
         if target.record.grade != "C":
-            offloads = target.scenario.recipe.offload != "none"
+            offloads = target.scenario.recipe.offloads_something
             by_machine.setdefault((target.group, offloads, target.host), []).append(target)
     found: dict[tuple[str, bool], list[tuple[Floats, Floats]]] = {}
     for (group, offloads, host), mine in by_machine.items():
@@ -182,8 +182,3 @@ def _joined(first: Support, second: Support) -> Support:
         return tuple(sorted({*getattr(first, name), *getattr(second, name)}))
 
     return Support(both("generations"), both("gpus"), both("families"), both("methods"))
-
-
-def gains_by_group(gains: Sequence[AnchorGain]) -> Mapping[str, AnchorGain]:
-    """The gains by the name of their group."""
-    return {gain.group: gain for gain in gains}

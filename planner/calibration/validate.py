@@ -115,7 +115,7 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
         not_timed=tuple(row for row in rows if row.not_timed),
         memory=summarise(_named(rows, lambda row: row.memory)),
         throughput=summarise(_named(rows, lambda row: row.throughput)),
-        offload_throughput=summarise(_named(filter(_offloads, rows), lambda row: row.throughput)),
+        offload_throughput=summarise(_named(filter(offloads, rows), lambda row: row.throughput)),
         throughput_ranks=_ranks(rows, lambda row: row.throughput),
         memory_ranks=_ranks(rows, lambda row: row.memory),
         host_memory=summarise(_named(rows, lambda row: row.host_memory)),
@@ -124,8 +124,9 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
     )
 
 
-def _offloads(row: RowScore) -> bool:
-    return row.scenario is not None and row.scenario.recipe.offload != "none"
+def offloads(row: RowScore) -> bool:
+    """Whether the row's job keeps something in host RAM or on NVMe."""
+    return row.scenario is not None and row.scenario.recipe.offloads_something
 
 
 def _ranks(rows: Sequence[RowScore], pick: Callable[[RowScore], Comparison | None]) -> RankAgreement | None:

@@ -14,7 +14,6 @@ from planner.domain.hardware import HostSpec
 from planner.errors import InputFileError, UnknownNameError
 from planner.units import GIB, GIGA
 
-UNKNOWN_HOST = "unknown"
 _BITS_PER_BYTE = 8
 Positive = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
 

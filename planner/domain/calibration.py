@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.environment import Environment
+from planner.domain.hardware import UNKNOWN_HOST
 from planner.domain.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
 from planner.domain.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.scenario import Scenario
@@ -15,7 +16,6 @@ from planner.domain.stack import Stack
 
 # Raised by hand when a formula changes what it means for a coefficient; a change of priors changes the version by itself.
 _FORMULAS = 1
-UNKNOWN_HOST = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.domain.hardware import UNKNOWN_HOST
 from planner.domain.scenario import Scenario
-
-_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Environment:
     def covers(self, scenario: Scenario) -> bool:
         """Whether the job has this GPU and one of these stacks, and this host where the job names one."""
         host = scenario.hardware.host.id
-        same_host = host in (_UNKNOWN, self.host)
+        same_host = host in (UNKNOWN_HOST, self.host)
         return scenario.hardware.gpu.id == self.gpu and scenario.stack.id in self.stacks and same_host
 
     @property

@@ -8,6 +8,9 @@ from typing import Literal
 NumberOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed", "user"]
 """Where a number comes from.  ``unsourced`` is kept and shown as such, never passed off as a datasheet value."""
 
+UNKNOWN_HOST = "unknown"
+"""Id of the host of a job that names none."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:

@@ -6,11 +6,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 """What a number is: one of the three levels of GPU memory, the time of a step, host RAM."""
-SPREADS_OF: tuple[SpreadOf, ...] = get_args(SpreadOf)
 Quantity = Literal["memory", "need", "time", "host_memory"]
 """What never shares a distribution.  The three levels of GPU memory do; ``need`` is what must be held at once."""
 Lengths = Literal["fixed", "natural"]

@@ -141,6 +141,11 @@ class Recipe:
         return -(-n_layers // self.checkpoint_every) / n_layers if self.gradient_checkpointing else 0.0
 
     @property
+    def offloads_something(self) -> bool:
+        """Whether anything leaves the GPU, so that the host has a part in the time of a step."""
+        return self.offload != "none"
+
+    @property
     def uses_deepspeed(self) -> bool:
         """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself, without autocast."""
         return self.sharding.startswith("zero")

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from planner.catalog.gpus import load_gpu
-from planner.catalog.hosts import UNKNOWN_HOST, load_host
+from planner.catalog.hosts import load_host
 from planner.domain.coefficients import Coefficients
-from planner.domain.hardware import GpuSpec, Hardware, HostSpec
+from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
 from planner.errors import UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.ledger import Ledger

@@ -9,11 +9,12 @@ from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.sharding import reduce_bucket_elements
 
-# Source: bitsandbytes 0.50 optim/optimizer.py: 8-bit states for tensors of at least 4096 elements, fp32 scale per 256;
-# paged (managed) memory for tensors of at least 100,000 elements.
+# Source: bitsandbytes 0.50 optim/optimizer.py: 8-bit states for tensors of at least 4096 elements, fp32 scale per 256.
 _MIN_8BIT_ELEMENTS = 4096
 _8BIT_BLOCK = 256
-_MIN_PAGED_ELEMENTS = 100_000
+# Elements per part when stage 3 takes a gradient's norm.  Source: DeepSpeed 0.19.8 zero/stage3.py _constant_buffered_norm2.
+_NORM_PART_ELEMENTS = 250_000_000
+_FP64_BYTES = 8
 
 _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
 _PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
@@ -65,14 +66,9 @@ def offload_norm_bytes(job: Job) -> Number:
         return 0
     largest, part = job.counts.largest, job.trained / job.optimizer_shards
     if recipe.sharding == "zero3":
-        return _FP64 * minimum(largest / job.optimizer_shards, _NORM_PART)
+        return _FP64_BYTES * minimum(largest / job.optimizer_shards, _NORM_PART_ELEMENTS)
     copied = largest * job.regime.gradient if largest > reduce_bucket_elements(job) else 0
-    return _FP64 * minimum(largest, part) + copied
-
-
-# Elements per part when stage 3 takes a gradient's norm.  Source: DeepSpeed 0.19.8 zero/stage3.py _constant_buffered_norm2.
-_NORM_PART = 250_000_000
-_FP64 = 8
+    return _FP64_BYTES * minimum(largest, part) + copied
 
 
 def step_gradient_bytes(job: Job) -> Number:

@@ -10,9 +10,9 @@ from measure.trace.sharding.fsdp import Fsdp
 from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
 from measure.trace.sharding.settings import fsdp_settings, zero_settings
-from measure.trace.sharding.stream import Stream
+from measure.trace.sharding.stream import Steps, Stream
 from measure.trace.sharding.zero3 import Zero3
-from measure.trace.sharding.zero12 import Steps, Zero12
+from measure.trace.sharding.zero12 import Zero12
 from measure.trace.tracer import Block, Place, Record
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario

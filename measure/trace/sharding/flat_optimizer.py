@@ -17,7 +17,6 @@ from measure.trace.tracer import Record, Recorder
 from planner.domain.recipe import Recipe
 
 Shape = tuple[int, ...]
-_DTYPES = {4: torch.float32}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
-from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Stream, What
+from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
+from measure.trace.sharding.units import ROOT
 from measure.trace.tracer import Block, Record, Role
 
 _WHOLE = What("parameter before it is sharded", "workspace")
@@ -21,7 +22,6 @@ _PARAMETER = What("unsharded parameter", "gathered_parameters")
 _SENT = What("reduce_scatter_input", "gradient_buckets")
 _REDUCED = What("reduce_scatter_output", "gradient_buckets", REDUCE_STREAM)
 _GRADIENT = What("sharded gradient", "gradients", REDUCE_STREAM)
-ROOT = "(root)"
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Fsdp:
         self._kept: Block | None = None
         self._sending: list[Block] = []
         self._replicating: Block | None = None
-        self._steps: list[list[list[Record]]] = []
+        self._steps: Steps = []
 
     def load(self, parameter: Parameter, record: Record) -> None:
         """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict)."""
@@ -68,7 +68,7 @@ class Fsdp:
         numbers = sorted({each.group for each in trained})
         return [[self._settings.shard_shape(each) for each in trained if each.group == number] for number in numbers]
 
-    def set_up(self, steps: list[list[list[Record]]]) -> None:
+    def set_up(self, steps: Steps) -> None:
         """Nothing is allocated before the first forward."""
         self._steps = steps
 

@@ -7,7 +7,7 @@ record: what is marked in one layer is marked in all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from torch import nn
 from measure.trace.tracer import Recorder, Role
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient", "end_of_backward"]
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
 MARK: Role = "mark"
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from measure.trace.tracer import Block, Place, Record, Role
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
+Steps = list[list[list[Record]]]
+"""What the optimizer allocates and frees in each step, by group."""
 
 
 @dataclass(frozen=True, slots=True)

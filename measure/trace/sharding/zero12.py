@@ -9,7 +9,7 @@ from __future__ import annotations
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.partition import FlatGroup, merged, sent_together
 from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, Stream, What
+from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, Steps, Stream, What
 from measure.trace.tracer import Block, Record
 
 _FP32, _FP64 = 4, 8
@@ -26,8 +26,6 @@ _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
 _HOST_COPY = What("gradient in fp32 for the host", "gradient_buckets")
 _UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
 _CLONED = What("gradient.clone()", "gradients")
-
-Steps = list[list[list[Record]]]
 
 
 class Zero12:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from measure.trace.sharding.coordinator import Coordinator, Live
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import REDUCE_STREAM, Stream, What
+from measure.trace.sharding.stream import REDUCE_STREAM, Steps, Stream, What
 from measure.trace.tracer import Block, Record, Role
 
 _FP32, _FP64 = 4, 8
@@ -29,8 +29,6 @@ _FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
-
-Steps = list[list[list[Record]]]
 
 
 class Zero3:
