@@ -27,7 +27,7 @@ def check_records(records: RecordSet) -> dict[str, Any]:
         "records": [_finding(record, attachments.get(record.id, {}), records.places[record.id]) for record in records.records],
         "repeats": [each for same in by_case.values() for each in _repeats(same, attachments)],
         "environments": _environments(attachments),
-        "unfinished_lines": [f"{each.path}:{each.line}: {each.reason}" for each in records.quarantined],
+        "unfinished_lines": [f"{each.place}: {each.reason}" for each in records.quarantined],
     }
 
 

@@ -30,6 +30,7 @@ RULES: Mapping[str, str] = {
     "below_weights": "less memory than the weights alone take: its unit or its model is wrong",
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
+    "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",
     "repeated_id": "an id that an earlier line has",
     "unfinished": "a last line that a crash left unfinished",

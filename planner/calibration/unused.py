@@ -54,8 +54,8 @@ def doubtful(records: Iterable[RunRecord]) -> tuple[LeftOut, ...]:
 
 
 def unread_lines(quarantined: Iterable[Quarantined]) -> tuple[LeftOut, ...]:
-    """Lines that never became records, by file and line."""
-    return tuple(LeftOut(f"{each.path}:{each.line}", each.rule, each.reason) for each in quarantined)
+    """Lines that never became records, by file and line; patterns that match no file."""
+    return tuple(LeftOut(each.place, each.rule, each.reason) for each in quarantined)
 
 
 def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:

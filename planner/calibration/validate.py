@@ -99,7 +99,7 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
         rows=rows,
         calibration="calibrated" if callable(model) else model.name,
         is_held_out=callable(model),
-        unread=tuple(f"{each.path}:{each.line}: {each.reason}" for each in records.quarantined),
+        unread=tuple(f"{each.place}: {each.reason}" for each in records.quarantined),
         cpu_rows=tuple(row for row in scored if is_cpu(row.record)),
         phases={row.record.id: phases for row in scored if (phases := _phases(row, records))},
     )

@@ -46,8 +46,9 @@ class _Row:
 def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
-    ``by_row``: lines of a newer schema and ids that occur again are left out one by one, among ``quarantined``, instead of
-    ending the reading; what remains must not be nothing.
+    ``by_row``: lines of a newer schema, ids that occur again and, beside files that exist, patterns that match nothing (a folder
+    that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending the reading; what remains must
+    not be nothing.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
@@ -57,7 +58,7 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
     places: dict[str, str] = {}
     attachments: dict[str, Mapping[str, Any]] = {}
     quarantined: list[Quarantined] = []
-    files = _expand(paths)
+    files = _expand(paths, quarantined, by_row)
     for path in files:
         for row in _reader_of(path)(path, quarantined):
             if row.newer:
@@ -79,12 +80,13 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
 
 def _leave_out(quarantined: list[Quarantined], line: Quarantined, by_row: bool) -> None:
     if not by_row:
-        raise InputFileError(line.path, line.reason, line.line)
+        raise InputFileError(line.path, line.reason, line.line or None)
     quarantined.append(line)
 
 
-def _expand(paths: Iterable[str | Path]) -> list[Path]:
+def _expand(paths: Iterable[str | Path], quarantined: list[Quarantined], by_row: bool) -> list[Path]:
     """Files behind ``paths``; a file that two patterns match is read once."""
+    unmatched: list[Quarantined] = []
     found: dict[Path, Path] = {}
     for given in paths:
         pattern = str(given)
@@ -93,10 +95,14 @@ def _expand(paths: Iterable[str | Path]) -> list[Path]:
             if _WILDCARDS & set(pattern) and not Path(pattern).exists():
                 names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (pathlib's glob takes no absolute pattern)
             if not names:
-                raise InputFileError(pattern, "no file matches this pattern")
+                unmatched.append(Quarantined(pattern, 0, "no file matches this pattern", "no_file"))
             found.update({Path(name).resolve(): Path(name) for name in names})
         except (OSError, ValueError) as error:
             raise InputFileError(_short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    for each in unmatched:
+        if not (by_row and found):
+            raise InputFileError(each.path, each.reason)
+        quarantined.append(each)
     if not found:
         raise InputFileError("records", "no file is named; give at least one CSV or JSONL file")
     return list(found.values())

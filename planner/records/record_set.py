@@ -12,12 +12,17 @@ from planner.domain.run_record import RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A line that is kept out of the records and reported, by the ``rule`` that says why."""
+    """A line that is kept out of the records and reported, by the ``rule`` that says why; line 0: the whole path."""
 
     path: str
     line: int
     reason: str
-    rule: Literal["unfinished", "newer_schema", "repeated_id"] = "unfinished"
+    rule: Literal["unfinished", "newer_schema", "repeated_id", "no_file"] = "unfinished"
+
+    @property
+    def place(self) -> str:
+        """``file:line``, or the path alone."""
+        return f"{self.path}:{self.line}" if self.line else self.path
 
 
 @dataclass(frozen=True, slots=True)

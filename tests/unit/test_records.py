@@ -160,6 +160,19 @@ def test_what_names_no_file_is_reported(tmp_path: Path, name: str) -> None:
         read_records([str(tmp_path / name)])
 
 
+def test_a_pattern_without_files_is_reported_beside_files_that_exist(tmp_path: Path) -> None:
+    """A folder without measurements yet must not stop the reading of the others, nor be passed over in silence."""
+    nothing, table = tmp_path / "*" / "*.jsonl", tmp_path / "a.csv"
+    write_csv(table, [MINIMAL])
+    read = read_records([table, nothing], by_row=True)
+    assert read.records == (MINIMAL,)
+    assert [(each.place, each.rule) for each in read.quarantined] == [(str(nothing), "no_file")]
+    with pytest.raises(InputFileError, match="no file matches"):
+        read_records([table, nothing])
+    with pytest.raises(InputFileError, match="no file matches"):
+        read_records([nothing], by_row=True)
+
+
 def test_no_path_at_all_is_reported() -> None:
     """An empty list of paths is a mistake of the caller, not zero records."""
     with pytest.raises(InputFileError, match="no file is named"):
