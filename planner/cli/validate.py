@@ -48,6 +48,8 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
         raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
     if options.explain is not None and options.output_format == "json":
         raise UsageError("--explain ROW is a text for people: leave --json out, or say --format markdown")
+    if options.explain is not None and options.history:
+        raise UsageError("--explain walks one row, --history compares all of them: leave one out")
     if options.cv == "source":
         if options.explain is not None:
             raise UsageError("--explain walks one row with one calibration; leave --cv out")

@@ -56,7 +56,8 @@ def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
     Formula: coefficient ``length_cache_share`` of the logits and loss of all records but the last (:func:`records`), expected
     over orders, less the part of ``activation_bytes`` (at the cap) that grew since the first batch, which takes its room there.
     Of a difference of mean m and deviation s the positive part is (m + sqrt(m^2 + s^2)) / 2.  Blocks that k-bit preparation
-    left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  0 for packed and padded lengths of one size,
+    left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  A run of unknown length is taken to have 1,000
+    micro-steps.  0 for packed and padded lengths of one size,
     segments that grow or caches that are emptied, and losses in pieces.  A card that is full gets it all back, so it does not
     count in what must be held.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block, alloc_block; records: Arnold, Balakrishnan and

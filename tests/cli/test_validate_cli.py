@@ -230,6 +230,7 @@ def test_a_walk_has_no_json_and_no_cross_validation(capsys: Captured) -> None:
     assert "leave --cv out" in refused(capsys, ONE_FILE, "--explain", EXPLAINED, "--cv", "source")
     assert main(["validate", ONE_FILE, "--explain", EXPLAINED, "--format", "markdown"]) == 0
     assert f"## Row {EXPLAINED}\n" in capsys.readouterr().out
+    assert "leave one out" in refused(capsys, ONE_FILE, "--explain", EXPLAINED, "--history")
 
 
 def test_what_the_last_calibration_did_to_a_row_is_shown(
