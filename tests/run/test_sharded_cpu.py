@@ -151,7 +151,7 @@ def test_two_nodes_meet_and_one_writes_the_record(config: str, tmp_path: Path) -
     [
         ({"sharding": "zero2"}, {"workload": "trainer"}, "plain DDP"),
         ({"sharding": "fsdp1"}, {}, "fsdp1 runs in the Trainer on GPUs"),
-        ({"sharding": "hsdp"}, {}, "across nodes"),
+        ({"sharding": "hsdp"}, {}, "say --nodes 2 or more"),
         ({"sharding": "zero3", "method": "qlora"}, {}, "quant-storage bf16"),
         ({"sharding": "fsdp", "precision": "fp16-mixed"}, {}, "GradScaler"),
         ({"sharding": "zero3", "offload": "optimizer-nvme"}, {}, "--nvme-path"),
