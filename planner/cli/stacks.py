@@ -12,7 +12,8 @@ from planner.report.layout import Column
 _TITLE = "Software stacks and what they do where nothing is said"
 _WIDE = frozenset({"precision", "attention", "loss"})
 _COLUMNS = tuple(
-    Column(title, wide_only=title in _WIDE) for title in ("id", "title", "optimizer", "precision", "attention", "loss")
+    Column(title, wide_only=title in _WIDE, whole=title == "id")
+    for title in ("id", "title", "optimizer", "precision", "attention", "loss")
 )
 
 

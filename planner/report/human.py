@@ -87,7 +87,7 @@ def _table(grid: Grid, *, wide: bool) -> Table:
     shown = [index for index, column in enumerate(grid.columns) if wide or not column.wide_only]
     table = Table(box=None, show_header=titled, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in (grid.columns[index] for index in shown):
-        table.add_column(column.title, justify=column.align, no_wrap=column.align == "right", overflow="fold")
+        table.add_column(column.title, justify=column.align, no_wrap=column.whole or column.align == "right", overflow="fold")
     for row in grid.rows:
         cells = _cells(row)
         table.add_row(*(cells[index] for index in shown), style=_STYLES[row.tone])

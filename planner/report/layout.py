@@ -21,12 +21,13 @@ class Note:
 class Column:
     """One column of a grid; an empty title everywhere means a grid without a header row.
 
-    A ``wide_only`` column is left out on a narrow terminal.
+    A ``wide_only`` column is left out on a narrow terminal; one that is ``whole`` holds names to copy, so others give way first.
     """
 
     title: str
     align: Align = "left"
     wide_only: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

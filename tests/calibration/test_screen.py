@@ -34,7 +34,7 @@ TIMES: dict[str, RunRecord] = {
     "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
-LINES = ("newer_schema", "repeated_id", "unfinished")
+LINES = ("newer_schema", "no_file", "repeated_id", "unfinished")
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -85,5 +85,5 @@ def test_another_quantisation_is_refused() -> None:
     base = _qlora()
     numerics = Numerics("bf16", "bf16-mixed", "gptq-int4")
     case = replace(base, recipe=replace(base.recipe, numerics=numerics))
-    with pytest.raises(NotModelledError, match="quantization 'gptq-int4' cannot be traced: .*use --method qlora"):
+    with pytest.raises(NotModelledError, match=r"quantization 'gptq-int4' cannot be traced: .*use --method qlora"):
         trace_records(case, small_config("llama", case))
