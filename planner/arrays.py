@@ -55,11 +55,6 @@ def ceil_div(numerator: Number, denominator: Number) -> Number:
     return -(-numerator // denominator)
 
 
-def round_up(value: Number, multiple: Number) -> Number:
-    """``value`` rounded up to a multiple of ``multiple``."""
-    return ceil_div(value, multiple) * multiple
-
-
 def ceil_pow2(value: Number) -> Number:
     """The smallest power of two that is at least ``value`` (0 stays 0)."""
     if isinstance(value, int | float):

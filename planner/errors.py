@@ -30,24 +30,6 @@ class ExitCode(IntEnum):
     NOT_MODELLED = 6
 
 
-# When several jobs are checked in one call, the first of these that occurred is the exit code.
-SEVERITY_ORDER = (
-    ExitCode.INTERNAL_ERROR,
-    ExitCode.USAGE,
-    ExitCode.NOT_MODELLED,
-    ExitCode.GPU_MEMORY_SHORT,
-    ExitCode.HOST_MEMORY_SHORT,
-    ExitCode.UNCERTAIN,
-    ExitCode.FITS,
-)
-
-
-def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """The most severe of ``codes`` (``FITS`` when there are none)."""
-    seen = set(codes)
-    return next((code for code in SEVERITY_ORDER if code in seen), ExitCode.FITS)
-
-
 class PlannerError(Exception):
     """Base of all expected failures: one sentence, no traceback."""
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 RECORD_SCHEMA_ID = "planner/record@1"
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord))
-REQUIRED_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default is MISSING)
 LIST_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default == ())
 # Columns that came after the first files were written: a file without them says nothing about them.
 ADDED_COLUMNS: frozenset[str] = frozenset({"eval_samples", "eval_micro_batch", "memory_limit_mib", "checkpoint_every"})
