@@ -66,7 +66,7 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
             continue
         readings = [target for problem in problems for target in _readings_of(problem, name)]
         if not readings:
-            found[Knob(name)] = NotFitted(Knob(name), 0, "no reading depends on it")
+            found[Knob(name)] = NotFitted(Knob(name), 0, "no reading, or one document alone, depends on it")
             continue
         found[Knob(name)] = NotFitted(Knob(name), len(readings), "too few documents depend on it, or no room is left")
         for level in freedom.levels:
