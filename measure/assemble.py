@@ -23,6 +23,7 @@ from planner.units import MIB
 
 _ID_BYTES = 3
 _NODES_NOTE = "readings are those of the node with rank 0; the others are alike and are not read"
+_PAGED_NOTE = "bitsandbytes has no paged states on a CPU: they are ordinary host memory here"
 _CPU_NOTE = "CPU run: device memory does not exist here and is not recorded; host memory holds the model"
 
 
@@ -57,7 +58,10 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
 
 
 def _notes(scenario: Scenario) -> str | None:
-    notes = [_CPU_NOTE] if scenario.hardware.gpu.id == CPU else []
+    on_cpu = scenario.hardware.gpu.id == CPU
+    notes = [_CPU_NOTE] if on_cpu else []
+    if on_cpu and scenario.recipe.optimizer.startswith("paged"):
+        notes.append(_PAGED_NOTE)
     if scenario.hardware.nodes > 1:
         notes.append(_NODES_NOTE)
     return "; ".join(notes) or None
@@ -193,6 +197,7 @@ def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]
     return Evidence(
         warmup_steps=len(_steps(run)) - len(counted),
         counted_s=[event["wall_s"] for event in counted],
+        outcome=run.outcome,
         same_tokens=len({event["padded_tokens"] for event in counted}) <= 1,
         retries=max(known) if known else None,
         throttled=tuple(dict.fromkeys(reason for device in run.devices for reason in device.throttle_reasons)),

@@ -83,13 +83,24 @@ class HostSampler:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
+    """The process and those under it that run the same program: compilers that a library starts are no part of the job."""
     import psutil
 
     try:
         process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
+        program = process.exe()
+        return [process, *(each for each in process.children(recursive=True) if _program(each) == program)]
     except psutil.Error:
         return []
+
+
+def _program(process: psutil.Process) -> str | None:
+    import psutil
+
+    try:
+        return process.exe()
+    except psutil.Error:
+        return None
 
 
 def cgroup_bytes(what: str, root: Path = CGROUP) -> int | None:

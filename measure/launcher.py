@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from measure.builds import remove_abandoned_locks
 from measure.case import CPU, Case, case_key
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml, NvmlReadError
@@ -139,6 +140,8 @@ class Launcher:
     def _start(self, case: Case, folder: Path, ranks: int) -> tuple[Child, str]:
         scenario = case.scenario()
         if scenario.recipe.sharding != "none":
+            if scenario.recipe.uses_deepspeed:
+                remove_abandoned_locks()
             # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.
             on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if case.values.get("gpu") == CPU else {}
             meeting = f"{case.options.rendezvous}/{case_key(case, scenario)}" if scenario.hardware.nodes > 1 else ""

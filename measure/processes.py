@@ -165,7 +165,15 @@ def kill_group(pid: int) -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment variables of a worker: those of this process, and this package on the path."""
+    """Environment variables of a worker: those of this process, this package on the path, and this Python's own programs.
+
+    Libraries that compile on first use call ``ninja`` by name, which lies beside the Python of an environment that is not active.
+    """
     root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, **_WORKER_VARIABLES, "PYTHONPATH": path}
+    modules, programs = os.environ.get("PYTHONPATH", ""), os.environ.get("PATH", os.defpath)
+    return {
+        **os.environ,
+        **_WORKER_VARIABLES,
+        "PYTHONPATH": os.pathsep.join(part for part in (root, modules) if part),
+        "PATH": os.pathsep.join((programs, str(Path(sys.executable).parent))),
+    }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from measure.pace import relative_spread
+from planner.domain.run_record import Outcome
 
 Verdict = Literal["good", "doubtful"]
 
@@ -15,6 +16,8 @@ MIN_WARMUP, MIN_STEPS = 3, 5
 MAX_DRIFT, MAX_SPREAD = 0.05, 0.10
 CENSORED_SHARE = 0.93
 _THIRDS = 3
+# Memory that ran out is a finding: no step was asked to come after it.
+_RAN_OUT: frozenset[Outcome] = frozenset({"oom", "host_oom"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Evidence:
 
     warmup_steps: int
     counted_s: Sequence[float]
+    outcome: Outcome = "ok"
     same_tokens: bool = True
     retries: int | None = None
     throttled: tuple[str, ...] = ()
@@ -46,8 +50,12 @@ def is_censored(evidence: Evidence) -> bool | None:
 
 
 def _time_reasons(evidence: Evidence) -> list[str]:
-    reasons = []
+    reasons: list[str] = []
     counted = evidence.counted_s
+    if evidence.outcome in _RAN_OUT:
+        return reasons
+    if evidence.outcome != "ok":
+        return [f"the run ended as {evidence.outcome}: nothing follows about memory or speed"]
     if evidence.warmup_steps < MIN_WARMUP or len(counted) < MIN_STEPS:
         reasons.append(
             f"too few steps: {evidence.warmup_steps} warm-up and {len(counted)} counted, at least {MIN_WARMUP} and {MIN_STEPS}"

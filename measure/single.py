@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.assemble import Measured, assemble
+from measure.builds import missing_build_tool
 from measure.case import CPU, Case, RunOptions, check_runnable, describe
 from measure.launcher import Launcher
 from measure.lengths import mean_length
@@ -23,6 +24,7 @@ _CURES = {
     "flash_attn": "pip install flash-attn, or say --attention sdpa",
     "liger_kernel": "pip install liger-kernel, or say --loss hf",
 }
+_COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say --offload none"
 _BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
 _CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
@@ -140,3 +142,6 @@ def _need_libraries(scenario: Scenario) -> None:
     for name, wanted in needed.items():
         if wanted and find_spec(name) is None:
             raise UsageError(f"{name} is not installed and this job needs it; {_CURES.get(name, _MEASURE_EXTRA)}")
+    on_gpu = scenario.hardware.gpu.id != CPU
+    if on_gpu and recipe.uses_deepspeed and recipe.offloads_optimizer and (tool := missing_build_tool()) is not None:
+        raise UsageError(f"DeepSpeed compiles its Adam for the CPU on first use, and '{tool}' is not here: {_COMPILERS}")

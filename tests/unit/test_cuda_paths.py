@@ -274,6 +274,16 @@ def test_nodes_alike_share_a_setup_and_no_environment(driver: Driver) -> None:
     assert json.dumps(here)
 
 
+def test_offload_needs_a_compiler(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed compiles its Adam for the CPU: without a compiler the job is refused in a sentence, not tried."""
+    pytest.importorskip("deepspeed")
+    said = {"model": "qwen2.5-0.5b", "method": "full", "seq": 512, "sharding": "zero2"}
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match=r"'c\+\+' is not here: install a C\+\+ compiler"):
+        prepare({**said, "offload": "optimizer"}, RunOptions(workload="loop"), machine(driver), force=False)
+    assert prepare(said, RunOptions(workload="loop"), machine(driver), force=False).scenario.recipe.sharding == "zero2"
+
+
 def test_a_limit_above_the_card_is_refused(driver: Driver) -> None:
     """A shortage on this card must not be called one of a larger card."""
     said = {"model": "qwen2.5-0.5b", "method": "lora", "seq": 512}

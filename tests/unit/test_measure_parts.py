@@ -119,6 +119,17 @@ def test_each_doubt_is_named(change: dict[str, object], reason: str) -> None:
     assert reason in reasons[0]
 
 
+def test_memory_that_ran_out_is_a_finding() -> None:
+    """An OOM has no steps to count and is a good record; a crash says nothing, and that is said."""
+    without = replace(GOOD, warmup_steps=0, counted_s=[])
+    assert judge(replace(without, outcome="oom")) == ("good", ())
+    assert judge(replace(without, outcome="host_oom", throttled=("hardware slowdown",)))[0] == "doubtful"
+    assert judge(replace(without, outcome="crash")) == (
+        "doubtful",
+        ("the run ended as crash: nothing follows about memory or speed",),
+    )
+
+
 def test_lengths_that_differ_are_no_spread() -> None:
     """Steps with different numbers of tokens may take different times."""
     assert judge(replace(GOOD, counted_s=[1.0, 2.0, 1.0, 2.0, 3.0], same_tokens=False))[0] == "good"
