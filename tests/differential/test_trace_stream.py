@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 
@@ -32,6 +33,32 @@ def _operators(trace: Trace) -> list[str]:
     return [name for name in trace.operators if not name.startswith("aten._local_scalar_dense")]
 
 
+_WRITTEN, _SLICED, _STRIDED = "aten.copy_.default", "aten.slice.Tensor", "aten.as_strided.default"
+
+
+def _with_views_of_subclasses(operators: list[str], *, fake: bool) -> list[str]:
+    """``operators`` without the one difference that subclasses of tensors make: how autograd views a slice that was written to.
+
+    For real tensors it needs no operator, and ``as_strided`` in the backward; for subclasses it slices again, both times.  Views
+    allocate nothing.  Source: torch 2.13 csrc/autograd/variable.cpp ``VariableHooks::grad_fn``, functions/tensor.cpp ``CopySlices``.
+    """
+    kept = operators[:1]
+    for before, name in pairwise(operators):
+        after_write = before.startswith(_WRITTEN)
+        if not (fake and after_write and name == before.replace(_WRITTEN, _SLICED)):
+            kept.append(name.replace(_STRIDED, _SLICED) if after_write else name)
+    return kept
+
+
+def assert_same_program(fake: Trace, real: Trace) -> None:
+    """Operators with their shapes, allocations in order and peaks of both runs are the same."""
+    assert len(real.operators) > 400, "the step was not recorded"
+    fakes, reals = _operators(fake), _operators(real)
+    assert _with_views_of_subclasses(fakes, fake=True) == _with_views_of_subclasses(reals, fake=False)
+    assert _bytes_in_order(fake) == _bytes_in_order(real)
+    assert peaks(fake) == peaks(real)
+
+
 def _bytes_in_order(trace: Trace) -> list[tuple[bool, int]]:
     return [(record.alloc, record.block.n_bytes) for record in trace.records if record.alloc]
 
@@ -41,11 +68,7 @@ def _bytes_in_order(trace: Trace) -> list[tuple[bool, int]]:
 def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> None:
     """Without the shims for CUDA, operators with their shapes, allocations and peaks are those of a real CPU run, exactly."""
     case = small_scenario(name, setup)
-    fake, real = fake_trace(name, case), real_trace(name, case)
-    assert len(real.operators) > 400, "the step was not recorded"
-    assert _operators(fake) == _operators(real)
-    assert _bytes_in_order(fake) == _bytes_in_order(real)
-    assert peaks(fake) == peaks(real)
+    assert_same_program(fake_trace(name, case), real_trace(name, case))
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, scenario
+from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, scenario, with_layers
+from tiny_families import tiny_fields
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -41,12 +42,15 @@ class Small:
     length: int = 32
 
 
+def config_fields(name: str, layers: int | None = None) -> dict[str, Any]:
+    """The ``config.json`` of a small model, or of a catalog model made tiny; its layer count can be changed."""
+    config = CONFIGS[name] if name in CONFIGS else tiny_fields(name)
+    return dict(config) if layers is None else with_layers(config, layers)
+
+
 def small_scenario(name: str, setup: Setup, *, layers: int | None = None, small: Small = Small()) -> Scenario:
     """The scenario of a small model; its layer count can be changed."""
-    config = dict(CONFIGS[name])
-    if layers is not None:
-        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
-    base = scenario(config, setup)
+    base = scenario(config_fields(name, layers), setup)
     batch = Batch(small.batch, 1, small.length, "packed", small.length)
     return replace(base, recipe=replace(base.recipe, batch=batch))
 
@@ -55,12 +59,10 @@ def small_config(name: str, case: Scenario, layers: int | None = None) -> Any:
     """The configuration object of a small model, which no catalog has."""
     import transformers
 
-    fields = dict(CONFIGS[name])
-    if layers is not None:
-        fields["n_layer" if "n_layer" in fields else "num_hidden_layers"] = layers
-    config = transformers.AutoConfig.for_model(**fields)
+    config = transformers.AutoConfig.for_model(**config_fields(name, layers))
     config._attn_implementation = case.recipe.attention
     config.use_cache = False
+    config.get_text_config().use_cache = False
     return config
 
 

@@ -1,0 +1,68 @@
+"""Every architecture of the matrix at a few thousand numbers per matrix, with two layers or one period."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matrix.models import text_fields
+
+_HEADS = 4
+_EXPERTS = 4
+_VOCABULARY = 256
+_LAYERS = 2
+# Layers until every kind of them has come.
+_PERIODS = {"gemma-3-1b": 6, "gemma-3-4b": 6, "olmo-3-7b": 4, "smollm3-3b": 4}
+_HEAD_NAMES = ("num_attention_heads", "n_head", "n_heads")
+_KEY_HEAD_NAMES = frozenset({"num_key_value_heads", "num_kv_heads"})
+_LAYER_NAMES = frozenset({"num_hidden_layers", "n_layer", "n_layers"})
+_EXPERT_NAMES = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
+_WIDTH_NAMES = frozenset(
+    {
+        "hidden_size",
+        "n_embd",
+        "d_model",
+        "intermediate_size",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "word_embed_proj_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "n_inner",
+    }
+)
+# Groups of experts, and layers without any, have to fit the smaller numbers; grouped products want rows of whole 16 bytes.
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    "deepseek-v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    "gpt-oss-20b": {"hidden_size": 192, "intermediate_size": 192},
+}
+# What Transformers 5.23 has no SDPA for, and experts in one tensor, whose adapters take no dropout in PEFT 0.21.
+WITHOUT_SDPA = frozenset({"gemma-2-9b", "bloom-7b1", "mpt-7b", "gpt-j-6b", "gpt-oss-20b"})
+FUSED_EXPERTS = frozenset({"mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"})
+
+
+def tiny_fields(model: str) -> dict[str, Any]:
+    """The ``config.json`` of a catalog model with all widths divided by as much as its heads become fewer."""
+    fields = text_fields(model)
+    heads = next(fields[name] for name in _HEAD_NAMES if name in fields)
+    layers = _PERIODS.get(model, _LAYERS)
+    small = {name: _small(name, value, heads, layers) for name, value in fields.items()}
+    # Special tokens of the configuration may lie beyond the short vocabulary.
+    return {**small, "pad_token_id": 0, **_OVERRIDES.get(model, {})}
+
+
+def _small(name: str, value: Any, heads: int, layers: int) -> Any:
+    if name == "layer_types":
+        return value[:layers]
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if name in _HEAD_NAMES:
+        return _HEADS
+    if name in _WIDTH_NAMES:
+        return value * _HEADS // heads
+    if name in _KEY_HEAD_NAMES:
+        return max(1, value * _HEADS // heads)
+    caps = {"vocab_size": _VOCABULARY, "num_experts_per_tok": 2}
+    caps |= dict.fromkeys(_LAYER_NAMES, layers) | dict.fromkeys(_EXPERT_NAMES, _EXPERTS)
+    return min(value, caps.get(name, value))
