@@ -40,7 +40,7 @@ def _with_views_of_subclasses(operators: list[str], *, fake: bool) -> list[str]:
     """``operators`` without the one difference that subclasses of tensors make: how autograd views a slice that was written to.
 
     For real tensors it needs no operator, and ``as_strided`` in the backward; for subclasses it slices again, both times.  Views
-    allocate nothing.  Source: torch 2.13 csrc/autograd/variable.cpp ``VariableHooks::grad_fn``, functions/tensor.cpp ``CopySlices``.
+    allocate nothing.  Source: torch 2.13 csrc/autograd/variable.cpp, functions/tensor.cpp CopySlices.
     """
     kept = operators[:1]
     for before, name in pairwise(operators):
