@@ -11,11 +11,11 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.interval import NOMINAL_COVERAGE, NORMAL_QUANTILE, TAIL, Interval, Lengths, SpreadKey, interval_around
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
 from planner.domain.recipe import Number
-from planner.domain.scale import far_factor, memory_scale, need_scale, time_scale
+from planner.domain.scale import Doubt, far_factor, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
+from planner.domain.term import LENGTH_CACHE
 from planner.memory.host import predict_host
 from planner.memory.job import job_of
-from planner.memory.lengths import LENGTH_CACHE
 from planner.memory.optimizer import paged_state_bytes
 from planner.memory.peak import predict_memory
 from planner.throughput.step import predict_time
@@ -97,14 +97,13 @@ def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, expla
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
     time, host_bytes = prediction.time, float(prediction.host.per_process_bytes)
-    n_unseen, lengths = calibration.n_unseen(scenario), lengths_of(scenario)
-    levels = {level: _peak_interval(prediction.memory, level, lengths, calibration, n_unseen) for level in _LEVELS}
+    doubt, lengths = calibration.doubt(scenario), lengths_of(scenario)
+    levels = {level: _peak_interval(prediction.memory, level, lengths, calibration, doubt) for level in _LEVELS}
     step = host = None
-    if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
-        known = calibration.knows_host(scenario)
-        step = interval_around(spread, float(time.step_s), float(time_scale(time, n_unseen, host_is_known=known)))
+    if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
+        step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
     if spread := calibration.spread_for(SpreadKey("host_memory")):
-        host = interval_around(spread, host_bytes, far_factor(n_unseen))
+        host = interval_around(spread, host_bytes, far_factor(doubt.n_unseen))
     return Uncertainty(
         nominal=NOMINAL_COVERAGE,
         memory=tuple((level, interval) for level, interval in levels.items() if interval is not None),
@@ -117,7 +116,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
 
 
 def _peak_interval(
-    memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, n_unseen: int
+    memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
     """Around what an unlimited card would show; no reading is above the card where the job is said to fit on it."""
     spread = calibration.spread_for(SpreadKey("memory", lengths))
@@ -125,7 +124,7 @@ def _peak_interval(
         return None
     shown = float(getattr(memory, f"{level}_peak_bytes"))
     value = float(memory.uncapped_driver_bytes) if level == "driver" else shown
-    around = interval_around(spread, value, float(memory_scale(memory, level, n_unseen)))
+    around = interval_around(spread, value, float(memory_scale(memory, level, doubt)))
     outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
     ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
     if level != "allocated":
@@ -156,4 +155,4 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
     if memory.limit_bytes <= 0:
         return 0.0
     log_room = math.log(memory.limit_bytes / float(memory.must_have_bytes))
-    return spread.share_below(log_room / float(need_scale(memory, calibration.n_unseen(scenario))))
+    return spread.share_below(log_room / float(need_scale(memory, calibration.doubt(scenario))))

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.targets import Floats
-from planner.domain.interval import Spread, SpreadKey, SpreadOf, find_spread, log_range
+from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf, find_spread, log_range
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
+# A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they are), and yet
+# many of them tell more of the scatter than few (1: each counts the same).  Five sources tell what must be held, and one of them
+# has more readings than all others: each counts once there.
+_READINGS_POWER: Mapping[Quantity, float] = {"memory": 0.75, "time": 0.75, "host_memory": 0.75, "need": 0.0}
 # The whole counts in a class like this many sources of the class: with as many, the class decides half.
 _COARSER_COUNTS = 2.0
 # No class of its own below this: the whole says the same with more data.
@@ -100,9 +104,9 @@ def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> 
     """The distribution of a class: its own readings, and those of the whole at the weight of a few sources."""
     scores, weights = np.zeros(0), np.zeros(0)
     for each in key.path():
-        own_scores, own_weights = _weighted(members[each])
+        own_scores, own_weights = _weighted(members[each], _READINGS_POWER[key.of])
         if len(weights):
-            weights *= _COARSER_COUNTS / weights.sum()
+            weights *= _COARSER_COUNTS * own_weights.sum() / (_n_groups(members[each]) * weights.sum())
         scores, weights = np.concatenate([scores, own_scores]), np.concatenate([weights, own_weights])
     return Spread(
         key=key,
@@ -113,13 +117,13 @@ def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> 
     )
 
 
-def _weighted(residuals: Sequence[Residual]) -> tuple[Floats, Floats]:
-    """Scores and weights: each group counts 1 in all, because readings of one document err alike."""
+def _weighted(residuals: Sequence[Residual], power: float) -> tuple[Floats, Floats]:
+    """Scores and weights: readings of one document err alike, so a group counts less than all of them, by a power."""
     totals: dict[str, float] = {}
     for each in residuals:
         totals[each.group] = totals.get(each.group, 0.0) + each.weight
     scores = np.array([each.log_ratio / each.scale for each in residuals])
-    return scores, np.array([each.weight / totals[each.group] for each in residuals])
+    return scores, np.array([each.weight * totals[each.group] ** (power - 1) for each in residuals])
 
 
 def _conformal(scores: Floats, weights: Floats, probability: float) -> float:

@@ -37,20 +37,19 @@ _NO_REACH = (0.0, 0.0)
 def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, float, tuple[float, float]]:
     """The class of a reading, and scale and reach of its prediction by a calibration that never saw its group."""
     scenario, of = target.scenario, spread_of(target)
-    coefficients, n_unseen = judge.coefficients_for(scenario), judge.n_unseen(scenario)
+    coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)
     if of == "host_memory":
-        return SpreadKey(of), far_factor(n_unseen), _NO_REACH
-    lengths = lengths_of(scenario)
+        return SpreadKey(of), far_factor(doubt.n_unseen), _NO_REACH
     if of == "time":
         time = predict_time(scenario, coefficients)
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
-        return SpreadKey(of, lengths), float(time_scale(time, n_unseen, host_is_known=judge.knows_host(scenario))), _NO_REACH
+        return SpreadKey(of), float(time_scale(time, doubt)), _NO_REACH
     memory = predict_memory(job_of(scenario, coefficients), by_phase=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
     reach = (math.log1p(-down / value), math.log1p(up / value))
-    return SpreadKey("memory", lengths), float(memory_scale(memory, of, n_unseen)), reach
+    return SpreadKey("memory", lengths_of(scenario)), float(memory_scale(memory, of, doubt)), reach
 
 
 def spread_of(target: Target) -> SpreadOf:

@@ -11,11 +11,13 @@ from planner.domain.environment import Environment
 from planner.domain.hardware import UNKNOWN_HOST
 from planner.domain.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
 from planner.domain.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
+from planner.domain.scale import Doubt
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
-# Raised by hand when a formula changes what it means for a coefficient; a change of priors changes the version by itself.
-_FORMULAS = 1
+# Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an interval; a change of
+# priors changes the version by itself.
+_FORMULAS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,9 @@ class Calibration:
         )
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
-    def n_unseen(self, scenario: Scenario) -> int:
-        """How many things about the scenario no calibrated record had: what widens its intervals."""
-        return len(self.extrapolates(scenario))
-
-    def knows_host(self, scenario: Scenario) -> bool:
-        """Whether the host's speed is known: named, or measured by a personal calibration."""
-        return bool(self.machine) or scenario.hardware.host.id != UNKNOWN_HOST
+    def doubt(self, scenario: Scenario) -> Doubt:
+        """What widens the scenario's intervals: things that no calibrated record had, and lengths that are not said."""
+        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario))
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
         """The distribution for a number of this kind, or the nearest coarser one; ``None`` without any of its kind."""
@@ -136,8 +134,16 @@ def lengths_of(scenario: Scenario) -> Lengths:
         return "fixed"
     origins = {each.name: each.origin for each in scenario.assumptions}
     said = not origins.get("padding", "assumed").startswith(("assumed", "default"))
-    unknown = origins.get("tokens_per_sample", "assumed") == "assumed"
-    return "natural" if batch.tokens_per_sample < batch.seq_len or (said and unknown) else "fixed"
+    return "natural" if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario)) else "fixed"
+
+
+def lengths_are_unknown(scenario: Scenario) -> bool:
+    """Whether lengths vary and not even their mean is said."""
+    return lengths_of(scenario) == "natural" and _mean_is_assumed(scenario)
+
+
+def _mean_is_assumed(scenario: Scenario) -> bool:
+    return all(each.origin == "assumed" for each in scenario.assumptions if each.name == "tokens_per_sample")
 
 
 def method_of(scenario: Scenario) -> str:

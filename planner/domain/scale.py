@@ -1,4 +1,4 @@
-"""How far a measurement may lie from one prediction, relative to others: more where less of it was counted, or was never seen.
+"""How far a measurement may lie from one prediction, relative to others: more where less of it was counted, said or ever seen.
 
 A scale has no unit of its own: intervals are quantiles of ``log(measured / predicted) / scale``, so only ratios of scales matter.
 All functions take numbers or arrays.
@@ -6,19 +6,44 @@ All functions take numbers or arrays.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from planner.domain.hierarchy import LEVEL_SPREAD
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipe import Number
-from planner.domain.term import DRIVER_TERMS
+from planner.domain.term import DRIVER_TERMS, LENGTH_CACHE
+from planner.units import GIB
 
 # Weights, states and gradients are counted element by element; what a pass holds depends on kernels and on the allocator.  A peak
 # that is all counted still scatters by this part of one that is all transient (context, alignment, what a document rounds).
 _COUNTED_PART = 0.3
+# What samples of natural lengths pile up depends on the longest of them and on their order, which nobody says: it may be nothing
+# or several times its mean, where the bytes of a pass with known shapes are off by a fifth or so.
+_LENGTH_CACHE_PART = 5.0
+# Where not even the mean length is said, the shapes themselves are guessed, and with them all that a pass holds.
+_UNKNOWN_LENGTHS_PART = 3.0
+# Context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient part of so many.
+_FIXED_BYTES = 2 * GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
-# What an unknown host adds to a step that only waits for it, beside what every step scatters.
-_UNKNOWN_HOST = 1.0
-# Seconds that the host, its links or its disks decide, and not the GPU's kernels.
-_MACHINE_TERMS = frozenset({"launch", "sharding_hooks", "collectives", "host_transfers", "cpu_adam", "nvme"})
+# A step whose seconds are all decided by the host, links or disks scatters this much more, in the scatter of one that never
+# waits for them: machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
+# :mod:`planner.domain.hierarchy`).
+_MACHINE_PART = 1.0
+# Issuing operators hides behind kernels until the host is slower than thought; all of it counts, hidden or not.
+_ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
+_LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What makes one scenario less sure than others, beside what its prediction is made of.
+
+    ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to the longest of their
+    batch, and how long they are is not said.
+    """
+
+    n_unseen: int = 0
+    lengths_unknown: bool = False
 
 
 def far_factor(n_unseen: int) -> float:
@@ -30,38 +55,63 @@ def far_factor(n_unseen: int) -> float:
     return float((1 + n_unseen * LEVEL_SPREAD**2) ** 0.5)
 
 
-def memory_scale(memory: MemoryPrediction, level: MemoryLevel, n_unseen: int) -> Number:
-    """Scale of one level of the peak: the share of it that is not counted element by element, and a floor."""
+def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
+    """Scale of one level of the peak.
+
+    Formula: sqrt(0.3^2 + (u x uncounted)^2 + (5 x length cache)^2 + (2 GiB / peak)^2) x :func:`far_factor`, with the shares of
+    the peak that are not counted element by element and that natural lengths pile up; u is 3 where lengths are unknown, else 1.
+    """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
-    return _uncounted(memory, value, outside) * far_factor(n_unseen)
+    piled: Number = 0.0 if level == "allocated" else sum(term.n_bytes for term in memory.terms if term.label == LENGTH_CACHE)
+    held = _uncounted(memory, value, outside) * (_UNKNOWN_LENGTHS_PART if doubt.lengths_unknown else 1.0)
+    return _root(value, held, _LENGTH_CACHE_PART * piled / value) * far_factor(doubt.n_unseen)
 
 
-def need_scale(memory: MemoryPrediction, n_unseen: int) -> Number:
-    """Scale of what must be held at once."""
-    return _uncounted(memory, memory.must_have_bytes, _PAGED_OUT) * far_factor(n_unseen)
+def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
+    """Scale of what must be held at once: as :func:`memory_scale`, with no cache, and for samples that fill the length.
+
+    A job has to live through its longest batch, and no batch is longer than the cap, whatever the lengths are.
+    """
+    return _root(memory.must_have_bytes, _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)) * far_factor(doubt.n_unseen)
+
+
+def _root(value: Number, *parts: Number) -> Number:
+    """Independent causes add as squares: parts of a peak ``value``, what every peak scatters, and bytes that know no size."""
+    squares: Number = _COUNTED_PART**2
+    for part in (_FIXED_BYTES / value, *parts):
+        squares = squares + part * part
+    total: Number = squares**0.5
+    return total
+
+
+def _positive(value: Number) -> Number:
+    """``value``, or 0 where it is below."""
+    positive: Number = (value + (value**2) ** 0.5) / 2
+    return positive
 
 
 def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str]) -> Number:
-    """The floor and the share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
+    """The share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
     counted: Number = sum(term.n_bytes for term in memory.terms if term.kind != "transient" and term.name not in outside)
-    uncounted: Number = (value - counted) / value
-    positive: Number = (uncounted + (uncounted**2) ** 0.5) / 2
-    return _COUNTED_PART + positive
+    return _positive((value - counted) / value)
 
 
 def machine_share(time: TimePrediction) -> Number:
-    """Share of a step that waits for the host, links or disks."""
-    waiting: Number = sum(term.seconds - term.overlapped_s for term in time.terms if term.name in _MACHINE_TERMS)
-    share: Number = waiting / time.step_s
-    return share
+    """Share of a step that the host, links or disks decide, 1 at most for issuing operators.
 
-
-def time_scale(time: TimePrediction, n_unseen: int, *, host_is_known: bool) -> Number:
-    """Scale of a step time: an unknown host adds to it for the share of the step that waits for it.
-
-    Formula: sqrt(1 + (_UNKNOWN_HOST x share)^2) x :func:`far_factor`; the second part is 0 for a known host.
+    Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
     """
-    share = 0.0 if host_is_known else _UNKNOWN_HOST * machine_share(time)
-    scale: Number = (1 + share**2) ** 0.5 * far_factor(n_unseen)
+    issue: Number = sum((term.seconds for term in time.terms if term.name in _ISSUE_TERMS), 0.0)
+    exposed: Number = sum((term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0)
+    within: Number = 1.0 - _positive(1.0 - issue / time.step_s)
+    return within + exposed / time.step_s
+
+
+def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
+    """Scale of a step time: ``1 + _MACHINE_PART x`` :func:`machine_share`, times :func:`far_factor`.
+
+    A host's name tells nothing of its speed that records could confirm, so it narrows nothing.
+    """
+    scale: Number = (1 + _MACHINE_PART * machine_share(time)) * far_factor(doubt.n_unseen)
     return scale

@@ -52,6 +52,8 @@ TermKind = Literal["replicated", "sharded", "transient"]
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
+# Label of the term of what changing shapes leave behind in the cache.
+LENGTH_CACHE = "length-varying cache"
 # Place of each allocated term in every table that has a row per term.
 ALLOCATED_TERM_ORDER: dict[str, int] = {
     name: place for place, name in enumerate(each for each in get_args(TermName) if each in ALLOCATED_TERMS)

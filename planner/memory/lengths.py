@@ -23,7 +23,6 @@ _ROOM_FOUND = 0.9
 # Micro-steps of a run where the scenario does not say how many samples there are; ten times more adds 2.3 records at most.
 _MICRO_STEPS = 1000
 _POINTS = 32
-LENGTH_CACHE = "length-varying cache"
 _NEWTON_STEPS = 12
 _LEVELS_BEYOND = 8.0
 # Lengths have at least this smallest value, in units of the spread: an exponential that starts at 0 has none.

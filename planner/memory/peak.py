@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
-from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, Phase, Term
+from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
 from planner.memory import cache, lengths, optimizer, runtime, sharding
 from planner.memory.job import Job
 from planner.memory.phases import ALL_PHASES, LATER, make_term
@@ -27,7 +27,7 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     with_lengths = {phase: n_bytes + (piled.n_bytes if phase in LATER else 0) for phase, n_bytes in reserved.items()}
     cached = maximum(*with_lengths.values()) - allocated_peak - slack
     slack_term = make_term("allocator_slack", "allocator slack", slack, ALL_PHASES, "cache:idle_by_phase", "transient")
-    length_term = make_term("allocator_slack", lengths.LENGTH_CACHE, cached, LATER, "lengths:length_cache", "transient")
+    length_term = make_term("allocator_slack", LENGTH_CACHE, cached, LATER, "lengths:length_cache", "transient")
     outer = driver_terms(job)
     outside_by_phase = _sum_by_phase(outer, DRIVER_TERMS)
     outside = maximum(*outside_by_phase.values())

@@ -10,7 +10,7 @@ import numpy as np
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.interval import Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
-from planner.domain.scale import memory_scale, need_scale, time_scale
+from planner.domain.scale import Doubt, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.estimate import order_reach_bytes
 
@@ -36,13 +36,12 @@ class GridIntervals:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What points of one grid are judged by: distributions, and how unlike the calibrated records the grid's base is."""
+    """What points of one grid are judged by: distributions, and how little is known of the grid's base."""
 
     memory: Spread | None
     need: Spread | None
     time: Spread | None
-    n_unseen: int
-    host_is_known: bool
+    doubt: Doubt
 
     @classmethod
     def of(cls, calibration: Calibration, base: Scenario) -> Judge:
@@ -51,9 +50,8 @@ class Judge:
         return cls(
             memory=calibration.spread_for(SpreadKey("memory", lengths)),
             need=calibration.spread_for(SpreadKey("need")),
-            time=calibration.spread_for(SpreadKey("time", lengths)),
-            n_unseen=calibration.n_unseen(base),
-            host_is_known=calibration.knows_host(base),
+            time=calibration.spread_for(SpreadKey("time")),
+            doubt=calibration.doubt(base),
         )
 
     def put(self, into: GridIntervals, part: tuple[slice, slice], memory: MemoryPrediction, time: TimePrediction | None) -> None:
@@ -62,16 +60,16 @@ class Judge:
             into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
         if self.need is not None and memory.limit_bytes is not None:
             room = np.log(max(memory.limit_bytes, 1) / np.asarray(memory.must_have_bytes, dtype=np.float64))
-            into.fits_probability[part] = _shares_below(self.need, room / np.asarray(need_scale(memory, self.n_unseen)))
+            into.fits_probability[part] = _shares_below(self.need, room / np.asarray(need_scale(memory, self.doubt)))
         if self.time is not None and time is not None:
-            scale = np.asarray(time_scale(time, self.n_unseen, host_is_known=self.host_is_known), dtype=np.float64)
+            scale = np.asarray(time_scale(time, self.doubt), dtype=np.float64)
             low, high = log_range(self.time, 1.0)
             into.step_low_s[part], into.step_high_s[part] = time.step_s * np.exp(low * scale), time.step_s * np.exp(high * scale)
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
         """Around what an unlimited card would show; nothing above the card is expected of a job that is said to fit."""
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
-        scale = np.asarray(memory_scale(memory, "driver", self.n_unseen), dtype=np.float64)
+        scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
         value = memory.uncapped_driver_bytes
         low, high = (value * np.exp(end * scale) for end in log_range(spread, 1.0))
         down, up = order_reach_bytes(memory)

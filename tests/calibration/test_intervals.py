@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from planner.calibration.intervals import Held, Residual, held_out, make_spreads, measured_coverage
 from planner.catalog.location import data_dir
-from planner.domain.calibration import Calibration, Support, formulas_version, lengths_of
+from planner.domain.calibration import Calibration, Support, formulas_version, lengths_are_unknown, lengths_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.interval import NOMINAL_COVERAGE, Spread, SpreadKey, find_spread, interval_around
-from planner.domain.scale import far_factor, machine_share, memory_scale, need_scale, time_scale
+from planner.domain.scale import Doubt, far_factor, machine_share, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.estimate import estimate, estimate_calibrated
 from planner.intake.request import from_flags
@@ -118,11 +118,12 @@ def test_a_class_of_few_sources_leans_on_the_whole() -> None:
 
 
 def test_a_group_with_many_rows_does_not_decide_alone() -> None:
-    """A table of 400 rows with small errors leaves room for five small ones with large errors."""
+    """A table of 400 rows with small errors leaves room for five small ones with large errors; what must be held still more."""
     mixed = [*residuals(1, 400, spread=0.01), *[replace(each, group=f"x{each.group}") for each in residuals(5, 10, spread=0.2)]]
-    spread = {each.key: each for each in make_spreads(mixed)}[KEY]
+    spreads = {each.key: each for each in make_spreads(mixed)}
     pooled = float(np.quantile([each.log_ratio for each in mixed], 0.95))
-    assert spread.quantile(0.95) > 1.2 * pooled
+    assert spreads[KEY].quantile(0.95) > 1.2 * pooled
+    assert spreads[SpreadKey("need")].quantile(0.9) > spreads[KEY].quantile(0.9)
 
 
 def test_what_must_be_held_is_judged_without_cache() -> None:
@@ -183,7 +184,7 @@ def test_intervals_stand_around_the_prediction() -> None:
     found = estimate_calibrated(job(), calibration())
     assert found.uncertainty is not None
     for level, interval in found.uncertainty.memory:
-        peak, scale = float(getattr(found.memory, f"{level}_peak_bytes")), float(memory_scale(found.memory, level, 0))
+        peak, scale = float(getattr(found.memory, f"{level}_peak_bytes")), float(memory_scale(found.memory, level, Doubt()))
         assert interval.low == pytest.approx(peak * np.exp(-0.1 * scale))
         assert interval.high == pytest.approx(peak * np.exp(0.1 * scale))
     assert found.uncertainty.host is None
@@ -195,7 +196,7 @@ def test_intervals_widen_with_distance() -> None:
     model, near = calibration(), job()
     supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), ()))
     found = [estimate_calibrated(near, replace(model, support=support)) for support in supports]
-    assert [model.n_unseen(near), *(replace(model, support=each).n_unseen(near) for each in supports[1:])] == [0, 1, 3]
+    assert [replace(model, support=each).doubt(near).n_unseen for each in supports] == [0, 1, 3]
     for level in ("allocated", "reserved", "driver"):
         widths = [dict(each.uncertainty.memory)[level] for each in found if each.uncertainty]
         assert sorted(widths, key=lambda each: each.high - each.low) == widths
@@ -206,23 +207,48 @@ def test_intervals_widen_with_distance() -> None:
 
 
 def test_what_is_counted_is_surer_than_what_is_transient() -> None:
-    """The scale of a peak grows with the share of it that passes hold, and stays within its floor and 1.3."""
-    short, long = (estimate(job(seq=seq, gradient_checkpointing=False)).memory for seq in (64, 4096))
-    assert 0.3 < float(memory_scale(short, "driver", 0)) < float(memory_scale(long, "driver", 0)) < 1.3
-    assert float(need_scale(short, 0)) < float(need_scale(long, 0))
+    """The scale of a peak grows with the share of it that passes hold, from its floor to little more than 1."""
+    short, long = (estimate(job(seq=seq, gradient_checkpointing=False)).memory for seq in (512, 4096))
+    assert 0.3 < float(memory_scale(short, "driver", Doubt())) < float(memory_scale(long, "driver", Doubt())) < 1.1
+    assert float(need_scale(short, Doubt())) < float(need_scale(long, Doubt()))
 
 
-def test_an_unknown_host_widens_what_waits_for_it() -> None:
-    """The step of a job that offloads to the host is less sure without the host's name; a known host adds nothing."""
+def test_a_small_peak_is_less_sure_in_its_own_size() -> None:
+    """What the context and other processes add is bytes: half a peak of 3 GiB, a fiftieth of one of 80."""
+    small, large = (estimate(job(model=name, seq=64)).memory for name in ("llama-3.2-1b", "llama-2-13b"))
+    assert float(memory_scale(small, "driver", Doubt())) > 1.2 * float(memory_scale(large, "driver", Doubt()))
+
+
+def test_what_lengths_pile_up_is_the_least_sure() -> None:
+    """Cache of natural lengths widens what is reserved and shown, not what is allocated nor what must be held."""
+    fixed, natural = (estimate(job(seq=4096, padding="longest", tokens_per_sample=real)).memory for real in (4096, 1200))
+    scales = [[float(memory_scale(each, level, Doubt())) for level in ("allocated", "driver")] for each in (fixed, natural)]
+    assert scales[1][1] > 1.2 * scales[0][1]
+    assert scales[1][0] < 1.02 * scales[0][0]
+    assert float(need_scale(natural, Doubt())) < 1.02 * float(need_scale(fixed, Doubt()))
+
+
+def test_unknown_lengths_widen_what_passes_hold() -> None:
+    """Padded to the longest of samples of unknown lengths, a peak is less sure; whether it fits is asked for full samples."""
+    said, unsaid = job(padding="longest", tokens_per_sample=600), job(padding="longest")
+    assert [lengths_are_unknown(each) for each in (job(), said, unsaid)] == [False, False, True]
+    memory, unknown = estimate(unsaid).memory, Doubt(lengths_unknown=True)
+    assert float(memory_scale(memory, "driver", unknown)) > 1.5 * float(memory_scale(memory, "driver", Doubt()))
+    assert float(need_scale(memory, unknown)) == float(need_scale(memory, Doubt()))
+
+
+def test_what_waits_for_the_host_is_less_sure() -> None:
+    """A step that offloads is less sure than one that does not, and a host's name without records of it changes nothing."""
     times = [
         estimate(job(method=method, gpu="h100-sxm", gpus=4, sharding="zero3", offload=offload)).time
         for method, offload in (("full", "optimizer+params"), ("lora", "none"))
     ]
     shares = [machine_share(time) for time in times if time]
-    scales = [time_scale(time, 0, host_is_known=False) for time in times if time]
+    scales = [time_scale(time, Doubt()) for time in times if time]
     assert shares[0] > shares[1]
     assert scales[0] > scales[1] > 1.0
-    assert [time_scale(time, 0, host_is_known=True) for time in times if time] == [1.0, 1.0]
+    named, unnamed = (calibration().doubt(job(**host)) for host in ({"host": "network-400g"}, {}))
+    assert named == unnamed
 
 
 def test_an_unseen_gpu_or_stack_is_said() -> None:

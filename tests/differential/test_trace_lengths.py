@@ -15,10 +15,11 @@ from measure.trace.blocks import Block
 from measure.trace.program import trace_events
 from measure.trace.settings import DEFAULT_SETTINGS, AllocatorSettings
 from planner.domain.coefficients import Coefficients
+from planner.domain.term import LENGTH_CACHE
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import job_of
-from planner.memory.lengths import LENGTH_CACHE, records
+from planner.memory.lengths import records
 from planner.memory.peak import predict_memory
 from planner.units import MIB
 
