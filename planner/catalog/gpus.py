@@ -36,6 +36,7 @@ _SPEC_FIELDS = {
     "pcie_generation": "pcie_generation",
     "pcie_lanes": "pcie_lanes",
     "tdp_w": "tdp_w",
+    "best_matmul_tflop_per_s": "best_matmul_flop_per_s",
 }
 NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib", "fp8_tflop_per_s")
 
@@ -70,6 +71,7 @@ class GpuEntry(BaseModel):
     pcie_generation: PositiveInt | None = None
     pcie_lanes: PositiveInt | None = None
     tdp_w: Positive | None = None
+    best_matmul_tflop_per_s: Positive | None = None
     source: str = Field(min_length=1)
     origins: dict[str, CatalogOrigin]
 
@@ -176,6 +178,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         tdp_w=_scaled(entry.tdp_w, 1),
         origins=_spec_origins(entry),
         source=entry.source,
+        best_matmul_flop_per_s=_scaled(entry.best_matmul_tflop_per_s, TERA),
     )
 
 

@@ -233,6 +233,18 @@ class Coefficients:
             "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead; half for want of a figure",
         ),
     )
+    comm_overlap_fsdp: float = prior(
+        0.85,
+        0.3,
+        1.0,
+        "of collective time",
+        by(
+            "table_fit",
+            "torch 2.13 fsdp/_fully_shard/_fsdp_param_group.py gathers the next layer and reduces the last one on streams of "
+            "their own, so that what shows is the first gather, the last reduction and what the collectives take from kernels; "
+            "the place in 0.7-1 was chosen with published tables of torchtitan and LLM Foundry in sight",
+        ),
+    )
     hook_s: float = prior(
         65.0 / MEGA,
         5.0 / MEGA,

@@ -59,6 +59,7 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "dequantize_relative_speed": Freedom(0.4, ("quantization",), machine=0.3),
         "length_variation": Freedom(0.3),
         "comm_overlap": Freedom(0.2, machine=0.2),
+        "comm_overlap_fsdp": Freedom(0.1, machine=0.1),
         "hook_s": Freedom(0.6, machine=0.8),
         "pcie_efficiency": Freedom(0.3, machine=0.5),
         "nvlink_efficiency": Freedom(0.2, machine=0.3),

@@ -48,7 +48,8 @@ class Stack:
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
-    ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.
+    ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.  ``unpacks_by_branches``: the kernel
+    that expands them finds each value by nested branches instead of a table.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
     ``auto``). ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
@@ -87,6 +88,7 @@ class Stack:
     fused_mlp: bool
     fused_experts: bool
     dequantizes_forward: bool
+    unpacks_by_branches: bool
     zero_auto_buckets: bool
     engine_halves_kbit: bool
     pinned_rounding: PinnedRounding

@@ -5,7 +5,8 @@ from __future__ import annotations
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import Job
 
-_GATHERING = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+FSDP_KINDS = ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+_GATHERING = ("zero3", *FSDP_KINDS)
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
 
@@ -93,13 +94,17 @@ def collective_seconds(job: Job) -> Number:
     return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(job) / rates.network_bytes_per_s
 
 
-def overlaps_collectives(job: Job) -> bool:
-    """Whether collectives run beside the kernels: not under ZeRO stages 1 and 2 without ``overlap_comm``.
+def overlapping_share(job: Job) -> Number:
+    """Share of collectives that hides behind the kernels at most: none under ZeRO stages 1 and 2 without ``overlap_comm``.
 
+    FSDP knows the order of its layers and prefetches whole ones; ZeRO-3 prefetches a bucket smaller than a layer from hooks of
+    modules, and DDP can hide its reduction behind backward only.
     Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with ``overlap_comm``, else the
-    kernels' own); the switch ``zero12_overlap``.
+    kernels' own), switch ``zero12_overlap``; torch 2.13 ``fsdp/_fully_shard/_fsdp_param_group.py``.
     """
-    return job.recipe.sharding not in ("zero1", "zero2") or job.scenario.stack.zero12_overlap
+    if job.recipe.sharding in ("zero1", "zero2") and not job.scenario.stack.zero12_overlap:
+        return 0.0
+    return job.coefficients.comm_overlap_fsdp if job.recipe.sharding in FSDP_KINDS else job.coefficients.comm_overlap
 
 
 def hook_seconds(job: Job) -> Number:

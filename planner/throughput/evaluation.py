@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
 from planner.arrays import ceil_div, maximum, minimum
 from planner.domain.recipe import Number
-from planner.throughput.communication import HOOKS_PER_PASS, ring_fraction, stored_param_bytes
+from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
 from planner.throughput.tokens import micro_step
@@ -43,7 +43,7 @@ def evaluation_step_seconds(job: Job) -> Number:
         issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
     moved = _weight_seconds(job)
-    return busy + moved - minimum(moved * job.coefficients.comm_overlap, kernels)
+    return busy + moved - minimum(moved * overlapping_share(job), kernels)
 
 
 def _kernel_seconds(job: Job) -> Number:

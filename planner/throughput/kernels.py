@@ -138,6 +138,28 @@ def logits_seconds(job: Job) -> Number:
     return moved / job.rates.memory_bytes_per_s
 
 
+# Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of which the threads of a
+# warp take all: on an A100 of 40 GB it was 2.07 times slower than the one that replaced it, taken as memory-bound: 2.56 bytes at
+# 0.8 of 1,555 GB/s, so 4.3e-12 s per weight, times 19.5e12 instructions per s.  The same number makes it memory-bound on A10, L4
+# and RTX 4090 and 2.0 to 2.6 times slower on P100 and H100, as was seen there.
+_BRANCHING_INSTRUCTIONS = 83
+
+
+def _expansion_seconds(job: Job) -> Number:
+    """Seconds to expand every quantised weight once: by bytes moved, or by instructions where values are found by branches.
+
+    Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without branches, no faster for
+    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``.
+    """
+    quantization = job.recipe.numerics.quantization
+    weights = job.profile.params.quantizable
+    moved = weights * _DEQUANTIZE_BYTES[quantization] / job.rates.memory_bytes_per_s
+    issued = job.rates.instructions_per_s
+    if quantization not in ("nf4", "fp4") or not job.scenario.stack.unpacks_by_branches or issued is None:
+        return moved
+    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
+
+
 def dequantization_seconds(job: Job) -> Number:
     """Expanding quantised weights to the compute dtype; seconds per micro-step.
 
@@ -149,8 +171,7 @@ def dequantization_seconds(job: Job) -> Number:
     quantization = job.recipe.numerics.quantization
     if quantization == "none":
         return 0.0
-    rate = job.rates.memory_bytes_per_s * job.coefficients.dequantize_relative_speed
-    each = job.profile.params.quantizable * _DEQUANTIZE_BYTES[quantization] / rate
+    each = _expansion_seconds(job) / job.coefficients.dequantize_relative_speed
     if quantization == "int8":
         return each
     if quantization == "gptq-int4":

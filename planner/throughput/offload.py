@@ -65,7 +65,8 @@ def cpu_adam_seconds(job: Job) -> Number:
     """Update of the parameters of one node on its CPU; seconds per step.
 
     Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown; a known host gives the
-    smaller of its cores times a rate per core and its memory bandwidth over 30 bytes per parameter.
+    smaller of its cores times a rate per core and its memory bandwidth over 30 bytes per parameter.  Outside DeepSpeed's engine
+    weights, gradients and states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
     Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in :class:`planner.domain.coefficients.Coefficients`.
     """
     if not job.recipe.offloads_optimizer:
@@ -77,7 +78,16 @@ def cpu_adam_seconds(job: Job) -> Number:
     if host.memory_bandwidth_bytes_per_s:
         known.append(host.memory_bandwidth_bytes_per_s / _CPU_ADAM_BYTES)
     rate = minimum(*known) if known else coefficients.cpu_adam_params_per_s
-    return job.trained_params / job.scenario.hardware.nodes / rate
+    return job.trained_params / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
+
+
+def _update_bytes(job: Job) -> float:
+    """Bytes of host memory that the update of one parameter moves: weight, gradient and two states read, all but one written.
+
+    Source: torch ``ATen/native/cpu/FusedAdamKernel.cpp``; DeepSpeed's own kernel keeps all four in fp32 and writes a 16-bit copy.
+    """
+    regime = job.regime
+    return _CPU_ADAM_BYTES if regime.engine == "deepspeed" else 2 * regime.trained + regime.gradient + 4 * regime.state
 
 
 def nvme_seconds(job: Job) -> Number:

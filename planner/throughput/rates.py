@@ -20,6 +20,11 @@ _PCIE_LANES = 16
 _INTER_SOCKET_BYTES_PER_S = 10 * GIGA
 # GeForce cards run tensor cores at half rate when they accumulate in fp32; int8 shows the full rate (int8 = 4 x, not 2 x).
 _HALF_RATE_RATIO = 3.0
+# The best product of an A100 SXM, 271.2 of 312 TFLOP/s: its efficiencies are the reference of the coefficient.
+_REFERENCE_BEST_SHARE = 0.869
+# Compute capabilities whose tensor cores reach their peak with asynchronous products only.
+_NEW_INSTRUCTIONS = ("9.0", "10.0", "10.3")
+_OLD_INSTRUCTIONS_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Rates:
     ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation); ``matmul``, ``attention``, ``adapter`` and
     ``fp32`` the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
     ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
-    receives in a ring.  ``network``: the same between nodes.
+    receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s, ``None``
+    where the card is not NVIDIA's.
     """
 
     peak_flop_per_s: float
@@ -41,6 +47,7 @@ class Rates:
     host_link_bytes_per_s: Number
     collective_bytes_per_s: Number
     network_bytes_per_s: Number
+    instructions_per_s: Number | None = None
 
 
 def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -53,7 +60,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     efficiency = coefficients.matmul_efficiency_half_rate if accumulates_at_half_rate(gpu) else coefficients.matmul_efficiency
     sustained = coefficients.gpu_rate
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
-    matmul = fp32 if regime.compute == 4 else peak * efficiency * sustained
+    matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
@@ -63,13 +70,14 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=peak * attention * sustained,
+        attention_flop_per_s=peak * attention * _flash_share(gpu, scenario.stack.flash_generation) * sustained,
         adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency * sustained,
         host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
+        instructions_per_s=_instructions_per_s(gpu, sustained),
     )
 
 
@@ -77,6 +85,19 @@ def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
     """Rated dense FLOP/s for products of ``dtype``; without units for it, the fp32 rate; ``None`` when that is unknown too."""
     rate: float | None = getattr(gpu, f"{dtype}_flop_per_s")
     return rate if rate is not None else gpu.fp32_flop_per_s
+
+
+def _instructions_per_s(gpu: GpuSpec, sustained: Number) -> Number | None:
+    """Instructions that all threads together issue per second: 128 per multiprocessor and cycle.
+
+    The rated fp32 rate counts two operations of 64 lanes per multiprocessor on Volta, Turing and A100, which is the same number,
+    and of 128 lanes elsewhere, which is twice as much.
+    Source: NVIDIA CUDA C++ programming guide, arithmetic instructions: throughput by compute capability, four schedulers each.
+    """
+    if not gpu.is_cuda or gpu.fp32_flop_per_s is None:
+        return None
+    lanes_in_half = gpu.compute_capability in ("7.0", "7.2", "7.5", "8.0")
+    return gpu.fp32_flop_per_s * (1.0 if lanes_in_half else 0.5) * sustained
 
 
 def _compute_dtype(recipe: Recipe, regime: Regime) -> str:
@@ -93,6 +114,26 @@ def accumulates_at_half_rate(gpu: GpuSpec) -> bool:
     """
     half = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     return bool(half and gpu.int8_op_per_s and gpu.int8_op_per_s / half > _HALF_RATE_RATIO)
+
+
+def reached_share(gpu: GpuSpec) -> float:
+    """Best bf16 product that was measured on the card, as a share of its peak, over that share of an A100 SXM; 1 where unknown.
+
+    The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of their peak.
+    Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78, MI300X 0.51.
+    """
+    if gpu.best_matmul_flop_per_s is None or gpu.bf16_flop_per_s is None:
+        return 1.0
+    return gpu.best_matmul_flop_per_s / gpu.bf16_flop_per_s / _REFERENCE_BEST_SHARE
+
+
+def _flash_share(gpu: GpuSpec, generation: int) -> float:
+    """Part of the usual share of the peak that FlashAttention 1 and 2 reach where tensor cores need newer instructions.
+
+    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5 on A100, at 2k to 8k
+    tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for Blackwell's data center cards.
+    """
+    return _OLD_INSTRUCTIONS_SHARE if generation < 3 and gpu.compute_capability in _NEW_INSTRUCTIONS else 1.0
 
 
 def pcie_bytes_per_s(hardware: Hardware) -> float:

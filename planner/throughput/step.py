@@ -9,7 +9,7 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import collective_seconds, hook_seconds, overlaps_collectives
+from planner.throughput.communication import collective_seconds, hook_seconds, overlapping_share
 from planner.throughput.details import detail_of
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
@@ -42,7 +42,7 @@ def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePredicti
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
     int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
-    kernels by ``comm_overlap`` at most; gradient transfers, the CPU update and NVMe do not hide.
+    kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most; gradient transfers, the CPU update and NVMe do not hide.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run, where it is asked for.
     """
     job = job_of(scenario, coefficients)
@@ -97,7 +97,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     hidden: Number = 0.0
     if recipe.sharding != "none":
         seconds = collective_seconds(job)
-        hidden = minimum(seconds * overlap, gpu_s) if overlaps_collectives(job) else 0.0
+        hidden = minimum(seconds * overlapping_share(job), gpu_s)
         terms += _term(job, "collectives", seconds, "communication:collective_seconds", hidden)
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s

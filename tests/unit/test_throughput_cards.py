@@ -1,0 +1,130 @@
+"""Time on cards that differ: what they reach of their peak, how they expand 4-bit weights, what hides behind kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.catalog.gpus import load_gpu
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import TimePrediction
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.throughput.job import Job, job_of
+from planner.throughput.kernels import dequantization_seconds
+from planner.throughput.offload import cpu_adam_seconds
+from planner.throughput.rates import reached_share
+from planner.throughput.step import predict_time
+
+PRIORS = Coefficients()
+QLORA = {"model": "llama-2-7b", "method": "qlora", "gpu": "a100-80-sxm", "seq": "1024"}
+FULL = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80-sxm", "gpus": "8", "seq": "1024", "force": "true"}
+
+
+def scenario(base: dict[str, str], **changes: str) -> Scenario:
+    """A scenario from flags."""
+    flags = {**base, **changes}
+    return resolve(from_flags({name: value for name, value in flags.items() if name != "force"}), force="force" in flags)
+
+
+def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> Job:
+    """Its job, which must exist."""
+    found = job_of(the_scenario, coefficients)
+    assert found is not None
+    return found
+
+
+def predicted(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> TimePrediction:
+    """Its time, which must exist."""
+    found = predict_time(the_scenario, coefficients)
+    assert found is not None
+    return found
+
+
+def shown(answer: TimePrediction, name: str) -> float:
+    """Seconds of a term that do not hide."""
+    return float(sum(term.seconds - term.overlapped_s for term in answer.terms if term.name == name))
+
+
+class TestExpansionOf4Bit:
+    """bitsandbytes found 4-bit values by branches until 0.48, which binds A100 and H100 by instructions."""
+
+    @pytest.mark.parametrize(("gpu", "slower"), [("a100-80-sxm", 2.72), ("a100-40-sxm", 2.07), ("h100-sxm", 2.6)])
+    def test_branches_make_large_cards_slower(self, gpu: str, slower: float) -> None:
+        """2.07 times on an A100 of 40 GB, as pull request 1747 measured; more where memory is faster and the chip is the same."""
+        old = dequantization_seconds(job(scenario(QLORA, gpu=gpu, versions="bitsandbytes==0.45.5")))
+        new = dequantization_seconds(job(scenario(QLORA, gpu=gpu)))
+        assert old / new == pytest.approx(slower, rel=0.01)
+
+    @pytest.mark.parametrize("gpu", ["rtx4090", "l4"])
+    def test_cards_with_slow_memory_do_not_notice(self, gpu: str) -> None:
+        """There the pull request found no gain for large matrices: memory was the limit before."""
+        old = dequantization_seconds(job(scenario(QLORA, gpu=gpu, versions="bitsandbytes==0.47.0")))
+        assert old == pytest.approx(dequantization_seconds(job(scenario(QLORA, gpu=gpu))))
+
+    def test_the_version_of_a_stack_decides(self) -> None:
+        """0.48.0 is the first release with a table; the stack of early 2024 is older, that of today newer."""
+        assert scenario(QLORA, stack="hf-trainer@4").stack.unpacks_by_branches
+        assert not scenario(QLORA, stack="hf-trainer@5").stack.unpacks_by_branches
+        assert not scenario(QLORA, stack="hf-trainer@4", versions="bitsandbytes==0.48.0").stack.unpacks_by_branches
+
+
+class TestWhatCardsReach:
+    """Best products that were measured, relative to an A100."""
+
+    def test_the_reference_is_an_a100(self) -> None:
+        """Its share is one, an H100 reaches less of its peak, an MI300X far less, and nothing is claimed of an unmeasured card."""
+        shares = {gpu: reached_share(load_gpu(gpu)) for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a10")}
+        assert shares["a100-80-sxm"] == pytest.approx(1.0, abs=0.001)
+        assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
+        assert shares["mi300x"] == pytest.approx(0.51 / 0.87, abs=0.01)
+        assert shares["a10"] == 1.0
+
+    def test_no_best_product_is_above_the_peak(self) -> None:
+        """A measured product above the rated dense peak would be a sparse figure."""
+        from planner.catalog.gpus import gpu_ids
+
+        for gpu in map(load_gpu, gpu_ids()):
+            if gpu.best_matmul_flop_per_s is not None:
+                assert gpu.bf16_flop_per_s is not None
+                assert 0.4 < gpu.best_matmul_flop_per_s / gpu.bf16_flop_per_s < 1.0, gpu.id
+
+    def test_older_flash_kernels_reach_less_of_a_hopper(self) -> None:
+        """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100; the third generation does not."""
+        second = scenario(FULL, gpu="h100-sxm")
+        third = replace(second, stack=replace(second.stack, flash_generation=3))
+        ratio = job(second).rates.attention_flop_per_s / job(third).rates.attention_flop_per_s
+        assert ratio == pytest.approx(0.6)
+        ada = scenario(FULL, gpu="l40s")
+        newer = replace(ada, stack=replace(ada.stack, flash_generation=3))
+        assert job(ada).rates.attention_flop_per_s == job(newer).rates.attention_flop_per_s
+
+
+class TestOverlap:
+    """Gathers of FSDP hide behind kernels more than those of ZeRO-3."""
+
+    def test_fsdp_hides_more(self) -> None:
+        """Each engine has a share of its own, and moving one does not move the other."""
+        fsdp, zero3 = scenario(FULL, sharding="fsdp"), scenario(FULL, sharding="zero3")
+        tight = replace(PRIORS, comm_overlap_fsdp=0.3)
+        assert shown(predicted(fsdp), "collectives") < shown(predicted(fsdp, tight), "collectives")
+        assert shown(predicted(zero3), "collectives") == shown(predicted(zero3, tight), "collectives")
+
+    def test_nothing_hides_more_than_the_kernels_last(self) -> None:
+        """Over PCIe most of it shows, whatever the share."""
+        slow = scenario(FULL, sharding="fsdp", link="pcie")
+        answer = predicted(slow)
+        (term,) = [each for each in answer.terms if each.name == "collectives"]
+        kernels = ("matmul", "attention", "elementwise", "weight_casts", "adapters", "logits_and_loss", "dequantization")
+        assert term.overlapped_s <= sum(each.seconds for each in answer.terms if each.name in kernels)
+
+
+def test_the_host_updates_16_bit_states_faster() -> None:
+    """14 instead of 30 bytes of host memory per parameter where weights, gradients and states are all of 16 bits."""
+    wide = cpu_adam_seconds(job(scenario(FULL, sharding="zero3", offload="optimizer")))
+    narrow = cpu_adam_seconds(
+        job(scenario(FULL, sharding="fsdp", offload="optimizer+params", precision="bf16", stack="torchtune"))
+    )
+    assert narrow / wide == pytest.approx(14 / 30)
