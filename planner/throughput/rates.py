@@ -130,7 +130,7 @@ def reached_share(gpu: GpuSpec) -> float:
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
     """Part of the usual share of the peak that FlashAttention 1 and 2 reach where tensor cores need newer instructions.
 
-    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5 on A100, at 2k to 8k
+    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5 on A100, 2k to 8k
     tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for Blackwell's data center cards.
     """
     return _OLD_INSTRUCTIONS_SHARE if generation < 3 and gpu.compute_capability in _NEW_INSTRUCTIONS else 1.0

@@ -75,7 +75,7 @@ class TestWhatCardsReach:
     """Best products that were measured, relative to an A100."""
 
     def test_the_reference_is_an_a100(self) -> None:
-        """Its share is one, an H100 reaches less of its peak, an MI300X far less, and nothing is claimed of an unmeasured card."""
+        """Its share is one, an H100 reaches less of its peak, an MI300X far less; of an unmeasured card nothing is claimed."""
         shares = {gpu: reached_share(load_gpu(gpu)) for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a10")}
         assert shares["a100-80-sxm"] == pytest.approx(1.0, abs=0.001)
         assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
