@@ -13,6 +13,7 @@ LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
+AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 PinnedRounding = Literal["power_of_two", "exact"]
 
@@ -49,7 +50,8 @@ class Stack:
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.  ``unpacks_by_branches``: the kernel
-    that expands them finds each value by nested branches instead of a table.
+    that expands them finds each value by nested branches instead of a table.  ``adapter_kernels``: LoRA by separate
+    operators; with scaling, addition and casts compiled into one; or added in place by the product itself.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
     ``auto``). ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
@@ -89,6 +91,7 @@ class Stack:
     fused_experts: bool
     dequantizes_forward: bool
     unpacks_by_branches: bool
+    adapter_kernels: AdapterKernels
     zero_auto_buckets: bool
     engine_halves_kbit: bool
     pinned_rounding: PinnedRounding

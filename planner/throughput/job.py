@@ -16,7 +16,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.throughput.operators import Operators, OperatorView, operators_of
 from planner.throughput.rates import Rates, rates_of
-from planner.throughput.tokens import MicroStep, micro_step
+from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
 from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, model_traffic, normhead_bytes
 
 
@@ -59,7 +59,7 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One scenario with its profile, rates and tokens."""
+    """One scenario with its profile, rates and tokens: of the GPU that the others wait for, and of all on average."""
 
     scenario: Scenario
     coefficients: Coefficients
@@ -67,6 +67,7 @@ class Job:
     profile: Profile
     rates: Rates
     micro: MicroStep
+    mean_micro: MicroStep
     rank: Number
 
     @property
@@ -130,7 +131,8 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=micro_step(recipe, coefficients, sorts_lengths=scenario.stack.sorts_lengths),
+        micro=slowest_rank(recipe, coefficients, scenario.hardware.world_size, sorts_lengths=scenario.stack.sorts_lengths),
+        mean_micro=micro_step(recipe, coefficients, sorts_lengths=scenario.stack.sorts_lengths),
         rank=adapter.rank if adapter else 0,
     )
 

@@ -22,6 +22,8 @@ _OUTSIDE_FORWARD, _OUTSIDE_BACKWARD = 35, 20
 # and zero the outlier columns, gather and dequantise their weights, product, scale, second product, add.  Source:
 # bitsandbytes 0.41 and 0.50 autograd/_functions.py, auto_gptq 0.5.1 qlinear_cuda_old.py.
 _QUANTIZED_OPERATORS = {"nf4": (4, 2), "fp4": (4, 2), "gptq-int4": (12, 0), "int8": (30, 5), "none": (0, 0)}
+# LoRA whose casts, scaling and addition are parts of its products: two products and one more kernel forward, six backward.
+_JOINED_BRANCH = (3, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,9 @@ def _linear_operators(linear: LinearSpec, view: OperatorView) -> tuple[int, int]
         casts = int(regime.base > regime.compute) + int(regime.norm_out > regime.compute)
         forward, backward = forward + casts, backward + casts
     if traffic.adapted(linear):
-        branch = (8, 10) if regime.autocast else (5, 7)
-        dropped = int(traffic.dropout)
+        joined = traffic.stack.adapter_kernels != "eager"
+        branch = _JOINED_BRANCH if joined else (8, 10) if regime.autocast else (5, 7)
+        dropped = 0 if joined else int(traffic.dropout)
         forward, backward = forward + branch[0] + dropped, backward + branch[1] + dropped
     return forward, backward
 

@@ -25,6 +25,8 @@ _REFERENCE_BEST_SHARE = 0.869
 # Compute capabilities whose tensor cores reach their peak with asynchronous products only.
 _NEW_INSTRUCTIONS = ("9.0", "10.0", "10.3")
 _OLD_INSTRUCTIONS_SHARE = 0.6
+# Compute capabilities for which there is no FlashAttention 2; torch takes its memory-efficient kernel there.
+_WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Rates:
     """Sustained rates of one GPU and its links.
 
     ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation); ``matmul``, ``attention``, ``adapter`` and
-    ``fp32`` the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
+    ``fp32`` the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32;
+    ``masked_attention`` that of the fused kernel that takes any mask.
     ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
     receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s, ``None``
     where the card is not NVIDIA's.
@@ -41,6 +44,7 @@ class Rates:
     peak_flop_per_s: float
     matmul_flop_per_s: Number
     attention_flop_per_s: Number
+    masked_attention_flop_per_s: Number
     adapter_flop_per_s: Number
     fp32_flop_per_s: Number
     memory_bytes_per_s: Number
@@ -64,13 +68,16 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
-    first = scenario.stack.flash_generation == 1
-    attention = coefficients.attention_efficiency_flash1 if first else coefficients.attention_efficiency
+    masked = peak * coefficients.attention_efficiency_flash1 * sustained
+    attention = masked
+    if scenario.stack.flash_generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
+        attention = peak * coefficients.attention_efficiency * _flash_share(gpu, scenario.stack.flash_generation) * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
-        attention_flop_per_s=peak * attention * _flash_share(gpu, scenario.stack.flash_generation) * sustained,
+        attention_flop_per_s=attention,
+        masked_attention_flop_per_s=masked,
         adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency * sustained,

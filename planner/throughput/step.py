@@ -110,7 +110,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
 
 def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePrediction:
     """Rates of the whole job from the time of a step; a last partial batch is counted in proportion."""
-    recipe, run, micro = job.recipe, job.scenario.run, job.micro
+    recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum
     samples_per_s = per_step * recipe.batch.micro_batch / step_s
     needed = per_step * model_flop(job.work, job.rank, micro.real, micro.real / recipe.batch.micro_batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.arrays import minimum, where
@@ -45,6 +45,24 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     draws = 1 if sorts_lengths else batch.micro_batch
     length = expected_longest(natural, batch.seq_len, draws, coefficients.length_variation)
     return MicroStep(batch.micro_batch * length, real, length, length > natural)
+
+
+def slowest_rank(recipe: Recipe, coefficients: Coefficients, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
+    """The micro-step of the GPU that all others of the job wait for; :func:`micro_step` where lengths do not vary.
+
+    Where GPUs meet in every micro-step (ZeRO-2 and 3, FSDP, and any sharding without accumulation), each lasts as long as the
+    longest of all samples that the GPUs compute then: ``batch x ranks`` draws.  DDP and ZeRO-1 meet once per step, over whose
+    ``G`` micro-steps the excess of one GPU averages out as ``1 / sqrt(G)``.
+    Source: order statistics as in :func:`expected_longest`; torch ``nn/parallel/distributed.py`` no_sync.
+    """
+    own, batch = micro_step(recipe, coefficients, sorts_lengths=sorts_lengths), recipe.batch
+    if recipe.sharding == "none" or batch.padding != "longest" or sorts_lengths:
+        return own
+    natural = minimum(batch.tokens_per_sample, batch.seq_len)
+    longest = expected_longest(natural, batch.seq_len, batch.micro_batch * ranks, coefficients.length_variation)
+    share = batch.grad_accum**-0.5 if recipe.sharding in ("ddp", "zero1") else 1.0
+    length = own.length + (longest - own.length) * share
+    return replace(own, computed=batch.micro_batch * length, length=length)
 
 
 def expected_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:

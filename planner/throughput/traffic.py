@@ -180,7 +180,32 @@ def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
 
 
 def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
-    """LoRA branch of one matrix, bytes per token.
+    """LoRA branch of one matrix, bytes per token, by the stack's kind of kernels."""
+    copies = linear.active_copies
+    width_in, width_out = linear.in_features * copies, linear.out_features * copies
+    if view.stack.adapter_kernels == "eager":
+        return _eager_adapter(width_in, width_out, linear, view)
+    return _joined_adapter(width_in, width_out, view)
+
+
+def _joined_adapter(width_in: int, width_out: int, view: TrafficView) -> Traffic:
+    """LoRA branch without operators of its own for casts, scaling and addition, bytes per token.
+
+    Fused: the second product adds its scaled result to the base's output in place (read, write); backward reads the output's
+    gradient twice and the input twice, and adds the input gradient in place (2).  Compiled: the second product is written and one
+    kernel scales and adds (4 accesses); backward one kernel scales the output's gradient (2), two products read it, the input is
+    read once, and its gradient is written and added (4).  Dropout makes its mask again from a seed.
+    Source: unsloth 2026.10 ``kernels/utils.py`` matmul_lora, ``kernels/fast_lora.py``; axolotl 0.19 ``kernels/lora.py``; torch
+    inductor's fusion of pointwise operators.
+    """
+    each = view.regime.compute
+    if view.stack.adapter_kernels == "fused":
+        return Traffic(each * (width_in + 2 * width_out), each * (4 * width_in + 2 * width_out))
+    return Traffic(each * (width_in + 4 * width_out), each * (5 * width_in + 4 * width_out))
+
+
+def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: TrafficView) -> Traffic:
+    """LoRA branch of separate operators, bytes per token.
 
     Input side: cast to the adapter's dtype, dropout (read, write, one-byte mask), autocast's copy, read by ``A``.  Output side:
     ``B`` writes, scaling (2), addition to the base (3), and a clone (2) over quantised bases.  Backward mirrors it, reads
@@ -198,8 +223,6 @@ def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
     into = cast_in + drop + cast_again + product
     out = product + 2 * product + regime.linear_out * 2 + product
     clone = 2 * regime.linear_out if view.quantized(linear) else 0
-    copies = linear.active_copies
-    width_in, width_out = linear.in_features * copies, linear.out_features * copies
     forward = width_in * into + width_out * (out + clone)
     backward = width_in * (into + product + 3 * given) + width_out * (2 * product + 2 * product + regime.linear_out)
     return Traffic(forward, backward)

@@ -1,0 +1,118 @@
+"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies, the slowest GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.throughput.job import Job, job_of
+from planner.throughput.kernels import adapter_seconds, attention_seconds, head_seconds
+from planner.throughput.step import predict_time
+from planner.throughput.tokens import expected_longest, micro_step, slowest_rank
+
+PRIORS = Coefficients()
+LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}
+NATURAL = {**LORA, "padding": "longest", "tokens_per_sample": "300"}
+
+
+def scenario(base: dict[str, str], **changes: str) -> Scenario:
+    """A scenario from flags; what would be refused is let pass."""
+    return resolve(from_flags({**base, **changes}), force=True)
+
+
+def job(the_scenario: Scenario) -> Job:
+    """Its job, which must exist."""
+    found = job_of(the_scenario, PRIORS)
+    assert found is not None
+    return found
+
+
+def with_kernels(kind: str) -> Job:
+    """A LoRA job whose stack has adapter kernels of this kind."""
+    plain = scenario(LORA)
+    return job(replace(plain, stack=replace(plain.stack, adapter_kernels=kind)))
+
+
+class TestAdapterKernels:
+    """LoRA costs traffic of its own, less where its operators are joined."""
+
+    def test_bytes_of_fused_kernels_by_hand(self) -> None:
+        """Input read once, output read and written forward; backward 4 accesses of the input's width and 2 of the output's."""
+        each = with_kernels("fused").profile.traffic.adapters
+        widths = [(4096, 4096)] * 4 + [(4096, 11008)] * 2 + [(11008, 4096)]
+        assert each.forward == 32 * sum(2 * (into + 2 * out) for into, out in widths)
+        assert each.backward == 32 * sum(2 * (4 * into + 2 * out) for into, out in widths)
+
+    def test_the_more_is_joined_the_less_it_costs(self) -> None:
+        """Fused below compiled below separate operators, in seconds and in operators."""
+        fused, compiled, eager = (with_kernels(kind) for kind in ("fused", "compiled", "eager"))
+        assert adapter_seconds(fused) < 0.8 * adapter_seconds(compiled) < 0.8 * adapter_seconds(eager)
+        assert compiled.profile.operators.total < eager.profile.operators.total
+
+    def test_stacks_with_kernels_of_their_own(self) -> None:
+        """Unsloth and Axolotl bring them, compiled recipes get them, PEFT under the Trainer has none."""
+        kinds = {
+            name: scenario(LORA, stack=name).stack.adapter_kernels for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
+        }
+        assert kinds == {"unsloth": "fused", "axolotl": "fused", "torchtune-compile": "compiled", "trl": "eager"}
+
+
+class TestMaskedAttention:
+    """A mask takes torch's attention away from its fastest kernel."""
+
+    def test_padding_costs_the_square_at_the_rate_of_the_kernel_that_takes_masks(self) -> None:
+        """Twice the triangle's work, at the efficiency of the first FlashAttention instead of the second."""
+        padded = job(scenario({**LORA, "padding": "max_length", "tokens_per_sample": "700"}))
+        full = job(scenario({**LORA, "padding": "packed"}))
+        slower = 2 * 1024 / 1025 * PRIORS.attention_efficiency / PRIORS.attention_efficiency_flash1
+        assert attention_seconds(padded) / attention_seconds(full) == pytest.approx(slower)
+
+    def test_volta_has_no_flash_attention_2(self) -> None:
+        """The same share of the peak as with a mask, whatever the stack's generation."""
+        old = job(scenario(LORA, gpu="v100-32-sxm2", precision="fp16-mixed"))
+        assert old.rates.attention_flop_per_s == old.rates.masked_attention_flop_per_s
+
+
+class TestSlowestRank:
+    """A job runs at the pace of the GPU that has the longest samples."""
+
+    def test_micro_steps_that_meet_wait_for_the_longest_of_all_samples(self) -> None:
+        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples, while tokens are counted by the mean."""
+        alone, together = scenario(NATURAL), scenario(NATURAL, sharding="zero3", gpus="8")
+        paced, mean = job(together).micro, job(together).mean_micro
+        assert paced.length == pytest.approx(expected_longest(300, 1024, 32, PRIORS.length_variation))
+        assert mean == job(alone).micro
+        answer = predict_time(together, PRIORS)
+        assert answer is not None
+        assert answer.tokens_per_s == pytest.approx(8 * mean.real / answer.step_s)
+
+    def test_accumulation_averages_the_excess_out_under_ddp(self) -> None:
+        """Sixteen micro-steps before DDP meets leave a quarter of the excess; ZeRO-3 meets in each and keeps all of it."""
+        once, many = (scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16"))
+        own = micro_step(once, PRIORS).length
+        excess = slowest_rank(once, PRIORS, 8).length - own
+        assert slowest_rank(many, PRIORS, 8).length - own == pytest.approx(excess / 4)
+        meets = replace(many, sharding="zero3")
+        assert slowest_rank(meets, PRIORS, 8).length - own == pytest.approx(excess)
+
+    def test_equal_lengths_and_sorted_ones_wait_for_nobody(self) -> None:
+        """Packed samples are alike, and a sampler that sorts by length gives all GPUs like ones."""
+        packed = scenario({**LORA, "padding": "packed"}, sharding="ddp", gpus="8").recipe
+        assert slowest_rank(packed, PRIORS, 8) == micro_step(packed, PRIORS)
+        natural = scenario(NATURAL, sharding="ddp", gpus="8").recipe
+        assert slowest_rank(natural, PRIORS, 8, sorts_lengths=True) == micro_step(natural, PRIORS, sorts_lengths=True)
+
+
+def test_an_odd_vocabulary_doubles_the_head() -> None:
+    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,304 they are; in fp32 there are no tensor cores to feed."""
+    gpt2 = scenario({**LORA, "model": "gpt2", "method": "full"})
+    padded = replace(gpt2, model=replace(gpt2.model, vocab_size=50304))
+    assert head_seconds(job(gpt2), 8192) == pytest.approx(2 * head_seconds(job(padded), 8192))
+    exact = scenario({**LORA, "model": "gpt2", "method": "full"}, precision="fp32")
+    wider = replace(exact, model=replace(exact.model, vocab_size=50304))
+    assert head_seconds(job(exact), 8192) == pytest.approx(head_seconds(job(wider), 8192))
