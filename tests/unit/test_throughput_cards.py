@@ -121,6 +121,16 @@ class TestOverlap:
         assert term.overlapped_s <= sum(each.seconds for each in answer.terms if each.name in kernels)
 
 
+def test_a_card_on_a_board_says_what_memory_its_host_has() -> None:
+    """A node of H100 SXM updates 1.5 times as fast as one of A100, unless its host is described; a PCIe card fits any server."""
+    base, board, plain = (
+        cpu_adam_seconds(job(scenario(FULL, gpu=gpu, sharding="zero3", offload="optimizer")))
+        for gpu in ("a100-80-sxm", "h100-sxm", "h100-pcie")
+    )
+    assert base / board == pytest.approx(1.5)
+    assert plain == base
+
+
 def test_the_host_updates_16_bit_states_faster() -> None:
     """14 instead of 30 bytes of host memory per parameter where weights, gradients and states are all of 16 bits."""
     wide = cpu_adam_seconds(job(scenario(FULL, sharding="zero3", offload="optimizer")))
