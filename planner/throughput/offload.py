@@ -69,10 +69,10 @@ def activation_bytes(job: Job) -> Number:
 def cpu_adam_seconds(job: Job) -> Number:
     """Update of the parameters of one node on its CPU; seconds per step.
 
-    Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster where the card comes
-    on a board whose servers have faster memory than those of the coefficient; a known host gives the smaller of its cores times
-    a rate per core and its memory bandwidth over 30 bytes per parameter.  Outside DeepSpeed's engine
-    weights, gradients and states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
+    Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster where the card
+    comes on a board whose servers have faster memory than DDR4; a known host gives the smaller of its cores times a rate per
+    core and its memory bandwidth over 30 bytes per parameter.  Outside DeepSpeed's engine weights, gradients and states of 16
+    bits move 14 bytes, and the update is bound by memory on many cores.
     Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in :class:`planner.domain.coefficients.Coefficients`.
     """
     if not job.recipe.offloads_optimizer:
