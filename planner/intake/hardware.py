@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hosts import load_host
+from planner.domain.board import server_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
 from planner.errors import UnknownNameError, UsageError
@@ -15,7 +16,7 @@ from planner.intake.ledger import Ledger
 from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"
-_UNNAMED_NETWORK = "the coefficient network_bytes_per_s_per_gpu; a host entry can say the network"
+_UNNAMED_NETWORK = "the coefficient network_bytes_per_s_per_gpu, for servers of this card; a host entry can say the network"
 
 
 def resolve_hardware(ledger: Ledger) -> Hardware:
@@ -31,7 +32,7 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     nodes = ledger.choose("nodes", 1, "assumed")
     host = _resolve_host(ledger)
     if nodes > 1:
-        _enter_network(ledger, host, gpus)
+        _enter_network(ledger, host, gpu, gpus)
     reserved = ledger.choose("gpu_reserved", 0, "assumed")
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
@@ -47,11 +48,11 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     )
 
 
-def _enter_network(ledger: Ledger, host: HostSpec, gpus: Any) -> None:
+def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> None:
     """What the network between nodes is taken to be: the host's own, or the coefficient."""
     known = host.network_bytes_per_s
     if known is None:
-        rate, note = gpus * Coefficients().network_bytes_per_s_per_gpu, _UNNAMED_NETWORK
+        rate, note = gpus * Coefficients().network_bytes_per_s_per_gpu * server_of(gpu).network, _UNNAMED_NETWORK
     else:
         rate, note = known, f"all links of one node {host.id} together"
     ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)

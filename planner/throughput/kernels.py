@@ -9,6 +9,9 @@ from planner.throughput.job import Job
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _ALIGNMENT_BYTES, _UNALIGNED = 16, 2.0
+# Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak at 2,048 tokens and
+# 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The coefficient is that at 4,096 tokens.
+_ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
 # Accesses of one attention score when scores are written out, in bytes per element of the compute dtype (2) and of fp32 (4).
 # Forward: write, scale (2), add mask (2), upcast for softmax (r2), softmax fp32 (w4), cast (r4 w2), read for P@V.
 # Backward: dP write, upcast (r2 w4), softmax backward (r4 r4 w4), cast (r4 w2), scale (2), three reads.
@@ -94,7 +97,8 @@ def attention_seconds(job: Job) -> Number:
         wide = job.regime.compute / 2
         moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
         return flop * (job.passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
-    passes = job.passes + _FLASH_BACKWARD_OVER_FORWARD
+    ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
+    passes = (job.passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp
     if job.recipe.attention == "flash2":
         flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
         return flop * passes / rates.attention_flop_per_s

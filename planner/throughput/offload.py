@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.arrays import minimum
-from planner.domain.hardware import GpuSpec
+from planner.domain.board import server_of
 from planner.domain.recipe import Number
 from planner.throughput.communication import stored_param_bytes
 from planner.throughput.job import Job
 
 # Fused CPU Adam reads p, g, m, v (16 bytes), writes p, m, v (12) and a 16-bit copy (2) per parameter.
 _CPU_ADAM_BYTES = 30
-# Memory bandwidth of the servers that cards on boards come in, over that of a DGX A100 (16 channels of DDR4-3200, 410 GB/s): DGX
-# H100 and H200 (16 of DDR5-4800, 614 GB/s), DGX B200 (16 of DDR5-5600, 717 GB/s), by NVIDIA's user guides of these systems.
-_BOARD_HOSTS = {"hopper": 1.5, "blackwell": 1.75}
-_BOARD_LINKS = ("nvlink4", "nvlink4-restricted", "nvlink5")
 # fp32 master weight, momentum and variance: what NVMe offload reads and writes back in every step.
 _STATE_BYTES = 12
 
@@ -83,13 +79,8 @@ def cpu_adam_seconds(job: Job) -> Number:
         known.append(host.cores * coefficients.cpu_adam_params_per_s_per_core)
     if host.memory_bandwidth_bytes_per_s:
         known.append(host.memory_bandwidth_bytes_per_s / _CPU_ADAM_BYTES)
-    rate = minimum(*known) if known else coefficients.cpu_adam_params_per_s * _board_host(job.scenario.hardware.gpu)
+    rate = minimum(*known) if known else coefficients.cpu_adam_params_per_s * server_of(job.scenario.hardware.gpu).host_memory
     return job.trained_params / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
-
-
-def _board_host(gpu: GpuSpec) -> float:
-    """Host memory bandwidth that a card on a board implies, over that of DDR4 servers; 1 for cards that fit any server."""
-    return _BOARD_HOSTS.get(gpu.generation, 1.0) if gpu.interconnect in _BOARD_LINKS else 1.0
 
 
 def _update_bytes(job: Job) -> float:

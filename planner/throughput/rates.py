@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.anatomy.regime import Regime
 from planner.arrays import minimum
+from planner.domain.board import server_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.recipe import Number, Recipe
@@ -66,7 +67,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
-    unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu
+    unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
     masked = peak * coefficients.attention_efficiency_flash1 * sustained
     attention = masked
