@@ -58,19 +58,14 @@ class Coefficients:
         0.0,
         0.4,
         "of counted activations",
-        by(
-            "source_code", "saved tensors that the ledger of a layer does not list: none on modules traced with Transformers 5.23"
-        ),
+        by("source_code", "saved tensors that a layer's ledger does not list: none on modules traced with Transformers 5.23"),
     )
     logits_extra_copies: float = prior(
         0.0,
         0.0,
         3.0,
         "copies in the compute dtype",
-        by(
-            "source_code",
-            "full-size copies of the logits beyond those that the stack's switches name: none where its code was read",
-        ),
+        by("source_code", "full-size copies of the logits that the stack's switches do not name: none where its code was read"),
     )
     orphan_fraction: float = prior(
         0.5,
@@ -211,10 +206,7 @@ class Coefficients:
         0.15,
         1.5,
         "of memory-bound kernels",
-        by(
-            "assumed",
-            "4-bit kernels count as memory-bound, their unpacking as free: bitsandbytes csrc/kernels.cu kDequantizeBlockwise",
-        ),
+        by("assumed", "4-bit kernels beside what their bytes and instructions allow: bitsandbytes csrc/kernels.cu"),
     )
     length_variation: float = prior(
         0.8,
@@ -228,10 +220,7 @@ class Coefficients:
         0.0,
         0.95,
         "of collective time",
-        by(
-            "assumed",
-            "overlap_comm and FSDP prefetch are on by default; gathers run one bucket ahead; half for want of a figure",
-        ),
+        by("assumed", "ZeRO-3's overlap_comm is on by default, gathers run one bucket ahead; half for want of a figure"),
     )
     comm_overlap_fsdp: float = prior(
         0.85,
@@ -240,9 +229,8 @@ class Coefficients:
         "of collective time",
         by(
             "table_fit",
-            "torch 2.13 fsdp/_fully_shard/_fsdp_param_group.py gathers the next layer and reduces the last one on streams of "
-            "their own, so that what shows is the first gather, the last reduction and what the collectives take from kernels; "
-            "the place in 0.7-1 was chosen with published tables of torchtitan and LLM Foundry in sight",
+            "torch 2.13 _fsdp_param_group.py gathers the next layer and reduces the last on streams of their own: the first gather "
+            "and the last reduction show; the place in 0.7-1 was chosen with published tables of torchtitan and LLM Foundry in sight",
         ),
     )
     hook_s: float = prior(

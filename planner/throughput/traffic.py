@@ -180,7 +180,10 @@ def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
 
 
 def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
-    """LoRA branch of one matrix, bytes per token, by the stack's kind of kernels."""
+    """LoRA branch of one matrix, bytes per token, by the stack's kind of kernels.
+
+    Source: switch ``adapter_kernels`` of the stack; peft 0.21 ``tuners/lora/layer.py``, unsloth 2026.10 ``kernels/fast_lora.py``.
+    """
     copies = linear.active_copies
     width_in, width_out = linear.in_features * copies, linear.out_features * copies
     if view.stack.adapter_kernels == "eager":
