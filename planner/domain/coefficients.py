@@ -230,7 +230,7 @@ class Coefficients:
         by(
             "table_fit",
             "torch 2.13 _fsdp_param_group.py gathers the next layer and reduces the last on streams of their own: the first gather "
-            "and the last reduction show; the place in 0.7-1 was chosen with published tables of torchtitan and LLM Foundry in sight",
+            "and the last reduction show; its place in 0.7-1 was chosen with published tables in sight (torchtitan, LLM Foundry)",
         ),
     )
     hook_s: float = prior(
