@@ -229,7 +229,7 @@ class Coefficients:
         "of collective time",
         by(
             "table_fit",
-            "torch 2.13 _fsdp_param_group.py gathers the next layer and reduces the last on streams of their own: the first gather "
+            "torch 2.13 _fsdp_param_group.py gathers the next layer and reduces the last on streams of its own: a first gather "
             "and the last reduction show; its place in 0.7-1 was chosen with published tables in sight (torchtitan, LLM Foundry)",
         ),
     )
