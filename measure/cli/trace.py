@@ -67,13 +67,14 @@ def trace(**said: Any) -> int:
         need("plots", "matplotlib")
     need("measure", "torch", "transformers", "peft", "accelerate")
     quiet()
-    from measure.trace.program import TraceOptions, trace_events
+    from measure.trace.program import TraceOptions, trace_step
 
-    events = trace_events(scenario, TraceOptions(answer.all_layers))
+    traced = trace_step(scenario, TraceOptions(answer.all_layers))
+    events, host = traced.events, traced.host
     summary = summarize(events, limit_bytes, settings)
     _write_files(answer, scenario, events, summary)
     timeline = timeline_of(events, summary)
-    sys.stdout.write(to_json(summary, timeline, scenario.assumptions) if answer.as_json else to_text(summary))
+    sys.stdout.write(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
     full = summary.verdict is not None and summary.verdict.out_of_memory is not None
     return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
 

@@ -18,7 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.trace.adapters import DTYPES, adapted
 from measure.trace.period import Pattern, find_pattern
 from measure.trace.quantized import CONSTANTS, quantize_on_meta
-from measure.trace.tracer import Block, Recorder, Role
+from measure.trace.record import Block, Role
+from measure.trace.tracer import Recorder
 from planner.catalog.hf_config import parse_config
 from planner.catalog.hub import fetch_config
 from planner.catalog.models import model_entry

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from measure.trace.period import TRACED_PERIODS, Irregular, Pattern, Sweep, read_sweeps
-from measure.trace.tracer import Block, Place, Record
+from measure.trace.record import Block, Place, Record
 
 _FIRST_INNER, _SECOND_INNER = 1, 2
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from measure.trace.events import AllocEvent
+from measure.trace.host import is_on_host
 from planner.domain.term import Phase, TermName
 
 if TYPE_CHECKING:
-    from measure.trace.tracer import Block, Record
+    from measure.trace.record import Block, Record
 
 _OUTSIDE = -1  # as in modules.py, which imports torch
 _ROLE_TERMS: dict[str, TermName] = {
@@ -29,7 +30,7 @@ _ROLE_TERMS: dict[str, TermName] = {
 
 
 def to_events(records: Sequence[Record]) -> list[AllocEvent]:
-    """Events of ``records`` in the same order."""
+    """Events of the card in ``records``, in the same order."""
     phases = phases_of_records(records)
     terms = terms_of_blocks(records, phases)
     return [
@@ -44,6 +45,7 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
             module=record.block.module,
         )
         for record, phase in zip(records, phases, strict=True)
+        if not is_on_host(record)
     ]
 
 

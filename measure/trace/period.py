@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from measure.trace.tracer import Record
+from measure.trace.record import Record
 
 TRACED_PERIODS = 4
 

@@ -14,15 +14,17 @@ from measure.trace.build import Built, build_on_meta, layer_pattern, make_config
 from measure.trace.events import AllocEvent
 from measure.trace.expansion import repeat
 from measure.trace.flash import FLASH_WORKSPACES
+from measure.trace.host import HostMemory, host_memory
 from measure.trace.labels import to_events
 from measure.trace.period import TRACED_PERIODS, Irregular
+from measure.trace.record import Record, Trace
 from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.sharding.apply import apply_runtime
 from measure.trace.sharding.ddp import with_buckets
 from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sharded_step
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
-from measure.trace.tracer import Record, Recorder, Trace
+from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
 
@@ -37,8 +39,16 @@ class TraceOptions:
     all_layers: bool = False
 
 
-def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
-    """Every allocation and free of one training step.
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One training step: every allocation and free on the card, and the host memory of each process."""
+
+    events: list[AllocEvent]
+    host: HostMemory
+
+
+def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> TracedStep:
+    """One training step of one rank.
 
     Raises:
         NotModelledError: something that is not traced; says what, and what to do.
@@ -46,7 +56,19 @@ def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> 
     refuse_what_is_not_traced(scenario)
     with _own_garbage_only():
         recorded = sharded_records if scenario.recipe.sharding != "none" else trace_records
-        return to_events(recorded(scenario, make_config(scenario), options))
+        records = recorded(scenario, make_config(scenario), options)
+        return TracedStep(to_events(records), host_of(records, scenario))
+
+
+def host_of(records: list[Record], scenario: Scenario) -> HostMemory:
+    """The host memory in ``records``, pinned as the scenario's stack pins."""
+    rounds = scenario.stack.pinned_rounding == "power_of_two"
+    return host_memory(records, rounds_pinned=rounds, processes=int(scenario.hardware.gpus_per_node))
+
+
+def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
+    """The events of :func:`trace_step`."""
+    return trace_step(scenario, options).events
 
 
 @contextmanager

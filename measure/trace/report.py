@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from measure.trace.host import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
 from measure.trace.replay import ReplayResult
 from measure.trace.summary import PhaseSummary, Summary
 from measure.trace.timeline import Moment
@@ -10,7 +11,7 @@ from planner.units import GIB, format_bytes, format_gib
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
 
 
-def to_text(summary: Summary) -> str:
+def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     """The summary for people, in GiB (powers of 2)."""
     highest = summary.reserved_peak
     lines = [
@@ -24,9 +25,24 @@ def to_text(summary: Summary) -> str:
         f"Terms at the peak of {summary.peak.phase}",
         *(f"  {term:<24}{format_bytes(size):>12}" for term, size in summary.peak.terms.items()),
     ]
+    if host.holdings:
+        lines += ["", *_host_lines(host)]
     if summary.verdict is not None:
         lines += ["", verdict_sentence(summary.verdict)]
     return "\n".join(lines) + "\n"
+
+
+def _host_lines(host: HostMemory) -> list[str]:
+    """Host memory of one process by name and kind, and of a node."""
+    kinds = ", ".join(f"{format_gib(host.bytes_of(kind))} {kind}" for kind in HOST_STREAMS if host.bytes_of(kind))
+    processes = f"{host.processes} process{'es' if host.processes > 1 else ''}"
+    most = f"most while buffers are made: {format_gib(host.setup_peak_bytes)} per process"
+    return [
+        "Host memory of one process while it trains, beside interpreter, libraries and checkpoint files",
+        *(f"  {each.name.replace('_', ' '):<24}{format_bytes(each.n_bytes):>12}  {each.kind}" for each in host.holdings),
+        f"per process {format_gib(host.per_process_bytes)} ({kinds}); {most}",
+        f"per node ({processes}) {format_gib(host.per_node_bytes)}",
+    ]
 
 
 def verdict_sentence(verdict: ReplayResult) -> str:

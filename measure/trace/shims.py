@@ -142,6 +142,9 @@ def _paged_states(situation: Situation) -> Iterator[None]:
 
     def buffer(optimizer: Any, tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         managed = optimizer.is_paged and tensor.numel() >= MIN_PAGED_ELEMENTS
+        if managed:
+            n_bytes = tensor.numel() * dtype.itemsize
+            situation.recorder.keep_on_host(n_bytes, "get_paged", tensor, ("paged_optimizer", "managed"))
         with situation.recorder.on_host() if managed else nullcontext():
             return torch.zeros_like(tensor, dtype=dtype)
 

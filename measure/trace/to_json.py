@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from measure.trace.host import NO_HOST_MEMORY, HostMemory
 from measure.trace.replay import ReplayResult
 from measure.trace.summary import PhaseSummary, Summary
 from measure.trace.timeline import Moment
@@ -15,7 +16,9 @@ from planner.domain.scenario import Assumption
 TRACE_SCHEMA_ID = "measure/trace@1"
 
 
-def to_json(summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[Assumption]) -> str:
+def to_json(
+    summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[Assumption], host: HostMemory = NO_HOST_MEMORY
+) -> str:
     """The summary as JSON; ``terms`` are those of :data:`planner.domain.term.TermName`, in its order."""
     value: dict[str, Any] = {
         "schema": TRACE_SCHEMA_ID,
@@ -35,10 +38,25 @@ def to_json(summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[
             for each in timeline
         ],
         "events": summary.n_events,
+        "host": _host(host),
         "verdict": None if summary.verdict is None else _verdict(summary.verdict),
         "assumptions": [asdict(each) for each in assumptions],
     }
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _host(host: HostMemory) -> dict[str, Any]:
+    terms = [
+        {"name": each.name, "kind": each.kind, "bytes": each.n_bytes, "requested_bytes": each.requested_bytes}
+        for each in host.holdings
+    ]
+    return {
+        "processes_per_node": host.processes,
+        "per_process_bytes": host.per_process_bytes,
+        "per_node_bytes": host.per_node_bytes,
+        "setup_peak_per_process_bytes": host.setup_peak_bytes,
+        "terms": terms,
+    }
 
 
 def _moment(moment: Moment) -> dict[str, Any]:

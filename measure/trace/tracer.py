@@ -7,32 +7,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from measure.trace.host import HOST_STREAMS, HostKind, HostName
 from measure.trace.modules import OUTSIDE, ModuleStack
-
-Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step"]
-Role = Literal[
-    "",
-    "weights",
-    "quantization_constants",
-    "adapters",
-    "gradients",
-    "optimizer_states",
-    "autocast_copies",
-    "dequantization",
-    "workspace",
-    "master_weights",
-    "gradient_buckets",
-    "gathered_parameters",
-    "optimizer_temporaries",
-    "mark",
-]
+from measure.trace.record import Block, Place, Record, Role, Stage, Trace
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
 _ACCUMULATE_GRAD = 2**64 - 1
@@ -41,69 +24,6 @@ _USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
 _ADD = torch.ops.aten.add.Tensor
 _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the program is: which pass, of which micro-step, in which decoder layer (-1: outside of the layers)."""
-
-    stage: Stage
-    micro_step: int
-    layer: int = OUTSIDE
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterNote:
-    """The parameter that a block was loaded for.
-
-    ``name``: in its module.  ``element_bytes``: of each element as loaded.  ``group``: that of the optimizer, -1 where frozen.
-    ``unit``, ``stays_whole``: what FSDP gathers it with outside of the layers, and whether that stays until its backward.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    element_bytes: int
-    group: int
-    unit: str = ""
-    stays_whole: bool = False
-
-
-@dataclass(slots=True)
-class Block:
-    """One allocation of ``n_bytes`` requested bytes.
-
-    ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
-    ``recomputed``: made by a module that runs again inside the backward pass.  ``part_layers``: the layers of the tensors that it
-    holds one element of each for, where its size grows with the depth of the model.
-    """
-
-    id: int
-    n_bytes: int
-    place: Place
-    op: str
-    module: str
-    recomputed: bool = False
-    role: Role = ""
-    part_layers: tuple[int, ...] = ()
-    parameter: ParameterNote | None = None
-    stream: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment."""
-
-    alloc: bool
-    block: Block
-    place: Place
-
-
-@dataclass(slots=True)
-class Trace:
-    """What a run recorded, in program order.  ``operators`` are the operators in dispatch order, if they were kept."""
-
-    records: list[Record] = field(default_factory=list)
-    operators: list[str] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -182,6 +102,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block = self._new_block(n_bytes, op)
         block.role = role
         return block
+
+    def keep_on_host(self, n_bytes: int, op: str, like: torch.Tensor, what: tuple[HostName, HostKind]) -> None:
+        """Record host memory that an optimizer keeps for the tensor ``like``, of the layer that this is in."""
+        block = self._new_block(n_bytes, op)
+        block.place = Place(self._stage, self._micro_step, self._layer_behind(like))
+        block.host_name, block.stream = what[0], HOST_STREAMS[what[1]]
 
     def give_back(self, block: Block) -> None:
         """Record the free of a block from :meth:`take`."""

@@ -13,6 +13,8 @@ from planner.report.trace_document import TraceDocument
 from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
+# What every process holds, and files that are mapped: no allocation of a training step.
+_UNTRACED_HOST_TERMS = frozenset({"process", "mapped_checkpoint"})
 _AMOUNTS = (Column("plan", "right"), Column("trace", "right"), Column("difference", "right"), Column("of peak", "right"))
 
 
@@ -47,6 +49,7 @@ class Beside:
     allocated: tuple[Pair, ...]
     reserved: tuple[Pair, ...]
     terms: tuple[Pair, ...]
+    host: tuple[Pair, ...] = ()
 
 
 def put_beside(prediction: Prediction, traced: TraceDocument) -> Beside:
@@ -66,7 +69,25 @@ def put_beside(prediction: Prediction, traced: TraceDocument) -> Beside:
         allocated=tuple(Pair(t.phase, round(float(p.allocated_bytes)), t.allocated_bytes, highest) for t, p in pairs),
         reserved=tuple(Pair(t.phase, round(float(p.reserved_bytes)), t.reserved_bytes, most_reserved) for t, p in pairs),
         terms=_terms(memory, traced),
+        host=_host(prediction, traced),
     )
+
+
+def _host(prediction: Prediction, traced: TraceDocument) -> tuple[Pair, ...]:
+    """What offload and paged states take in host memory: each term of one process, all of them, and those of a node.
+
+    Differences are measured by the larger of both sums, because either can be nothing.
+    """
+    planned = {each.name: round(float(each.n_bytes)) for each in prediction.host.terms if each.name not in _UNTRACED_HOST_TERMS}
+    found: dict[str, int] = {}
+    for term in traced.host.terms:
+        found[term.name] = found.get(term.name, 0) + term.bytes
+    names = [name for name in {**planned, **found} if planned.get(name, 0) or found.get(name, 0)]
+    sums = (sum(planned.values()), sum(found.values()))
+    scale, processes = max(sums), traced.host.processes_per_node
+    pairs = [Pair(name, planned.get(name, 0), found.get(name, 0), scale) for name in names]
+    whole = [Pair("per process", *sums, scale), Pair("per node", sums[0] * processes, sums[1] * processes, scale * processes)]
+    return tuple(pairs + whole) if pairs else ()
 
 
 def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:
@@ -90,16 +111,24 @@ def beside_sections(beside: Beside) -> list[Section]:
     phases: list[Block] = []
     for title, pairs in (("allocated", beside.allocated), ("reserved", beside.reserved)):
         phases += [_grid(title, pairs), Note("")]
-    return [
+    sections = [
         Section("Plan and trace in GiB (2^30 bytes)", (_grid("peak", beside.peaks), note)),
         Section("By phase", tuple(phases[:-1])),
         Section(f"Terms in {beside.phase}, where the trace has its peak, at {where}", (_grid("term", beside.terms),)),
     ]
+    if beside.host:
+        aside = Note(
+            "Of peak: of the larger sum.  Without interpreter, libraries and checkpoint files, which are not traced.", "dim"
+        )
+        sections.append(Section("Host memory of one process while it trains", (_grid("host term", beside.host), aside)))
+    return sections
 
 
 def beside_document(beside: Beside, prediction: dict[str, Any], traced: TraceDocument) -> dict[str, Any]:
     """Rows with their differences, and both whole documents."""
-    tables = {name: [_entry(pair) for pair in getattr(beside, name)] for name in ("peaks", "allocated", "reserved", "terms")}
+    tables = {
+        name: [_entry(pair) for pair in getattr(beside, name)] for name in ("peaks", "allocated", "reserved", "terms", "host")
+    }
     place = {"phase": beside.phase, "operator": beside.operator, "module": beside.module}
     whole = {"prediction": prediction, "trace": traced.model_dump(by_alias=True)}
     return {"schema": BESIDE_SCHEMA_ID, "peak": place, **tables, **whole}

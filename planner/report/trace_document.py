@@ -78,6 +78,27 @@ class TracedVerdict(_Part):
     out_of_memory: TracedFailure | None
 
 
+class TracedHostTerm(_Part):
+    """Host memory of one name and kind in one process; ``bytes`` after the rounding of pinned memory."""
+
+    name: Literal[
+        "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
+    ]
+    kind: Literal["pageable", "pinned", "managed"]
+    bytes: Bytes
+    requested_bytes: Bytes
+
+
+class TracedHost(_Part):
+    """What offload and paged optimizer states take in host memory while the job trains, and at most while buffers are made."""
+
+    processes_per_node: Annotated[int, Field(gt=0)]
+    per_process_bytes: Bytes
+    per_node_bytes: Bytes
+    setup_peak_per_process_bytes: Bytes
+    terms: list[TracedHostTerm]
+
+
 class TraceDocument(_Part):
     """A traced training step."""
 
@@ -89,6 +110,7 @@ class TraceDocument(_Part):
     phases: list[TracedPhase]
     timeline: list[TimelinePoint]
     events: Annotated[int, Field(gt=0)]
+    host: TracedHost
     verdict: TracedVerdict | None
     assumptions: list[dict[str, Any]]
 

@@ -16,8 +16,9 @@ from tiny_traces import CONFIGS, built, fake_trace, peaks, real_trace, small_sce
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import materialize
+from measure.trace.record import Trace
 from measure.trace.step import run_step
-from measure.trace.tracer import Recorder, Trace
+from measure.trace.tracer import Recorder
 from planner.domain.recipe import Numerics, Optimizer
 
 LORA = Setup(rank=4, checkpointing=True, dropout=0.1, mixed=True, attention="eager", optimizer="adamw_torch")

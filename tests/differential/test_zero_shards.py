@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from scenarios import Setup, job
 
-from planner.domain.recipe import Dtype, Sharding
+from planner.domain.recipe import Dtype, Offload, Sharding
 from planner.memory.job import Job
 from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
 from planner.memory.sharding import persistent_parameter_bytes
@@ -50,6 +50,8 @@ class Case:
     stage: int
     rank: int
     zero_init: bool = False
+    offload: Offload = "none"
+    accum: int = 1
 
     @property
     def adapter_dtype(self) -> Dtype:
@@ -68,6 +70,13 @@ CASES = {
     "zero3-full": Case(3, 0, zero_init=True),
     "zero3-lora": Case(3, RANK, zero_init=True),
     "zero3-lora-whole-model": Case(3, RANK),
+}
+# These are held against the trace alone (test_trace_host.py).
+OFFLOADED = {
+    "zero2-offload": Case(2, 0, offload="optimizer"),
+    "zero2-offload-accumulated": Case(2, 0, offload="optimizer", accum=2),
+    "zero3-offload": Case(3, 0, zero_init=True, offload="optimizer+params"),
+    "zero3-offload-lora": Case(3, RANK, zero_init=True, offload="optimizer+params"),
 }
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -92,14 +101,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     else:
         run_workers(out, extensions_dir(pytestconfig, out))
     ranks = [json.loads((out / f"rank{index}.json").read_text()) for index in range(WORLD)]
-    return {name: [rank[name] for rank in ranks] for name in CASES}
+    return {name: [rank[name] for rank in ranks] for name in CASES | OFFLOADED}
 
 
 def run_workers(out: Path, extensions: Path) -> None:
     """Start the two processes and wait; ``out/done`` says that they are through, whatever came of it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD)]
     command += [str(Path(__file__).with_name("zero_worker.py")), "--model", json.dumps(MODEL), "--out", str(out)]
-    command += ["--cases", json.dumps({name: asdict(case) for name, case in CASES.items()})]
+    command += ["--cases", json.dumps({name: asdict(case) for name, case in (CASES | OFFLOADED).items()})]
     environment = {"TORCH_EXTENSIONS_DIR": str(extensions), **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     try:
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

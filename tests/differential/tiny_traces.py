@@ -12,9 +12,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, materialize
+from measure.trace.record import Trace
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
-from measure.trace.tracer import Recorder, Trace
+from measure.trace.tracer import Recorder
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 

@@ -27,16 +27,19 @@ def elements(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def zero_config(stage: int, hidden: int) -> dict[str, Any]:
+def zero_config(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
     """A DeepSpeed config with bf16, small buckets and the persistence threshold that Hugging Face's ``auto`` sets."""
+    kinds = {"offload_optimizer": "optimizer", "offload_param": "params"}
+    offloads = {key: {"device": "cpu", "pin_memory": True} for key, what in kinds.items() if what in options.offload}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": options.accum,
         "bf16": {"enabled": True},
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": stage,
+            **offloads,
+            "stage": options.stage,
             "overlap_comm": False,
             "reduce_bucket_size": 32 * hidden,
             "stage3_prefetch_bucket_size": 10_000,
@@ -92,6 +95,30 @@ def held_by_optimizer(optimizer: Any, stage: int) -> dict[str, int]:
     return {"master": size(masters), "gradients": elements([flat]), "master_beside_weights": beside_weights(optimizer, masters)}
 
 
+def held_on_host(engine: Any, optimizer: Any, stage: int) -> dict[str, int]:
+    """Bytes of what offload keeps beside the GPU, by DeepSpeed's own names; asked when a step is over."""
+    if stage < 3:
+        masters, accumulated = optimizer.single_partition_of_fp32_groups, optimizer.accumulated_grads_in_cpu
+        held = {
+            "single_grad_partition": [each.grad for each in masters],
+            "param_buffer_of_bit16_for_cpu_offload_groups": optimizer.param_buffer_of_bit16_for_cpu_offload_groups,
+            "temp_grad_buffer_for_cpu_offload": [optimizer.temp_grad_buffer_for_cpu_offload],
+            "accumulated_grads_in_cpu": accumulated.values(),
+            "single_partition_of_fp32_groups": masters,
+        }
+        return {name: elements(tensors) for name, tensors in held.items()}
+    masters = optimizer.fp32_partitioned_groups_flat
+    frozen = [each for each in engine.module.parameters() if not each.requires_grad and not each.ds_persist]
+    held = {
+        "fp32_partitioned_groups_flat": masters,
+        "subgroup_gradient_buffer": [each.grad for each in masters],
+        "grad_partitions_flat_buffer": [optimizer.grad_partitions_flat_buffer],
+        "param_groups_fp16_flat_cpu_memory": optimizer.param_groups_fp16_flat_cpu_memory,
+        "ds_tensor": [each.ds_tensor for each in frozen],
+    }
+    return {name: elements(tensors) for name, tensors in held.items()}
+
+
 def whole_gradients(tensors: list[Any]) -> int:
     """Bytes of gradients that hang on the parameters themselves."""
     held = [getattr(tensor, name, None) for tensor in tensors for name in ("grad", "grad_accum")]
@@ -111,7 +138,7 @@ def watch_end_of_backward(optimizer: Any, tensors: list[Any], report: dict[str, 
 
 def train_one_step(options: argparse.Namespace) -> dict[str, Any]:
     """One step of one case through ``deepspeed.initialize``; what this rank held meanwhile."""
-    config = zero_config(options.stage, json.loads(options.model)["hidden_size"])
+    config = zero_config(options, json.loads(options.model)["hidden_size"])
     model = build(options, config)
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     engine, optimizer, _, _ = deepspeed.initialize(
@@ -120,10 +147,16 @@ def train_one_step(options: argparse.Namespace) -> dict[str, Any]:
     ids = torch.randint(0, 64, (1, 16))
     report: dict[str, Any] = {"class": type(optimizer).__name__, "engine": type(engine).__name__}
     watch_end_of_backward(optimizer, trained, report)
+    for _ in range(options.accum - 1):
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
     engine.backward(engine(input_ids=ids, labels=ids).loss)
-    report |= held_by_optimizer(optimizer, options.stage)
-    report["whole_gradients"] = whole_gradients(trained)
+    if options.offload == "none":
+        report |= held_by_optimizer(optimizer, options.stage)
+        report["whole_gradients"] = whole_gradients(trained)
     engine.step()
+    if options.offload != "none":
+        report["host"] = held_on_host(engine, optimizer, options.stage)
     report |= held_weights(engine, options.stage)
     states = [value for state in optimizer.optimizer.state.values() for key, value in state.items() if key != "step"]
     report["states"] = elements(value for value in states if isinstance(value, torch.Tensor))
@@ -134,7 +167,7 @@ def train_one_step(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run every case of ``--cases`` (JSON: name -> stage, rank, zero_init) and write them all to ``rank<n>.json``."""
+    """Run every case of ``--cases`` (JSON: name -> its fields) and write them all to ``rank<n>.json``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--cases", required=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from measure.trace.sharding.flat_optimizer import as_shards, record_steps
+from measure.trace.host import is_on_host
+from measure.trace.record import Block, Place, Record
+from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
 from measure.trace.sharding.fsdp import Fsdp
 from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
@@ -13,7 +15,6 @@ from measure.trace.sharding.settings import fsdp_settings, zero_settings
 from measure.trace.sharding.stream import Steps, Stream
 from measure.trace.sharding.zero3 import Zero3
 from measure.trace.sharding.zero12 import Zero12
-from measure.trace.tracer import Block, Place, Record
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
@@ -77,9 +78,11 @@ def _free_number(records: list[Record]) -> int:
 
 
 def _peak_bytes(records: list[Record]) -> int:
-    """Most bytes at once after loading."""
+    """Most bytes of the card at once after loading."""
     held = peak = 0
     for record in records:
+        if is_on_host(record):
+            continue
         held += record.block.n_bytes if record.alloc else -record.block.n_bytes
         if record.place.stage not in _LOADING:
             peak = max(peak, held)
@@ -127,8 +130,8 @@ class _Execution:
         if record.place.stage in _LOADING:
             return True
         groups = self._runtime.shard_groups()
-        on_gpu = groups and not self._recipe.offloads_optimizer
-        self._runtime.set_up(record_steps(as_shards(groups), self._recipe, _STEPS) if on_gpu else [])
+        steps = record_steps(as_shards(groups), self._recipe, _STEPS) if groups else []
+        self._runtime.set_up(on_host(steps) if self._recipe.offloads_optimizer else steps)
         return False
 
     def _module_record(self, record: Record) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from measure.trace.record import Block
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import ZeroSettings
 from measure.trace.sharding.stream import GATHER_STREAM, Stream, What
-from measure.trace.tracer import Block
 
 _FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)

@@ -7,9 +7,9 @@ of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it; gradi
 
 from __future__ import annotations
 
+from measure.trace.record import Record
 from measure.trace.sharding.parameters import parameter_of
 from measure.trace.sharding.stream import Stream, What
-from measure.trace.tracer import Record
 from planner.units import MIB
 
 _BUCKET = What("DDP bucket", "gradient_buckets")

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from measure.trace.host import HOST_STREAMS
 from measure.trace.optimizers import optimizer_over
+from measure.trace.record import Record
 from measure.trace.shims import Situation, shims
-from measure.trace.tracer import Record, Recorder
+from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 
 Shape = tuple[int, ...]
@@ -53,6 +55,19 @@ def _one_group(optimizer: torch.optim.Optimizer, index: int, recorder: Recorder)
             if isinstance(value, torch.Tensor):
                 recorder.mark(value, "optimizer_states")
     return recorder.trace.records[start:]
+
+
+def on_host(steps: list[list[list[Record]]]) -> list[list[list[Record]]]:
+    """The states of ``steps`` as pageable host memory: what an optimizer that runs on the host keeps.
+
+    Its temporaries are left out: DeepSpeed's CPU Adam has none, torch's needs a copy of one shard at a time.
+    """
+    return [[[_moved(each) for each in records if each.block.role == "optimizer_states"] for records in step] for step in steps]
+
+
+def _moved(record: Record) -> Record:
+    record.block.host_name, record.block.stream = "offloaded_optimizer", HOST_STREAMS["pageable"]
+    return record
 
 
 def as_shards(groups: Sequence[Sequence[Shape]]) -> Shards:

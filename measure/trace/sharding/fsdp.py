@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from measure.trace.host import HostName
+from measure.trace.record import Block, Record, Role
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
 from measure.trace.sharding.units import ROOT
-from measure.trace.tracer import Block, Record, Role
 
 _WHOLE = What("parameter before it is sharded", "workspace")
 _CAST = What("all_gather_input", "gathered_parameters", GATHER_STREAM)
@@ -26,7 +27,7 @@ _GRADIENT = What("sharded gradient", "gradients", REDUCE_STREAM)
 
 @dataclass(slots=True)
 class _Unit:
-    """One group of parameters: its shards, what is gathered of it, and the gradients that wait to be reduced."""
+    """One group of parameters: what is gathered, gradients that wait to be reduced, and reduced ones here or on the host."""
 
     parameters: list[Parameter] = field(default_factory=list)
     reshards: bool = True
@@ -34,6 +35,7 @@ class _Unit:
     whole: list[Block] = field(default_factory=list)
     gradients: dict[tuple[str, str], Block] = field(default_factory=dict)
     reduced: Block | None = None
+    on_host: list[Block] = field(default_factory=list)
 
 
 class Fsdp:
@@ -55,12 +57,15 @@ class Fsdp:
         unit = self._units.setdefault(name, _Unit(reshards=not parameter.stays_whole))
         unit.parameters.append(parameter)
         self._unit_of[parameter.key] = name
-        if not self._settings.offloads:
-            stored = self._settings.stored_bytes(parameter)
-            self._stream.brief(parameter.elements * stored, _WHOLE)
-            role: Role = record.block.role
-            n_bytes = self._settings.shard_elements(parameter) * stored
-            self._stream.take(n_bytes, What("shard", role, module=record.block.module))
+        stored = self._settings.stored_bytes(parameter)
+        n_bytes = self._settings.shard_elements(parameter) * stored
+        if self._settings.offloads:
+            host_name: HostName = "offloaded_optimizer" if parameter.trained else "offloaded_parameters"
+            self._stream.keep_on_host(n_bytes, "shard", host_name, pinned=True)
+            return
+        self._stream.brief(parameter.elements * stored, _WHOLE)
+        role: Role = record.block.role
+        self._stream.take(n_bytes, What("shard", role, module=record.block.module))
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """Shapes of the local shards of trained parameters, by group of the optimizer."""
@@ -113,8 +118,8 @@ class Fsdp:
             for records in self._steps[number]:
                 self._stream.splice(records)
         for unit in self._units.values():
-            self._stream.free(unit.reduced)
-            unit.reduced = None
+            self._stream.free(unit.reduced, *unit.on_host)
+            unit.reduced, unit.on_host = None, []
 
     def _unshard(self, name: str) -> None:
         """``unshard``: shards are cast and copied into the buffer that the others' parts arrive in."""
@@ -185,10 +190,12 @@ class Fsdp:
         self._sending.append(self._stream.take(part * settings.shards * width, _SENT))
         self._stream.free(*unit.gradients.values())
         unit.gradients = {}
-        self._keep_gradient(unit, part, width, settings.stored_bytes(trained[0]))
+        self._keep_gradient(unit, trained)
 
-    def _keep_gradient(self, unit: _Unit, part: int, width: int, stored: int) -> None:
-        """The received part in the dtype of the shards, added to what is there; on the host with offload."""
+    def _keep_gradient(self, unit: _Unit, trained: list[Parameter]) -> None:
+        """The received part in the dtype of the shards, added to what is there; with offload each goes to pinned memory."""
+        parts = [self._settings.shard_elements(each) for each in trained]
+        part, width, stored = sum(parts), trained[0].element_bytes, self._settings.stored_bytes(trained[0])
         same = stored == width
         received = self._stream.take(part * width, _GRADIENT if same else _REDUCED)
         kept = received if same else self._stream.take(part * stored, _GRADIENT)
@@ -196,6 +203,8 @@ class Fsdp:
             self._replicating = received
         elif not same:
             self._stream.free(received)
+        if self._settings.offloads:
+            unit.on_host += [self._stream.pin(elements * stored, _GRADIENT.name, "offloaded_gradients") for elements in parts]
         if self._settings.offloads or unit.reduced is not None:
             self._stream.free(kept)
         else:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from measure.trace.tracer import Recorder, Role
+from measure.trace.record import Role
+from measure.trace.tracer import Recorder
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient", "end_of_backward"]
 MARK: Role = "mark"

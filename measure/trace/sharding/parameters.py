@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from measure.trace.tracer import Record
+from measure.trace.record import Record
 
 FROZEN = -1
 """Group of a parameter that no optimizer has."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from measure.trace.sharding.parameters import Parameter
 from planner.domain.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Zero12Upload
 
 # DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19.8 runtime/zero/config.py.
 _REDUCE_BUCKET = 500_000_000
@@ -20,6 +21,15 @@ _FP32 = 4
 # What "auto" stands for in transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
 _PREFETCH_SHARE = 0.9
 _PERSISTENCE_WIDTHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """How DeepSpeed keeps what it offloads: what is pinned, and how stages 1 and 2 send updated weights back."""
+
+    pins: bool
+    pins_masters: bool
+    upload: Zero12Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class ZeroSettings:
     accumulates: bool
     offloads_optimizer: bool
     offloads_params: bool
-    uploads_in_fp32: bool
+    host: HostSettings
     prefetch_elements: int
     persistence_elements: int
     rank: int
@@ -117,7 +127,11 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         accumulates=int(recipe.batch.grad_accum) > 1,
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,
-        uploads_in_fp32=stack.zero12_upload == "fp32_on_gpu",
+        host=HostSettings(
+            stack.pins_offload,
+            stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),
+            stack.zero12_upload,
+        ),
         prefetch_elements=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
         persistence_elements=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
     )

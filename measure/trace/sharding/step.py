@@ -9,12 +9,13 @@ import torch
 from measure.trace.adapters import DTYPES
 from measure.trace.losses import install_loss
 from measure.trace.optimizers import parameter_groups
+from measure.trace.record import ParameterNote
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
 from measure.trace.sharding.units import Unit, UnitHooks, make_units, unit_of
 from measure.trace.step import Inputs, micro_step
-from measure.trace.tracer import ParameterNote, Recorder
+from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario
 
 

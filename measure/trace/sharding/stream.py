@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from measure.trace.tracer import Block, Place, Record, Role
+from measure.trace.host import HOST_STREAMS, HostKind, HostName
+from measure.trace.record import Block, Place, Record, Role
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
 Steps = list[list[list[Record]]]
@@ -39,6 +40,24 @@ class Stream:
         block = Block(self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream)
         self._next_id += 1
         self.records.append(Record(True, block, self.place))
+        return block
+
+    def keep_on_host(self, n_bytes: int, name: str, host_name: HostName, *, pinned: bool) -> Block:
+        """Allocate host memory; pinned memory is copied from pageable memory, which goes at once (``Tensor.pin_memory``)."""
+        pageable = self._on_host(n_bytes, name, host_name, "pageable")
+        if not pinned:
+            return pageable
+        kept = self._on_host(n_bytes, name, host_name, "pinned")
+        self.free(pageable)
+        return kept
+
+    def pin(self, n_bytes: int, name: str, host_name: HostName) -> Block:
+        """Allocate pinned memory as the target of a copy from the card, which needs no pageable one."""
+        return self._on_host(n_bytes, name, host_name, "pinned")
+
+    def _on_host(self, n_bytes: int, name: str, host_name: HostName, kind: HostKind) -> Block:
+        block = self.take(n_bytes, What(name, "", HOST_STREAMS[kind]))
+        block.host_name = host_name
         return block
 
     def free(self, *blocks: Block | None) -> None:

@@ -6,11 +6,11 @@ buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_mu
 
 from __future__ import annotations
 
+from measure.trace.record import Block, Record
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.partition import FlatGroup, merged, sent_together
 from measure.trace.sharding.settings import ZeroSettings
 from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, Steps, Stream, What
-from measure.trace.tracer import Block, Record
 
 _FP32, _FP64 = 4, 8
 _BUCKET = What("ipg_buffer", "gradient_buckets")
@@ -25,6 +25,7 @@ _FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
 _HOST_COPY = What("gradient in fp32 for the host", "gradient_buckets")
 _UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
+_UPLOAD_BUFFER = "param_buffer_of_bit16_for_cpu_offload_groups"
 _CLONED = What("gradient.clone()", "gradients")
 
 
@@ -37,6 +38,7 @@ class Zero12:
         self._trained: list[Parameter] = []
         self._groups: tuple[FlatGroup, ...] = ()
         self._own: set[tuple[str, str]] = set()
+        self._on_host: set[tuple[str, str]] = set()
         self._steps: Steps = []
         self._reducing = REDUCE_STREAM if settings.overlaps else MAIN_STREAM
         self._buckets: list[Block] = []
@@ -75,10 +77,31 @@ class Zero12:
                 self._stream.take(group.part_elements * _FP32, _MASTER)
             self._stream.free(clone)
         if settings.offloads_optimizer:
-            largest = max(each.n_bytes for each in self._trained)
-            self._stream.take(largest, _STAGING)
+            self._set_up_host()
         else:
             self._stream.free(*[self._stream.take(group.part_elements * _FP32, _INITIAL) for group in self._groups])
+
+    def _set_up_host(self) -> None:
+        """Masters, the buffer of updated weights, gradients, and a staging buffer on either side for the largest gradient."""
+        settings, host = self._settings, self._settings.host
+        keep = self._stream.keep_on_host
+        for group in self._groups:
+            keep(group.part_elements * _FP32, _MASTER.name, "offloaded_optimizer", pinned=host.pins_masters)
+            if host.upload == "buffer_on_host":
+                keep(group.part_elements * settings.element_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=host.pins)
+        largest = max(each.n_bytes for each in self._trained)
+        keep(largest, "temp_grad_buffer_for_cpu_offload", "offloaded_gradients", pinned=host.pins)
+        self._stream.take(largest, _STAGING)
+        for group in self._groups:
+            keep(group.part_elements * _FP32, "single_grad_partition", "offloaded_gradients", pinned=host.pins)
+
+    def _upload(self, group: FlatGroup) -> None:
+        """Updated weights on their way back, where no buffer is kept for them: cast on the host, or in fp32 through the GPU."""
+        if self._settings.host.upload == "fp32_on_gpu":
+            self._stream.brief(group.part_elements * _FP32, _UPLOAD)
+        elif self._settings.host.upload == "cast_on_host":
+            n_bytes = group.part_elements * self._settings.element_bytes
+            self._stream.free(self._stream.keep_on_host(n_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=False))
 
     def at(self, moment: str, module: str, aliases: str) -> None:
         """Stages 1 and 2 hook into gradients only."""
@@ -115,8 +138,9 @@ class Zero12:
         """``step``: the norm, then group by group flat gradients in fp32, the optimizer, and weights back to 16-bit."""
         settings = self._settings
         if settings.offloads_optimizer:
-            for group in self._groups if settings.uploads_in_fp32 else ():
-                self._stream.brief(group.part_elements * _FP32, _UPLOAD)
+            for index, group in enumerate(self._groups):
+                self._stream.splice(self._steps[number][index])
+                self._upload(group)
             return
         for group in self._groups:
             for parameter in group.own(self._settings.rank):
@@ -175,6 +199,7 @@ class Zero12:
         if parameter.key not in self._own:
             return
         if self._settings.offloads_optimizer:
+            self._accumulate_on_host(parameter)
             if boundary:
                 own = self._own_elements(group, parameter)
                 self._stream.brief(own * _FP64, _NORM.on(self._reducing))
@@ -182,6 +207,13 @@ class Zero12:
         elif self._partition is None:
             elements = sum(each.elements for every in self._groups for each in every.own(self._settings.rank))
             self._partition = self._stream.take(elements * self._settings.element_bytes, _PARTITION.on(self._reducing))
+
+    def _accumulate_on_host(self, parameter: Parameter) -> None:
+        """``async_accumulate_grad_in_cpu_via_gpu``: a 16-bit copy of each own gradient, whole, which stays."""
+        if self._settings.accumulates and parameter.key not in self._on_host:
+            self._on_host.add(parameter.key)
+            pinned = self._settings.host.pins
+            self._stream.keep_on_host(parameter.n_bytes, "accumulated_grads_in_cpu", "offloaded_gradients", pinned=pinned)
 
     def _own_elements(self, group: FlatGroup, parameter: Parameter) -> int:
         return sum(elements for owner, elements in group.slices(parameter) if owner == self._settings.rank)

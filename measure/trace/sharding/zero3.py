@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from measure.trace.record import Block, Record, Role
 from measure.trace.sharding.coordinator import Coordinator, Live
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import ZeroSettings
 from measure.trace.sharding.stream import REDUCE_STREAM, Steps, Stream, What
-from measure.trace.tracer import Block, Record, Role
 
 _FP32, _FP64 = 4, 8
 _WHOLE = What("parameter before it is divided", "workspace")
@@ -39,6 +39,7 @@ class Zero3:
         self._live: dict[tuple[str, str], Live] = {}
         self._of_module: dict[str, list[Live]] = {}
         self._shards: dict[tuple[str, str], Block] = {}
+        self._on_host: dict[tuple[str, str], Block] = {}
         self._roles: dict[tuple[str, str], Role] = {}
         self._groups: list[list[Parameter]] = []
         self._steps: Steps = []
@@ -52,9 +53,12 @@ class Zero3:
         self._of_module.setdefault(parameter.key[0], []).append(live)
         self._stream.brief(parameter.n_bytes, _WHOLE)
         role = self._roles[parameter.key] = record.block.role
+        n_bytes = self._part(parameter) * parameter.element_bytes
         if not self._settings.offloads_params or persists:
-            n_bytes = self._part(parameter) * parameter.element_bytes
             self._shards[parameter.key] = self._stream.take(n_bytes, What("ds_tensor", role, module=record.block.module))
+        else:
+            pinned = self._settings.host.pins
+            self._on_host[parameter.key] = self._stream.keep_on_host(n_bytes, "ds_tensor", "offloaded_parameters", pinned=pinned)
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """``_create_fp16_sub_groups``: the parts of each group of the optimizer, in pieces of at least so many elements."""
@@ -77,7 +81,9 @@ class Zero3:
         """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
         self._steps, settings, stream = steps, self._settings, self._stream
         trained = [each for group in self._groups for each in group]
-        if not settings.offloads_params:
+        if settings.offloads_params:
+            self._flatten_on_host(trained)
+        else:
             stream.free(*(self._shards.pop(each.key) for each in trained))
             n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
             stream.take(n_bytes, What("lp_param_buffer", self._roles[trained[0].key]))
@@ -89,8 +95,35 @@ class Zero3:
                 stream.free(converted)
             stream.brief(max(self._elements(group) for group in self._groups) * _FP32, _INITIAL)
         stream.take(settings.bucket_elements * settings.element_bytes, _BUCKET)
-        if not settings.offloads_optimizer:
+        if settings.offloads_optimizer:
+            self._set_up_host(sum(self._part(each) for each in trained))
+        else:
             stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+
+    def _flatten_on_host(self, trained: list[Parameter]) -> None:
+        """``_create_param_groups_fp16_flat_cpu_memory``: trained parts move into one pinned buffer for each group."""
+        stream, width = self._stream, self._settings.element_bytes
+        for number in sorted({each.group for each in trained}):
+            members = [each for each in trained if each.group == number]
+            n_bytes = sum(self._part(each) for each in members) * width
+            stream.keep_on_host(n_bytes, "param_groups_fp16_flat_cpu_memory", "offloaded_parameters", pinned=True)
+        stream.free(*(self._on_host.pop(each.key, None) for each in trained))
+
+    def _set_up_host(self, elements: int) -> None:
+        """Masters, each made from a converted copy, fp32 gradients, and one flat buffer in the gradients' own dtype.
+
+        Source: stage3.py ``_create_fp32_partitions``, ``initialize_optimizer_states``, ``_setup_for_real_optimizer``.
+        """
+        stream, pinned = self._stream, self._settings.host.pins
+        for group in self._groups:
+            n_bytes = self._elements(group) * _FP32
+            converted = stream.keep_on_host(n_bytes, _CONVERTED.name, "offloaded_optimizer", pinned=False)
+            stream.keep_on_host(n_bytes, _MASTER.name, "offloaded_optimizer", pinned=False)
+            stream.free(converted)
+        for group in self._groups:
+            stream.keep_on_host(self._elements(group) * _FP32, "subgroup_gradient_buffer", "offloaded_gradients", pinned=pinned)
+        n_bytes = elements * self._settings.element_bytes
+        stream.keep_on_host(n_bytes, _GRADIENTS.name, "offloaded_gradients", pinned=pinned)
 
     def at(self, moment: str, module: str, aliases: str) -> None:
         """A hook of ``module``."""
@@ -137,6 +170,9 @@ class Zero3:
                     stream.free(flat)
                 stream.splice(self._steps[number][index])
                 stream.free(wide)
+        else:
+            for records in self._steps[number]:
+                stream.splice(records)
         self._coordinator.gather_now(live for live in self._live.values() if live.persists)
 
     def _reduce(self, *, boundary: bool) -> None:

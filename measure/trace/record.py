@@ -1,0 +1,92 @@
+"""What a traced step records: allocations and frees of blocks, each with its place in the program and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from measure.trace.host import HostName
+from measure.trace.modules import OUTSIDE
+
+Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step"]
+Role = Literal[
+    "",
+    "weights",
+    "quantization_constants",
+    "adapters",
+    "gradients",
+    "optimizer_states",
+    "autocast_copies",
+    "dequantization",
+    "workspace",
+    "master_weights",
+    "gradient_buckets",
+    "gathered_parameters",
+    "optimizer_temporaries",
+    "mark",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the program is: which pass, of which micro-step, in which decoder layer (-1: outside of the layers)."""
+
+    stage: Stage
+    micro_step: int
+    layer: int = OUTSIDE
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterNote:
+    """The parameter that a block was loaded for.
+
+    ``name``: in its module.  ``element_bytes``: of each element as loaded.  ``group``: that of the optimizer, -1 where frozen.
+    ``unit``, ``stays_whole``: what FSDP gathers it with outside of the layers, and whether that stays until its backward.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    group: int
+    unit: str = ""
+    stays_whole: bool = False
+
+
+@dataclass(slots=True)
+class Block:
+    """One allocation of ``n_bytes`` requested bytes.
+
+    ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
+    ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream (:mod:`measure.trace.host`).
+    ``recomputed``: made by a module that runs again inside the backward pass.  ``part_layers``: the layers of the tensors that it
+    holds one element of each for, where its size grows with the depth of the model.
+    """
+
+    id: int
+    n_bytes: int
+    place: Place
+    op: str
+    module: str
+    recomputed: bool = False
+    role: Role = ""
+    part_layers: tuple[int, ...] = ()
+    parameter: ParameterNote | None = None
+    stream: int = 0
+    host_name: HostName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment."""
+
+    alloc: bool
+    block: Block
+    place: Place
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a run recorded, in program order.  ``operators`` are the operators in dispatch order, if they were kept."""
+
+    records: list[Record] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)
