@@ -102,10 +102,10 @@ class Zero3:
 
     def _flatten_on_host(self, trained: list[Parameter]) -> None:
         """``_create_param_groups_fp16_flat_cpu_memory``: trained parts move into one pinned buffer for each group."""
-        stream, width = self._stream, self._settings.element_bytes
+        stream = self._stream
         for number in sorted({each.group for each in trained}):
             members = [each for each in trained if each.group == number]
-            n_bytes = sum(self._part(each) for each in members) * width
+            n_bytes = sum(self._part(each) * each.element_bytes for each in members)
             stream.keep_on_host(n_bytes, "param_groups_fp16_flat_cpu_memory", "offloaded_parameters", pinned=True)
         stream.free(*(self._on_host.pop(each.key, None) for each in trained))
 
