@@ -41,6 +41,16 @@ class Device:
         self.reserved_bytes -= n_bytes
         self.n_frees += 1
 
+    def map(self, address: int, n_bytes: int, stream: int) -> bool:
+        """Reserve memory and put it behind addresses of an expandable segment of ``stream``."""
+        del address, stream
+        return self.reserve(n_bytes)
+
+    def unmap(self, address: int, n_bytes: int, stream: int) -> None:
+        """Give back the memory behind these addresses."""
+        del address, stream
+        self.release(n_bytes)
+
     def addresses(self, n_bytes: int) -> int:
         """Start of ``n_bytes`` of addresses that nothing else uses."""
         start = self._next_address

@@ -43,7 +43,7 @@ def release_pages(device: Device, block: Block) -> None:
     if end < block.address + block.size:
         rest, block = block, split_front(block, end - block.address)
         pool.insert(rest)
-    device.release(block.size)
+    device.unmap(block.address, block.size, pool.stream)
     block.mapped = False
     merge(block, block.prev)
     merge(block, block.next)
@@ -79,7 +79,7 @@ def _map(device: Device, block: Block, size: int) -> bool:
     """Put pages behind the first ``size`` bytes of an unmapped block and join it with its free neighbours."""
     pool, page = block.pool, block.pool.page_bytes
     mapped = -(-size // page) * page
-    if not device.reserve(mapped):
+    if not device.map(block.address, mapped, pool.stream):
         return False
     pool.remove(block)
     if mapped < block.size:

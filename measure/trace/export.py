@@ -13,11 +13,11 @@ from typing import Any
 
 from measure.trace.allocator import CachingAllocator
 from measure.trace.blocks import Block, StreamPool
+from measure.trace.device import Device
 from measure.trace.events import AllocEvent
 from measure.trace.files import whole_file
 from measure.trace.settings import AllocatorSettings
 from measure.trace.settings_text import parse_settings
-from planner.errors import NotModelledError
 
 # One protocol for every Python, the one that torch writes.
 _PROTOCOL = 4
@@ -29,7 +29,6 @@ def write_snapshot(path: str | Path, events: Sequence[AllocEvent], settings_text
 
     Raises:
         InputFileError: the file cannot be written.
-        NotModelledError: expandable segments, whose mapped pages are not written.
     """
     snapshot = snapshot_of(events, settings_text)
     with whole_file(path) as stream:
@@ -39,38 +38,54 @@ def write_snapshot(path: str | Path, events: Sequence[AllocEvent], settings_text
 def snapshot_of(events: Iterable[AllocEvent], settings_text: str = "") -> dict[str, Any]:
     """What ``torch.cuda.memory._snapshot()`` gives: ``segments`` at the end, ``device_traces``, and the settings.
 
-    ``settings_text`` is what ``PYTORCH_CUDA_ALLOC_CONF`` would say.  Phases are ``external_annotations``, times are numbers of
+    ``settings_text`` is what ``PYTORCH_CUDA_ALLOC_CONF`` would say; parts of expandable segments are mapped
+    (``segment_map``) instead of allocated.  Phases are ``external_annotations``, times are numbers of
     entries, frames are the operator and its module.
-
-    Raises:
-        NotModelledError: expandable segments, whose mapped pages are not written.
     """
     settings = parse_settings(settings_text)
-    if settings.expandable_segments:
-        raise NotModelledError("expandable segments cannot be exported; leave expandable_segments out of --allocator")
     snapshot = _Snapshot(settings).run(events)
     return {**snapshot, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings_text, **_settings(settings)}}
 
 
-class _LoggingAllocator(CachingAllocator):
-    """Notes every segment that is taken from the card or given back."""
+# Action, address, bytes, stream.
+_Log = list[tuple[str, int, int, int]]
+
+
+class _LoggingDevice(Device):
+    """Notes every range of an expandable segment that gets memory or loses it."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__(None)
+        self._log = log
+
+    def map(self, address: int, n_bytes: int, stream: int) -> bool:
+        self._log.append(("segment_map", address, n_bytes, stream))
+        return super().map(address, n_bytes, stream)
+
+    def unmap(self, address: int, n_bytes: int, stream: int) -> None:
+        super().unmap(address, n_bytes, stream)
+        self._log.append(("segment_unmap", address, n_bytes, stream))
+
+
+class LoggingAllocator(CachingAllocator):
+    """Notes in ``log`` every segment, or part of an expandable one, that is taken from the card or given back."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
         super().__init__(settings)
-        self.log: list[tuple[str, int, int, int]] = []
-        self.sizes: dict[int, int] = {}
+        self.log: _Log = []
+        self.device = _LoggingDevice(self.log)
 
     def _reserve(self, pool: StreamPool, size: int) -> Block | None:
         block = super()._reserve(pool, size)
-        if block is not None:
+        if block is not None and not block.expandable_bytes:
             self.log.append(("segment_alloc", block.address, block.size, pool.stream))
-            self.sizes[block.address] = block.size
         return block
 
     def _release(self, block: Block) -> None:
         super()._release(block)
         self.log.append(("segment_free", block.address, block.size, block.pool.stream))
-        del self.sizes[block.address]
 
     def free_blocks(self) -> list[Block]:
         """Every cached block."""
@@ -81,7 +96,7 @@ class _Snapshot:
     """The state of one export."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
-        self.allocator = _LoggingAllocator(settings)
+        self.allocator = LoggingAllocator(settings)
         self.entries: list[dict[str, Any]] = []
         self.annotations: list[dict[str, Any]] = []
         self.live: dict[int, tuple[Block, AllocEvent]] = {}
@@ -162,36 +177,38 @@ class _Snapshot:
         return self.frames[key]
 
     def _segments(self) -> list[dict[str, Any]]:
-        held = {block.address: ("active_allocated", block, made) for block, made in self.live.values()}
-        held |= {block.address: ("active_awaiting_free", block, made) for _, block, made in self.waiting.values()}
-        free = {block.address: block for block in self.allocator.free_blocks()}
-        return [self._segment(start, size, held, free) for start, size in sorted(self.allocator.sizes.items())]
+        """Every plain segment, and every run of an expandable one that has memory behind it (``snapshot``)."""
+        held = {block.address: ("active_allocated", made) for block, made in self.live.values()}
+        held |= {block.address: ("active_awaiting_free", made) for _, block, made in self.waiting.values()}
+        blocks = [block for block, _ in self.live.values()] + [block for _, block, _ in self.waiting.values()]
+        heads = [each for each in blocks + self.allocator.free_blocks() if each.prev is None or not each.prev.mapped]
+        return [self._segment(head, held) for head in sorted(heads, key=lambda each: each.address)]
 
-    def _segment(self, start: int, size: int, held: dict[int, Any], free: dict[int, Block]) -> dict[str, Any]:
+    def _segment(self, head: Block, held: dict[int, tuple[str, AllocEvent]]) -> dict[str, Any]:
         blocks = []
-        address = start
         totals = {"active_allocated": 0, "active_awaiting_free": 0, "inactive": 0}
         requested = 0
-        pool: StreamPool | None = None
-        while address < start + size:
-            state, block, made = held.get(address) or ("inactive", free[address], None)
+        block: Block | None = head
+        while block is not None and block.mapped:
+            state, made = held.get(block.address, ("inactive", None))
             wanted = 0 if made is None else made.n_bytes
             frames = [] if made is None else self._frames(made)
-            blocks.append({"address": address, "size": block.size, "requested_size": wanted, "state": state, "frames": frames})
+            place = {"address": block.address, "size": block.size, "requested_size": wanted}
+            blocks.append({**place, "state": state, "frames": frames})
             totals[state] += block.size
             requested += wanted
-            pool, address = block.pool, address + block.size
+            block = block.next
         return {
             "device": 0,
-            "address": start,
-            "total_size": size,
+            "address": head.address,
+            "total_size": sum(totals.values()),
             "allocated_size": totals["active_allocated"],
             "active_size": totals["active_allocated"] + totals["active_awaiting_free"],
             "requested_size": requested,
-            "stream": pool.stream if pool is not None else 0,
-            "segment_type": "small" if pool is not None and pool.is_small else "large",
+            "stream": head.pool.stream,
+            "segment_type": "small" if head.pool.is_small else "large",
             "segment_pool_id": _NO_POOL,
-            "is_expandable": False,
+            "is_expandable": bool(head.expandable_bytes),
             "frames": [],
             "blocks": blocks,
         }

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import pairwise
 
 import pytest
 
 from measure.trace.events import AllocEvent
-from measure.trace.export import snapshot_of
+from measure.trace.export import LoggingAllocator, snapshot_of
 from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
 from measure.trace.replay import replay
+from measure.trace.settings_text import parse_settings
 from measure.trace.summary import summarize
 from measure.trace.timeline import moments_at, phase_peak_events, sampled, spans_of
-from planner.errors import NotModelledError
 from planner.units import KIB, MIB
 
 
@@ -116,10 +117,29 @@ def test_an_exported_snapshot_reads_back_as_the_same_requests() -> None:
     assert max(reserved_timeline(snapshot)) == result.peak_reserved_bytes
 
 
-def test_the_segments_of_a_snapshot_add_up() -> None:
+def test_pages_of_expandable_segments_are_mapped_and_unmapped() -> None:
+    """What the replay reserves is what the entries map, at addresses that nothing else has; an emptied cache unmaps it."""
+    text = "expandable_segments:True"
+    snapshot = json.loads(json.dumps(snapshot_of(STREAMS, text)))
+    assert max(reserved_timeline(snapshot)) == replay(STREAMS, parse_settings(text)).peak_reserved_bytes
+    ranges = sorted((e["addr"], e["size"]) for e in snapshot["device_traces"][0] if e["action"] == "segment_map")
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(ranges))
+    allocator = LoggingAllocator(parse_settings(text))
+    block = allocator.malloc(30 * MIB)
+    assert block is not None
+    allocator.free(block)
+    allocator.empty_cache()
+    assert [(action, size) for action, _, size, _ in allocator.log] == [("segment_map", 40 * MIB), ("segment_unmap", 40 * MIB)]
+
+
+both_kinds = pytest.mark.parametrize("text", ["", "expandable_segments:True"])
+
+
+@both_kinds
+def test_the_segments_of_a_snapshot_add_up(text: str) -> None:
     """Blocks fill their segments without gaps, and what they hold is what the replay holds at the end."""
-    snapshot = snapshot_of(STREAMS)
-    result = replay(STREAMS)
+    snapshot = snapshot_of(STREAMS, text)
+    result = replay(STREAMS, parse_settings(text))
     segments = snapshot["segments"]
     assert sum(each["total_size"] for each in segments) == result.reserved_timeline[-1]
     assert sum(each["allocated_size"] for each in segments) == result.allocated_timeline[-1]
@@ -128,23 +148,21 @@ def test_the_segments_of_a_snapshot_add_up() -> None:
         assert [block["address"] for block in segment["blocks"]] == addresses
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
     assert {each["stream"] for each in segments} == {0, 1}
+    assert {each["is_expandable"] for each in segments} == {bool(text)}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the visualiser is torch's")
-def test_torch_understands_the_snapshot() -> None:
+@both_kinds
+def test_torch_understands_the_snapshot(text: str) -> None:
     """torch's own reports, which check that free and used bytes of each segment add up, run on it."""
     from torch.cuda import _memory_viz
 
-    snapshot = snapshot_of(STREAMS)
+    snapshot = snapshot_of(STREAMS, text)
     summary = _memory_viz.segsum(snapshot)  # type: ignore[no-untyped-call]
     assert f"segments: {len(snapshot['segments'])}" in summary
     listing = _memory_viz.trace(snapshot)  # type: ignore[no-untyped-call]
     assert "30.0MiB" in listing
-    assert listing.count("cudaMalloc") == len([e for e in snapshot["device_traces"][0] if e["action"] == "segment_alloc"])
+    reserves = [each["action"] for each in snapshot["device_traces"][0] if each["action"] in ("segment_alloc", "segment_map")]
+    assert set(reserves) == {"segment_map" if text else "segment_alloc"}
+    assert listing.count("cudaMalloc") + listing.count("'action': 'segment_map'") == len(reserves)
     assert "snapshot.pickle" in _memory_viz.trace_plot(snapshot)  # type: ignore[no-untyped-call]
-
-
-def test_expandable_segments_are_not_exported() -> None:
-    """Their pages are not written, so they are refused rather than drawn wrongly."""
-    with pytest.raises(NotModelledError, match="expandable"):
-        snapshot_of(EVENTS, "expandable_segments:True")
