@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from planner.calibration.anchors import AnchorGain, anchor_gains
 from planner.calibration.budget import rounded_up
 from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
 from planner.calibration.drawn import POINTS_FILE, drawn_points_csv
 from planner.calibration.goals import Goal, goals
-from planner.calibration.personal import AnchorGain, anchor_gains
 from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, score_source

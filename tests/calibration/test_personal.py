@@ -7,17 +7,10 @@ from functools import cache
 
 import pytest
 
+from planner.calibration.anchors import AnchorGain, anchor_gains, chosen_pull, gains_under, machines_of
 from planner.calibration.calibrate import Fitted, calibrate
 from planner.calibration.fit import Pull
-from planner.calibration.personal import (
-    OWN_PULL,
-    OWN_PULLS,
-    AnchorGain,
-    anchor_gains,
-    calibrate_machine,
-    chosen_pull,
-    gains_under,
-)
+from planner.calibration.personal import OWN_PULL, OWN_PULLS, calibrate_machine
 from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment
@@ -81,7 +74,7 @@ def test_ambiguous_rows_neither_anchor_nor_count() -> None:
     """A row whose configuration is a guess says nothing of a machine, and its error nothing of the anchor."""
     records = simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW})
     guessed = [replace(each, grade="C") if each.source_group == "doc-a" else each for each in records]
-    assert {gain.group for gain in gains_under(OWN_PULL, base(), guessed)} == set(MACHINES) - {"doc-a"}
+    assert {each.group for each in machines_of(guessed)} == set(MACHINES) - {"doc-a"}
 
 
 def test_the_pull_is_chosen_on_other_groups() -> None:
@@ -91,17 +84,28 @@ def test_the_pull_is_chosen_on_other_groups() -> None:
         soft: [AnchorGain("a", 3, 0.3, 0.01), AnchorGain("a (offload)", 3, 0.3, 0.01), AnchorGain("b", 3, 0.3, 0.2)],
         hard: [AnchorGain("a", 3, 0.3, 0.5), AnchorGain("a (offload)", 3, 0.3, 0.5), AnchorGain("b", 3, 0.3, 0.1)],
     }
-    assert chosen_pull(gains, "a") == chosen_pull(gains, "a (offload)") == hard
+    assert chosen_pull(gains, "a") == hard
     assert chosen_pull(gains, "b") == soft
     assert chosen_pull({pull: each[:1] for pull, each in gains.items()}, "a") == OWN_PULL
+
+
+def test_nothing_of_the_judged_group_leads_to_its_anchors() -> None:
+    """What a pull is chosen on for one group does not change with that group's own rows, however wrong they are."""
+    honest = simulated(dict.fromkeys(MACHINES, Coefficients()))
+    wrong = [replace(each, step_time_s=9.0) if each.source_group == "doc-d" else each for each in honest]
+    found = [gains_under(OWN_PULL, machines_of(records), lambda _: ()) for records in (honest, wrong)]
+    others = [[gain for gain in gains if gain.group != "doc-d"] for gains in found]
+    assert others[0] == others[1]
+    assert found[0] != found[1]
 
 
 @pytest.mark.slow
 def test_the_shipped_pull_is_what_the_published_rows_choose() -> None:
     """Personal calibrations hold a machine's effects as hard as serves the published documents best."""
     records = read_records([published_dir() / "*.csv"]).records
-    fitted = calibrate(records)
-    assert chosen_pull({pull: gains_under(pull, fitted, records) for pull in OWN_PULLS}) == OWN_PULL
+    fitted, machines = calibrate(records), machines_of(records)
+    gains = {pull: gains_under(pull, machines, lambda group: fitted.without[group].offsets) for pull in OWN_PULLS}
+    assert chosen_pull(gains) == OWN_PULL
 
 
 def test_as_many_records_of_one_machine_as_of_another_are_refused() -> None:
