@@ -19,11 +19,15 @@ from planner.catalog.toml_file import read_toml
 _FILE_NAME = "error_budget.toml"
 # Two significant digits, but never finer than a thousandth.
 _FINEST_EXPONENT = -3
+# An error may grow by this much, a fraction, before somebody has to say why.
+_SLACK = 0.01
 _HEADER = """\
 # Errors of the predictions on each published document.  A test fails when one of them grows beyond its figure here.
 # All figures are UNCALIBRATED: no coefficient is fitted to these or any other rows.  They are reached errors, rounded up at the
 # second digit, not targets.  *_mape: mean absolute relative error, a fraction.  false_fit, false_oom: wrong verdicts, a count.
-# Written by: python -m planner.calibration.budget > data/error_budget.toml
+# best: the lowest figure that there ever was, where it was lower; a figure that has grown beyond it by a point, or by a verdict
+# or a row, has a line in CHANGELOG.md that says why.
+# Written by `make regenerate`: python -m planner.calibration.budget into another file, which then replaces this one.
 """
 
 
@@ -56,15 +60,45 @@ def stored_budget() -> Mapping[str, Mapping[str, float]]:
     return documents
 
 
+def best_figures() -> Mapping[str, Mapping[str, float]]:
+    """The lowest figures that there ever were, by document, where these are lower than those that are stored.
+
+    Raises:
+        InputFileError: missing or malformed.
+    """
+    best: Mapping[str, Mapping[str, float]] = read_toml(data_dir() / _FILE_NAME).get("best", {})
+    return best
+
+
+def loosened() -> tuple[str, ...]:
+    """``DOCUMENT: figure`` of each stored figure that is a point, a verdict or a row worse than it ever was."""
+    stored = stored_budget()
+    found = []
+    for document, figures in best_figures().items():
+        for name, best in figures.items():
+            slack = _SLACK if name.endswith("_mape") else 0
+            if stored.get(document, {}).get(name, 0.0) > best + slack:
+                found.append(f"{document}: {name}")
+    return tuple(found)
+
+
 def budget_toml() -> str:
-    """Content of the file for the code as it is."""
+    """Content of the file for the code as it is; what was best is taken over from the file, so that it is not lost."""
+    before, best = stored_budget(), best_figures()
     validation = published_validation()
     lines = [_HEADER, f"date = {datetime.now(UTC).date().isoformat()}", f'calibration = "{validation.calibration}"']
     for score in validation.sources:
-        lines += ["", f'[documents."{score.source}"]']
-        for name, value in budget_figures(score).items():
-            lines.append(f"{name} = {rounded_up(value) if name.endswith('_mape') else value}")
+        figures = _stored_figures(score)
+        lines += ["", f'[documents."{score.source}"]', *(f"{name} = {value}" for name, value in figures.items())]
+    for score in validation.sources:
+        figures, old = _stored_figures(score), {**before.get(score.source, {}), **best.get(score.source, {})}
+        lower = [f"{name} = {old[name]}" for name, value in figures.items() if old.get(name, value) < value]
+        lines += ["", f'[best."{score.source}"]', *lower] if lower else []
     return "\n".join(lines) + "\n"
+
+
+def _stored_figures(score: SourceScore) -> dict[str, float]:
+    return {name: rounded_up(value) if name.endswith("_mape") else value for name, value in budget_figures(score).items()}
 
 
 if __name__ == "__main__":
