@@ -22,6 +22,7 @@ _MEMORY_LEVELS: tuple[SpreadOf, ...] = ("allocated", "reserved", "driver")
 # A wrong verdict is near enough where what must be held lies this close to the limit.
 _NEAR_LIMIT = 0.05
 _OTHERS = "other grade-A sources"
+_HALF_WIDTHS = {"memory": 0.12, "time": 0.25}
 # Rules of the fit that say that a time is not what the record says it is, or is there twice.
 _UNCLEAR = frozenset({"impossible_rate", "repeat", "duplicate"})
 
@@ -78,7 +79,7 @@ class Goal:
 
 
 def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal, ...]:
-    """Every line, in the order in which the targets are listed in the README."""
+    """Every line that the records say something about, in the order in which the targets are listed in the README."""
     fits = {"in-sample": result.in_sample.rows, "held out": result.held_out.rows}
     unclear = frozenset(each.record_id for each in result.fitted.left_out if each.rule in _UNCLEAR)
     return (
@@ -89,7 +90,7 @@ def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal,
         *(goal for fit, rows in fits.items() for goal in _others(fit, rows)),
         *(goal for fit, rows in fits.items() for goal in _verdicts(fit, rows)),
         *_intervals(held_out(result.fitted.residuals), _seed_groups(result.held_out.rows)),
-        _uncertain(result.held_out.rows),
+        *_uncertain(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _host(fit, rows)),
     )
 
@@ -101,11 +102,16 @@ def _memory(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
         else (dict.fromkeys(("001", "002", "003"), 0.08), 0.06, 0.12)
     )
     errors = _errors(rows, _is_seed, _peak)
-    yield Goal("seeds, peak memory, mean error", fit, len(errors), fmean(errors), pooled)
-    yield Goal("seeds, peak memory, 90th percentile", fit, len(errors), float(np.quantile(errors, 0.9)), tail)
+    yield from _mean("seeds, peak memory, mean error", fit, errors, pooled)
+    if errors:
+        yield Goal("seeds, peak memory, 90th percentile", fit, len(errors), float(np.quantile(errors, 0.9)), tail)
     for document, target in by_document.items():
-        mine = _errors(rows, _of(document), _peak)
-        yield Goal(f"{document}, peak memory, mean error", fit, len(mine), fmean(mine), target)
+        yield from _mean(f"{document}, peak memory, mean error", fit, _errors(rows, _of(document), _peak), target)
+
+
+def _mean(title: str, fit: str, errors: Sequence[float], high: float | None) -> Iterable[Goal]:
+    if errors:
+        yield Goal(title, fit, len(errors), fmean(errors), high)
 
 
 def _throughput(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
@@ -118,13 +124,11 @@ def _throughput(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> 
     clear = [row for row in rows if _is_seed(row) and row.record.grade != "C" and row.record.id not in unclear]
     apart = _errors(clear, offloads, _time)
     errors = _errors(clear, lambda row: not offloads(row), _time)
-    yield Goal("seeds, throughput, mean error, without offload", fit, len(errors), fmean(errors), pooled)
+    yield from _mean("seeds, throughput, mean error, without offload", fit, errors, pooled)
     for document, target in by_document.items():
         mine = _errors([row for row in clear if _of(document)(row)], lambda row: not offloads(row), _time)
-        if mine:
-            yield Goal(f"{document}, throughput, mean error, without offload", fit, len(mine), fmean(mine), target)
-    if apart:
-        yield Goal("seeds, throughput, mean error, offload apart", fit, len(apart), fmean(apart))
+        yield from _mean(f"{document}, throughput, mean error, without offload", fit, mine, target)
+    yield from _mean("seeds, throughput, mean error, offload apart", fit, apart, None)
 
 
 def _anchored(anchors: Sequence[AnchorGain], rows: Sequence[RowScore]) -> Iterable[Goal]:
@@ -165,6 +169,8 @@ def _others(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
 
 def _verdicts(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
     mine = [row for row in rows if _is_seed(row) and row.oom is not None]
+    if not mine:
+        return
     ran_out = [row for row in mine if row.record.outcome == "oom"]
     ran = [row for row in mine if row.record.outcome != "oom"]
     wrong = [row for row in mine if row.oom in ("false_fit", "false_oom")]
@@ -186,29 +192,34 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
     quantities: dict[str, tuple[SpreadOf, ...]] = {"memory": _MEMORY_LEVELS, "time": ("time",)}
     for name, kinds in quantities.items():
         mine = [each for each in held if each.residual.of in kinds]
+        if not mine:
+            continue
         yield Goal(f"{name}, inside the 90 % interval", "held out", len(mine), _inside(mine), 0.94, 0.86)
         sources = list(dict.fromkeys(each.residual.group for each in mine))
         by_source = fmean(_inside([each for each in mine if each.residual.group == group]) for group in sources)
         yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source)
         for kind in kinds if len(kinds) > 1 else ():
             level = [each for each in mine if each.residual.of == kind]
-            yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), 0.94, 0.86)
+            if level:
+                yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), 0.94, 0.86)
         seeds = [each for each in mine if each.residual.group in seeds_of]
         others = [each for each in mine if each.residual.group not in seeds_of]
         widths = {"": mine, "seeds, ": seeds, "other sources, ": others}
         for prefix, part in widths.items():
-            half = median(each.half_width for each in part)
-            yield Goal(f"{prefix}{name}, median half-width", "held out", len(part), half, {"memory": 0.12, "time": 0.25}[name])
+            if part:
+                half = median(each.half_width for each in part)
+                yield Goal(f"{prefix}{name}, median half-width", "held out", len(part), half, _HALF_WIDTHS[name])
 
 
 def _inside(held: Sequence[Held]) -> float:
     return fmean(each.inside for each in held)
 
 
-def _uncertain(rows: Sequence[RowScore]) -> Goal:
+def _uncertain(rows: Sequence[RowScore]) -> Iterable[Goal]:
     judged = [row for row in rows if row.oom not in (None, "no_verdict")]
-    share = fmean(row.oom in ("uncertain_ok", "uncertain_oom") for row in judged)
-    return Goal("verdict uncertain, all sources", "held out", len(judged), share, 0.05)
+    if judged:
+        share = fmean(row.oom in ("uncertain_ok", "uncertain_oom") for row in judged)
+        yield Goal("verdict uncertain, all sources", "held out", len(judged), share, 0.05)
 
 
 def _host(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:

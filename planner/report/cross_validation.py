@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
 from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.goals import Goal, goals
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.personal import Personal
 from planner.calibration.screen import LeftOut
@@ -24,13 +25,25 @@ _QUANTITIES = (("memory", "GPU memory"), ("throughput", "Throughput"), ("host_me
 
 
 def cross_validation_sections(result: CrossValidation, *, with_rows: bool) -> tuple[Section, ...]:
-    """Errors side by side, what was fitted, what was left out, then the held-out validation in full."""
+    """What is aimed at, errors side by side, what was fitted, what was left out, then the held-out validation in full."""
     sections = (
+        _goals(goals(result, ())),
         *(_compared(result, name, title) for name, title in _QUANTITIES),
         *fit_sections(result.fitted),
         *validation_sections(result.held_out, with_rows=with_rows),
     )
     return tuple(section for section in sections if section.blocks)
+
+
+def _goals(found: Sequence[Goal]) -> Section:
+    """Each aim that the records speak of: the target, and what is reached in-sample or held out."""
+    words = {True: "met", False: "missed", None: ""}
+    rows = tuple(
+        Row((each.title, each.fit, f"{each.n:,}", each.target, percent(each.reached), words[each.met])) for each in found
+    )
+    columns = (Column("what"), Column("under"), *(Column(title, "right") for title in ("rows", "target", "reached")), Column(""))
+    note = Note("Gains of one anchor row take longer and are in data/accuracy.toml, which `make accuracy` checks.", "dim")
+    return Section("Aims", (Grid(columns, rows), note) if rows else ())
 
 
 def _compared(result: CrossValidation, name: str, title: str) -> Section:

@@ -51,6 +51,7 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
         _errors("GPU memory", scores, lambda score: score.memory),
         _errors("Throughput", scores, lambda score: score.throughput),
         _errors("Host RAM", scores, lambda score: score.host_memory),
+        _order(scores),
         _bounds(scores),
         _verdicts(scores),
         *phase_sections(validation, with_rows=with_rows),
@@ -99,6 +100,20 @@ def _error_row(source: str, summary: ErrorSummary) -> Row:
     compared = ", ".join(f"{quantity_label(name)} {count}" for name, count in summary.quantities)
     shares = (percent(summary.mape), signed_percent(summary.median_signed), percent(summary.max_abs))
     return Row((source, str(summary.n), *shares, summary.worst_row, compared))
+
+
+def _order(scores: Sequence[SourceScore]) -> Section:
+    """Whether a planner would pick the right one of two configurations: the share of pairs in the measured order."""
+    rows = []
+    for score in scores:
+        found = [score.memory_ranks, score.throughput_ranks]
+        if any(found):
+            cells = [cell for each in found for cell in ((f"{each.n_pairs:,}", percent(each.share)) if each else ("", ""))]
+            rows.append(Row((score.source, *cells), "strong" if score is scores[-1] else "plain"))
+    titles = ("pairs by memory", "in order", "pairs by speed", "in order")
+    note = Note("Pairs of one document whose measurements lie more than 10 % apart.", "dim")
+    grid = Grid((Column("source"), *(Column(each, "right") for each in titles)), tuple(rows))
+    return Section("Order of configurations", (grid, note) if rows else ())
 
 
 def _bounds(scores: Sequence[SourceScore]) -> Section:

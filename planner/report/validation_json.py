@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.calibration.calibrate import Fitted
 from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.goals import Goal, goals
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import RowScore
 from planner.calibration.screen import LeftOut
@@ -22,6 +23,7 @@ from planner.report.validation_schema import (
     ComparisonPart,
     ErrorPart,
     FitPart,
+    GoalPart,
     HistoryPart,
     LeftOutPart,
     MissPart,
@@ -100,9 +102,14 @@ def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
             "in_sample": _scores(result.in_sample),
             "prior": _scores(result.prior),
             "fit": fit_part(result.fitted),
+            "goals": [_goal(each) for each in goals(result, ())],
         }
     )
     return document.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def _goal(goal: Goal) -> GoalPart:
+    return GoalPart(title=goal.title, fit=goal.fit, n=goal.n, low=goal.low, high=goal.high, reached=goal.reached, met=goal.met)
 
 
 def fit_part(fitted: Fitted) -> FitPart:

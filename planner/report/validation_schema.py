@@ -221,6 +221,18 @@ class FitPart(_Part):
     coverage: dict[str, float]
 
 
+class GoalPart(_Part):
+    """One aim: bounds of the target (null: none), and what is reached over ``n`` rows, pairs or sources; all are fractions."""
+
+    title: str
+    fit: str
+    n: Count
+    low: float | None
+    high: float | None
+    reached: float
+    met: bool | None = Field(description="null where there is no target")
+
+
 class ValidationDocument(_Part):
     """Everything that ``plan validate`` says about some files of records.
 
@@ -244,6 +256,9 @@ class ValidationDocument(_Part):
     in_sample: ScoresPart | None = Field(default=None, description="by the fit on all groups; null without --cv source")
     prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
     fit: FitPart | None = Field(default=None, description="null without --cv source")
+    goals: list[GoalPart] | None = Field(
+        default=None, description="aims that the records speak of, without anchors; null without --cv source"
+    )
 
 
 def validation_json_schema() -> dict[str, Any]:

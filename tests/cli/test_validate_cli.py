@@ -117,6 +117,10 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     in_sample, held_out, prior = (scores["overall"]["memory"]["mape"] for scores in scored)
     # Four documents are too few to say that a fit without one of them is better than none.
     assert in_sample < min(held_out, prior)
+    aims = {(each["title"], each["fit"]): each for each in document["goals"]}
+    seeds = aims["seeds, peak memory, mean error", "held out"]
+    assert seeds["met"] is (seeds["reached"] <= seeds["high"] == 0.06)
+    assert aims["memory, inside the 90 % interval, mean over sources", "held out"]["met"] is None
 
 
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
@@ -127,8 +131,19 @@ def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
         "free numbers (at most 40)",
         "inside the 90% interval",
         "each source group is predicted",
+        "Order of configurations",
+        "002, throughput, pairs in the right order",
     ):
         assert words in out
+
+
+def test_aims_are_those_that_the_records_speak_of(capsys: Captured) -> None:
+    """Records of one document have the aims of that document only, and the order of configurations is in every report."""
+    out = _printed(capsys, ONE_FILE, "--cv", "source")
+    assert "003, peak memory, mean error" in out
+    assert "002, peak memory" not in out
+    assert "other grade-A sources" not in out
+    assert "pairs by memory" in _printed(capsys, ONE_FILE)
 
 
 def test_an_unknown_cross_validation_lists_the_known_ones(capsys: Captured) -> None:
