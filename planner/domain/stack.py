@@ -66,6 +66,9 @@ class Stack:
     the fp32 masters of stages 1 and 2 too.  ``zero12_upload``: how these stages send weights that the host updated back to the
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
+    ``zero12_flattens_on_gpu``: trained weights of these stages become one flat buffer on the GPU where it has room, not on the
+    host; what they lay in before stays cached.
+    ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so that they lie beside its logits.
     ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
     the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
     ``checkpoints_parts``: checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
@@ -107,6 +110,8 @@ class Stack:
     pins_masters: PinsMasters
     zero12_upload: Zero12Upload
     zero12_overlap: bool
+    zero12_early_buckets: bool
+    zero12_flattens_on_gpu: bool
     sdpa_mask: SdpaMask
     checkpoints_parts: bool
     flash_generation: int

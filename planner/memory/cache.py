@@ -9,11 +9,12 @@ leftovers, each in the phase whose peak they add to.  Source of all: torch 2.13 
 from __future__ import annotations
 
 from planner.anatomy.adapters import adapter_shapes
-from planner.arrays import maximum, where
+from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
 from planner.memory.job import Job
 from planner.memory.optimizer import optimizer_state_bytes
+from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.units import MIB
 
 # Requests of at most this size come from a pool of their own.  Source: c10/cuda/CUDACachingAllocator.cpp kSmallSize.
@@ -31,10 +32,9 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
     """
     # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
-    loss = stranded_logits_bytes(job) + in_forward
+    loss = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + in_forward
     scores, small = stranded_scores_bytes(job), small_pool_leftover_bytes(job)
-    return {
-        **dict.fromkeys(PHASES, 0),
+    by_phase: dict[Phase, Number] = {
         "adapters": orphaned_bytes(job),
         "loss": loss,
         "backward": scores,
@@ -43,6 +43,30 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
         "loss_2": loss + small,
         "backward_2": scores + small,
     }
+    flattened = flattened_leftover_bytes(job)
+    if is_zero(flattened):
+        return {**dict.fromkeys(PHASES, 0), **by_phase}
+    return {phase: by_phase.get(phase, 0) + maximum(flattened - _passing(terms, phase), 0) for phase in PHASES}
+
+
+def _passing(terms: tuple[Term, ...], phase: Phase) -> Number:
+    """Bytes of activations in ``phase``, whose tensors are as small as weights."""
+    return sum(_of(terms, name, phase) for name in ("saved_activations", "block_recompute"))
+
+
+def flattened_leftover_bytes(job: Job) -> Number:
+    """The blocks in which trained weights lay before stages 1 and 2 copied them into one flat buffer on the GPU: cached since.
+
+    They serve activations, which are as small, and nothing that the engine makes: its masters, states and flat gradients are
+    single blocks.  Formula: the trained weights' bytes, where the GPU has room for them twice; else the engine goes by the host
+    and empties the cache.
+    Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py __init__ (``flatten_on_accelerator``), the switch ``zero12_flattens_on_gpu``;
+    seen in traces.  Ignored: logits that fit into the blocks of tables.
+    """
+    if job.recipe.sharding not in ("zero1", "zero2") or not job.stack.zero12_flattens_on_gpu:
+        return 0
+    trained, room = job.trained_weight_bytes, job.hardware.gpu.visible_memory_bytes
+    return trained if room is None else where(2 * trained <= room, trained, 0)
 
 
 def _of(terms: tuple[Term, ...], name: str, phase: Phase) -> Number:
@@ -115,6 +139,30 @@ def stranded_logits_bytes(job: Job) -> Number:
         return 0
     wide = job.model.fp32_logits or job.regime.autocast
     return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0
+
+
+def bucket_leftover_bytes(job: Job) -> Number:
+    """What is left of the logits block that early gradient buckets were cut from, and that no other logits tensor fits any more.
+
+    The logits are free when the loss begins its backward, and buckets that are made then (:func:`early_bucket_bytes`) take the
+    smallest block that is large enough: the logits', whose place the gradient of the loss would have taken.
+    Formula: that block less the buckets inside; where the block was of no use anyway (:func:`stranded_logits_bytes`) minus the
+    buckets.  0 where a bucket is larger than the logits, or made later.
+    Source: DeepSpeed 0.12.6 zero/stage_1_and_2.py backward; torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block (best
+    fit), should_split; seen in replays (tests/differential/test_bucket_blocks.py).
+    """
+    buckets = early_bucket_bytes(job)
+    if job.recipe.loss != "hf" or is_zero(buckets):
+        return 0
+    bucket = buckets / bucket_count(job)
+    logits = job.tokens * job.model.vocab_size
+    narrow = logits * job.regime.compute
+    inside = minimum(buckets, narrow // bucket * bucket)
+    if is_zero(stranded_logits_bytes(job)):
+        return where(narrow >= bucket, narrow - inside, 0)
+    wide = logits * 4
+    beside = where(wide >= bucket, wide - minimum(buckets, wide // bucket * bucket), 0)
+    return where(narrow >= bucket, -inside, beside)
 
 
 def stranded_scores_bytes(job: Job) -> Number:

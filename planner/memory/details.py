@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.anatomy.block import block_bytes
+from planner.arrays import maximum
 from planner.domain.model import BlockGroup
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.domain.recipe import Number
-from planner.memory import cache, lengths, runtime, sharding
+from planner.memory import cache, lengths, pools, runtime, sharding
 from planner.memory.job import Job
 from planner.units import format_bytes, format_count
 
@@ -127,9 +128,11 @@ def _pinning(job: Job) -> str:
 def _slack(job: Job, _: str) -> str:
     """The leftovers of the loss's moment are those of the first micro-step; which phase decides is in the list of phases."""
     parts = {
-        "side streams": runtime.side_stream_bytes(job),
+        "side streams": runtime.side_stream_bytes(job) + pools.gather_pool_bytes(job) + pools.gradient_pool_bytes(job),
+        "what early buckets leave of the logits' block": maximum(cache.bucket_leftover_bytes(job), 0),
         "stranded 16-bit logits in the loss": cache.stranded_logits_bytes(job),
         "stranded 16-bit scores in backward": cache.stranded_scores_bytes(job),
+        "weights' blocks from before they were flattened": cache.flattened_leftover_bytes(job),
         "small blocks of the step": cache.small_pool_leftover_bytes(job),
         "orphaned segments after loading": cache.orphaned_bytes(job),
     }
@@ -150,9 +153,10 @@ def _bucket(job: Job, _: str) -> str:
     )
 
 
-def _gathered(job: Job, _: str) -> str:
-    elements = float(sharding.gathered_parameter_bytes(job)) / job.regime.compute
-    return f"{format_count(elements)} parameters x {job.regime.compute} B"
+def _gathered(job: Job, label: str) -> str:
+    gathered = sharding.gathered_parameter_bytes(job)
+    n_bytes = gathered.first if "first" in label else gathered.loss if "loss" in label else gathered.passes
+    return f"{format_count(float(n_bytes) / job.regime.compute)} parameters x {job.regime.compute} B"
 
 
 def _offloaded_params(job: Job, _: str) -> str:
@@ -197,8 +201,11 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "runtime:cublas_workspace_bytes": lambda job, _: f"compute capability {job.hardware.gpu.compute_capability or 'unknown'}",
     "weights:quantized_load_extra_bytes": lambda job, _: f"{format_count(job.counts.largest_quantizable)} elements x 2 B",
     "sharding:gradient_bucket_bytes": _bucket,
+    "sharding:early_bucket_bytes": _bucket,
+    "sharding:kept_bucket_bytes": _bucket,
     "sharding:offload_staging_bytes": lambda job, _: f"largest trained tensor x {job.regime.gradient} B",
     "sharding:gathered_parameter_bytes": _gathered,
+    "sharding:loaded_parameter_bytes": lambda job, _: f"largest parameter x {job.regime.compute} B",
     "sharding:persistent_parameter_bytes": lambda job, _: (
         f"{format_count(job.counts.norms + job.counts.block_rest)} parameters x {job.regime.compute} B"
     ),

@@ -178,7 +178,8 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     """Bytes that the optimizer step needs beyond states and gradients, on one GPU.
 
     foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
-    place). DeepSpeed stage 1/2: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition.
+    place). DeepSpeed: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition; stage 3: of one
+    sub-group of at most 1e9 parameters.
     Offloaded under stages 1 and 2: :func:`upload_staging_bytes`.
     Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters. Adafactor: two fp32 tensors of the size of the largest
     one, four where weight and gradient are cast to fp32 first, and one of the size of the tensor before it. Fused, 8-bit and
@@ -192,9 +193,8 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if regime.engine == "deepspeed":
         masters = job.master_params / job.optimizer_shards
-        if recipe.sharding == "zero3":
-            return 4 * minimum(masters, SUB_GROUP_PARAMS)
-        return (regime.gradient + 4) * masters
+        flat = regime.gradient + 4 if regime.gradient < 4 else 4
+        return flat * (minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else masters)
     if recipe.optimizer == "adamw_torch":
         return job.stack.foreach_step_copies * job.trained_weight_bytes / job.optimizer_shards
     if recipe.optimizer == "adafactor":

@@ -6,10 +6,10 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
-from planner.memory import cache, lengths, optimizer, runtime, sharding
+from planner.memory import cache, lengths, optimizer, pools, runtime
 from planner.memory.job import Job
 from planner.memory.phases import ALL_PHASES, LATER, make_term
-from planner.memory.terms import driver_terms, tensor_terms
+from planner.memory.terms import GATHERED, driver_terms, tensor_terms
 
 
 def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
@@ -69,20 +69,25 @@ def _reserved_by_phase(
     """Most bytes that the allocator reserves for each phase on an unlimited card, if it came first.
 
     What is allocated, what is cached and of no use at that moment (:func:`planner.memory.cache.idle_by_phase`), and fragments.
-    Pools are per stream: what ZeRO-3 gathers and reduces on its own streams cannot serve the main one, so those pools add up
+    Pools are per stream: what engines gather and reduce on streams of their own cannot serve the main one, so those pools add up
     with the main pool's peak although they are not full at the same time.
     """
     idle = cache.idle_by_phase(job, terms)
     reserved = {phase: n_bytes + idle[phase] + fragments[phase] for phase, n_bytes in allocated.items()}
     side: Number = 0
     if job.recipe.sharding == "zero3":
-        side = sharding.gathered_parameter_bytes(job)
-        gathered = _sum_by_phase(terms, frozenset({"gathered_parameters"}))
+        side = pools.gather_pool_bytes(job)
+        gathered = _sum_by_phase(tuple(term for term in terms if term.formula == GATHERED), ALLOCATED_TERMS)
         reserved = {phase: n_bytes - gathered[phase] + side for phase, n_bytes in reserved.items()}
+    # Where the engine left blocks of weights behind, the passes used those.
+    flattened = cache.flattened_leftover_bytes(job)
     passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values())
-    in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, passes)
+    in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, maximum(passes, flattened))
     reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
-    streams = runtime.side_stream_bytes(job)
+    pool, streams = pools.gradient_pool_bytes(job), runtime.side_stream_bytes(job)
+    if not is_zero(pool):
+        pooled = pools.pooled_gradients(job, _sum_by_phase(terms, frozenset({"gradients"})))
+        reserved = {phase: n_bytes - minimum(pooled.get(phase, 0), pool) + pool for phase, n_bytes in reserved.items()}
     return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 
 

@@ -6,7 +6,7 @@ from planner.arrays import where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.optimizer import step_block_bytes
-from planner.memory.sharding import gather_stream_bytes, reduction_stream_bytes
+from planner.memory.pools import fsdp_gather_pool_bytes, reduction_stream_bytes
 from planner.units import KIB, MIB
 
 
@@ -39,11 +39,11 @@ def nccl_bytes(job: Job) -> Number:
 
 
 def side_stream_bytes(job: Job) -> Number:
-    """Pools of ZeRO-3's gather and reduction streams, whose blocks cannot serve the main stream.
+    """Pools of ZeRO-3's reduction stream and of FSDP2's gather stream, whose blocks cannot serve the main stream.
 
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
-    return gather_stream_bytes(job) + reduction_stream_bytes(job)
+    return reduction_stream_bytes(job) + fsdp_gather_pool_bytes(job)
 
 
 def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:

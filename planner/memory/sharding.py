@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from planner.anatomy.adapters import adapter_shapes
 from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
@@ -10,7 +13,7 @@ from planner.memory.job import Job
 # DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19 runtime/zero/config.py.
 _REDUCE_BUCKET = 500_000_000
 _PREFETCH_BUCKET = 50_000_000
-_MAX_LIVE = 1_000_000_000
+MAX_LIVE_PARAMS = 1_000_000_000
 
 
 def reduce_bucket_elements(job: Job) -> int:
@@ -34,6 +37,17 @@ def gradient_bucket_bytes(job: Job) -> Number:
     if job.regime.engine != "deepspeed":
         return 0
     return reduce_bucket_elements(job) * bucket_count(job) * job.regime.gradient
+
+
+def early_bucket_bytes(job: Job) -> Number:
+    """Bytes of gradient buckets that lie beside the logits while the loss runs backward; 0 where they are made after that.
+
+    Formula: :func:`gradient_bucket_bytes` under stages 1 and 2 where the switch ``zero12_early_buckets`` is on.
+    Source: DeepSpeed 0.12.6 zero/stage_1_and_2.py backward (``ipg_buffer``); 0.18.3 and later make them in the first hook of a
+    gradient (setup_buckets).
+    """
+    early = job.stack.zero12_early_buckets and job.recipe.sharding in ("zero1", "zero2")
+    return gradient_bucket_bytes(job) if early else 0
 
 
 def kept_bucket_bytes(job: Job) -> Number:
@@ -65,27 +79,102 @@ def offload_staging_bytes(job: Job) -> Number:
     recipe = job.recipe
     if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2"):
         return 0
-    largest = job.counts.largest if recipe.method == "full" else minimum(job.trained, _largest_adapter(job))
+    largest = job.counts.largest if recipe.method == "full" else minimum(job.trained, largest_adapter_elements(job))
     return largest * job.regime.gradient
 
 
-def gathered_parameter_bytes(job: Job) -> Number:
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Bytes of parameters that are whole on a GPU while blocks compute, by moment.
+
+    ``first``: in the first pass; ``passes``: in the forward and backward of later passes; ``loss``: in their loss.
+    """
+
+    first: Number
+    passes: Number
+    loss: Number
+
+
+def gathered_parameter_bytes(job: Job) -> Gathered:
     """Bytes of parameters that are whole on a GPU while a block computes, under ZeRO-3 and FSDP.
 
-    ZeRO-3 keeps what will be reused within its reuse distance, up to ``max_live_parameters`` (1e9), plus a prefetch bucket.
-    FSDP holds the current and the prefetched block in compute dtype.  Source: DeepSpeed 0.19
-    zero/partitioned_param_coordinator.py; torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
+    FSDP holds the current and the prefetched block in compute dtype.  ZeRO-3: :func:`_gathered_by_zero3`.
+    Source: torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
     """
     regime, counts = job.regime, job.counts
-    floats = counts.total if not regime.quantized else counts.total - counts.quantizable
     if job.recipe.sharding == "zero3":
-        prefetch = 0.9 * job.model.hidden_size**2 if job.stack.zero_auto_buckets else _PREFETCH_BUCKET
-        return minimum(floats, max(_MAX_LIVE, counts.largest) + prefetch) * regime.compute
+        return _gathered_by_zero3(job)
     if job.recipe.sharding in ("fsdp", "fsdp1", "hsdp", "fsdp-grad-op"):
         # A table that is tied to the head is gathered with it, and stays from the first layer to the loss.
         ends = job.model.token_embedding.param_count if job.model.tied else counts.head
-        return 2 * min(counts.block_largest, floats) * regime.compute + ends * regime.compute
-    return 0
+        n_bytes = 2 * min(counts.block_largest, divided_float_params(job)) * regime.compute + ends * regime.compute
+        return Gathered(n_bytes, n_bytes, n_bytes)
+    return Gathered(0, 0, 0)
+
+
+def _gathered_by_zero3(job: Job) -> Gathered:
+    """Bytes of parameters that ZeRO-3 holds whole.
+
+    In the first pass, which only records the order of modules, one parameter.  Later, prefetch goes on until
+    ``max_live_parameters`` (1e9) are there, and its last parameter may be the largest of all; where the head comes in one buffer
+    with others (:func:`head_comes_with_others`) the buffer and its copy are there before the logits.  In the loss: the head, and
+    what prefetch has room for beside it.  With one process parameters stay where they are, unless they are offloaded.
+    Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py fetch_sub_module, zero/partition_parameters.py
+    AllGatherCoalescedHandle.wait (``torch.cat``), _no_gather_coalesced; seen in traces.
+    """
+    largest, floats = _largest_gathered(job), divided_float_params(job)
+    live = max(MAX_LIVE_PARAMS, largest)
+    ahead = where(head_comes_with_others(job), live, MAX_LIVE_PARAMS) + largest
+    elements = Gathered(largest, minimum(floats, ahead), minimum(floats, live + prefetch_elements(job)))
+    gathers = job.recipe.offloads_params or job.hardware.world_size > 1
+    width = where(gathers, job.regime.compute, 0)
+    return Gathered(elements.first * width, elements.passes * width, elements.loss * width)
+
+
+def divided_float_params(job: Job) -> int:
+    """Parameters that the engine divides and gathers as floats: all but k-bit matrices.
+
+    Source: DeepSpeed 0.19 zero/partition_parameters.py partitions every parameter; :mod:`planner.anatomy.parameters` counts them.
+    """
+    return job.counts.total - (job.counts.quantizable if job.regime.quantized else 0)
+
+
+def _largest_gathered(job: Job) -> int:
+    counts = job.counts
+    return max(counts.head, job.model.token_embedding.param_count) if job.regime.quantized else counts.largest
+
+
+def loaded_parameter_bytes(job: Job) -> Number:
+    """Bytes of the largest parameter, which ZeRO-3 makes whole on every GPU before it divides it, while the model is loaded.
+
+    Formula: its elements in the compute dtype.  Source: DeepSpeed 0.12-0.19 zero/partition_parameters.py (Init: ``partition`` is
+    called when a module has been made).  Ignored: where the default dtype is fp32, as in Transformers 4 without ``torch_dtype``,
+    another 4 bytes per element (zero_wrapper_for_fp_tensor_constructor casts afterwards).
+    """
+    return _largest_gathered(job) * job.regime.compute if job.recipe.sharding == "zero3" else 0
+
+
+def prefetch_elements(job: Job) -> float:
+    """Elements that ZeRO-3 gathers ahead at a time: 0.9 x hidden squared under ``auto``, else 5e7.
+
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19 runtime/zero/config.py.
+    """
+    return 0.9 * job.model.hidden_size**2 if job.stack.zero_auto_buckets else _PREFETCH_BUCKET
+
+
+def head_comes_with_others(job: Job) -> Any:
+    """Whether prefetch gathers the head in one buffer with smaller parameters before it in the order of use, elementwise.
+
+    So with adapters that are too large to persist, and where the last matrix of a layer does not fill the prefetch bucket.
+    Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py fetch_sub_module, zero/partition_parameters.py
+    all_gather_coalesced (one parameter arrives in its own memory); seen in traces.
+    """
+    adapter = job.recipe.adapter
+    if adapter is None:
+        return job.model.groups[-1].block.linears[-1].weight_count < prefetch_elements(job)
+    sizes = [adapter.rank * ranks * width for ranks, width, _ in adapter_shapes(job.model, adapter.targets)]
+    largest: Any = maximum(0, *sizes)
+    return largest > persistence_elements(job)
 
 
 def persistent_parameter_bytes(job: Job) -> Number:
@@ -101,14 +190,23 @@ def persistent_parameter_bytes(job: Job) -> Number:
     adapter = job.recipe.adapter
     if adapter is None:
         return total
-    threshold = 10 * job.model.hidden_size if job.stack.zero_auto_buckets else _PERSISTENCE
+    threshold = persistence_elements(job)
     for ranks, width, count in adapter_shapes(job.model, adapter.targets):
         elements = adapter.rank * ranks * width
         total = total + where(elements <= threshold, count * elements * job.regime.adapter, 0)
     return total
 
 
-# Elements.  Source: DeepSpeed 0.19 runtime/zero/config.py stage3_param_persistence_threshold.
+def persistence_elements(job: Job) -> int:
+    """Elements up to which ZeRO-3 keeps a parameter whole: 10 x hidden under ``auto``, else 1e5.
+
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19 runtime/zero/config.py
+    stage3_param_persistence_threshold.
+    """
+    return 10 * job.model.hidden_size if job.stack.zero_auto_buckets else _PERSISTENCE
+
+
+# Elements.
 _PERSISTENCE = 100_000
 
 
@@ -123,41 +221,10 @@ def fsdp_unsharded_gradient_bytes(job: Job) -> Number:
     return 2 * minimum(maximum(per_block, 0), job.counts.block_largest) * job.regime.compute
 
 
-def gather_stream_bytes(job: Job) -> Number:
-    """Bytes of the flat buffer that ZeRO-3 receives a gathered parameter in before it copies the parts together.
-
-    Formula: the largest parameter in compute dtype, on the gather stream's own pool; 0 with one process, which copies directly.
-    Source: DeepSpeed 0.12-0.19 zero/partition_parameters.py AllGatherCoalescedHandle.wait (``torch.cat`` of the partitions).
-    """
-    if job.recipe.sharding != "zero3":
-        return 0
-    counts = job.counts
-    largest = counts.largest if not job.regime.quantized else max(counts.head, job.model.token_embedding.param_count)
-    return where(job.hardware.world_size > 1, largest * job.regime.compute, 0)
-
-
-def reduction_stream_bytes(job: Job) -> Number:
-    """Bytes that ZeRO-3's reduction stream keeps in its own pool, on top of the main stream's when reserved.
-
-    For the largest trained tensor of E elements: its averaged copy and its padded copy (2 gradients each), and with an offloaded
-    optimizer the fp64 copy for its norm, in parts of at most 250 million elements.  With more than one process also the received
-    partition.  Source: DeepSpeed 0.19 zero/stage3.py __avg_scatter_grads and _constant_buffered_norm2,
-    runtime/comm/coalesced_collectives.py; torch 2.13 c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
-    """
-    if job.recipe.sharding != "zero3":
-        return 0
-    largest = job.counts.largest if job.recipe.method == "full" else minimum(job.trained, _largest_adapter(job))
-    norm = 8 * minimum(largest, _NORM_PART) if job.recipe.offloads_optimizer else 0
-    return 2 * largest * job.regime.gradient + norm
-
-
-def _largest_adapter(job: Job) -> Number:
+def largest_adapter_elements(job: Job) -> Number:
+    """Elements of the largest trained tensor of a LoRA: an adapter, or all modules saved whole.  Source: the model's shapes."""
     adapter = job.recipe.adapter
     if adapter is None:
         return 0
     widest = max(max(linear.in_features, linear.out_features) for group in job.model.groups for linear in group.block.linears)
     return maximum(adapter.rank * widest, job.saved_params)
-
-
-# Elements per part when a gradient's norm is taken in fp64.  Source: DeepSpeed 0.19 zero/stage3.py _constant_buffered_norm2.
-_NORM_PART = 250_000_000

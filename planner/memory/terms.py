@@ -22,6 +22,14 @@ from planner.memory.phases import (
     make_term,
 )
 
+GATHERED = "planner.memory.sharding:gathered_parameter_bytes"
+_LOAD: frozenset[Phase] = frozenset({"load"})
+_FIRST_PASS: frozenset[Phase] = frozenset({"forward", "loss", "backward"})
+_LATER_PASS: frozenset[Phase] = frozenset({"forward_2", "backward_2"})
+_FIRST_LOSS: frozenset[Phase] = frozenset({"loss"})
+_LATER_LOSS: frozenset[Phase] = frozenset({"loss_2"})
+_LATER_PASSES: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
+
 
 def tensor_terms(job: Job) -> tuple[Term, ...]:
     """Every term that lives in the allocator."""
@@ -156,8 +164,7 @@ def _loss_terms(job: Job) -> tuple[Term, ...]:
     """Logits and what is made of them, in training and in evaluation."""
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
     forward = logits.logits_forward_bytes(job)
-    backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
-    loss = maximum(forward + act.norm_output_bytes(job), backward, logits.head_backward_bytes(job)) + head
+    loss = _loss_peak_bytes(job, 0) + head
     final_norm, formula = act.final_norm_bytes(job), "logits:logits_forward_bytes"
     evaluation: frozenset[Phase] = frozenset({"eval"})
     return (
@@ -165,6 +172,13 @@ def _loss_terms(job: Job) -> tuple[Term, ...]:
         make_term("logits_and_loss", "logits and loss", loss, LOSS, formula, "transient"),
         make_term("logits_and_loss", "evaluation logits", forward + head, evaluation, formula, "transient"),
     )
+
+
+def _loss_peak_bytes(job: Job, beside_backward: Number) -> Number:
+    """Most bytes of the loss, forward or backward, with ``beside_backward`` bytes that are there in its backward only."""
+    forward = logits.logits_forward_bytes(job) + act.norm_output_bytes(job)
+    backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
+    return maximum(forward, maximum(backward, logits.head_backward_bytes(job)) + beside_backward)
 
 
 def _temporary_terms(job: Job) -> tuple[Term, ...]:
@@ -189,17 +203,9 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
 
 
 def _sharding_terms(job: Job) -> tuple[Term, ...]:
-    live = FORWARD | LOSS | BACKWARD
     return (
         *_bucket_terms(job),
-        make_term(
-            "gathered_parameters",
-            "gathered parameters",
-            sharding.gathered_parameter_bytes(job),
-            live,
-            "sharding:gathered_parameter_bytes",
-            "transient",
-        ),
+        *_gathered_terms(job),
         make_term(
             "gathered_parameters",
             "persistent small parameters",
@@ -219,26 +225,34 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
     )
 
 
+def _gathered_terms(job: Job) -> tuple[Term, ...]:
+    """Parameters that are whole: while they are loaded, in the first pass, and in later ones."""
+    gathered, formula = sharding.gathered_parameter_bytes(job), GATHERED.removeprefix("planner.memory.")
+    loaded, loading = sharding.loaded_parameter_bytes(job), "sharding:loaded_parameter_bytes"
+    amounts = (
+        ("gathered parameters, first pass", gathered.first, _FIRST_PASS),
+        ("gathered parameters, later passes", gathered.passes, _LATER_PASS),
+        ("gathered parameters, later loss", gathered.loss, _LATER_LOSS),
+    )
+    return (
+        make_term("gathered_parameters", "parameter before it is divided", loaded, _LOAD, loading, "transient"),
+        *(make_term("gathered_parameters", label, size, phases, formula, "transient") for label, size, phases in amounts),
+    )
+
+
 def _bucket_terms(job: Job) -> tuple[Term, ...]:
     """Memory through which gradients go on their way to the other processes or to the host."""
     staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
+    buckets, kept = sharding.gradient_bucket_bytes(job), sharding.kept_bucket_bytes(job)
+    # Stage 3 makes its bucket once and for all, the others theirs anew in every backward.
+    phases = STEPS if job.recipe.sharding == "zero3" else BACKWARD
+    early = _loss_peak_bytes(job, sharding.early_bucket_bytes(job)) - _loss_peak_bytes(job, 0)
+    between, beside = "sharding:kept_bucket_bytes", "sharding:early_bucket_bytes"
     return (
-        make_term(
-            "gradient_buckets",
-            "ZeRO gradient buckets",
-            sharding.gradient_bucket_bytes(job),
-            BACKWARD,
-            "sharding:gradient_bucket_bytes",
-            "transient",
-        ),
-        make_term(
-            "gradient_buckets",
-            "ZeRO-1 buckets between micro-steps",
-            sharding.kept_bucket_bytes(job),
-            frozenset({"forward_2", "loss_2"}),
-            "sharding:kept_bucket_bytes",
-            "transient",
-        ),
+        make_term("gradient_buckets", "ZeRO gradient buckets", buckets, phases, "sharding:gradient_bucket_bytes", "transient"),
+        make_term("gradient_buckets", "ZeRO buckets beside the loss", early, _FIRST_LOSS, beside, "transient"),
+        make_term("gradient_buckets", "ZeRO buckets beside the loss", maximum(early - kept, 0), _LATER_LOSS, beside, "transient"),
+        make_term("gradient_buckets", "ZeRO-1 buckets between micro-steps", kept, _LATER_PASSES, between, "transient"),
         make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
     )
 

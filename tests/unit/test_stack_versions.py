@@ -142,6 +142,17 @@ def test_without_overlap_there_is_one_bucket_and_nothing_hides() -> None:
     assert hidden[1] > 0
 
 
+def test_older_versions_make_their_buckets_before_the_loss_runs_backward() -> None:
+    """Up to 0.18.2 the bucket of 5e8 gradients lies beside the gradients of the logits; from 0.18.3 on it comes after them."""
+    label = "ZeRO buckets beside the loss"
+    early, late = (
+        predicted(offload="none", gpu="h200-sxm:2", versions=f"deepspeed=={version}") for version in ("0.18.2", "0.18.3")
+    )
+    # The chunked loss of this stack has its peak in its backward, so both of the phase's terms are the whole bucket.
+    assert gpu_bytes(early, label) == 2 * 5e8 * 2
+    assert gpu_bytes(late, label) == 0
+
+
 def test_offloaded_gradients_pass_through_one_tensor_on_the_gpu() -> None:
     """The largest tensor (the token table, 32,000 x 4,096) in 16 bits, only where gradients are offloaded."""
     label = "staging of offloaded gradients"
