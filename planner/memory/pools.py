@@ -23,7 +23,7 @@ def gather_pool_bytes(job: Job) -> Number:
     """Most bytes that the pool of ZeRO-3's gather stream keeps: its blocks serve no other stream.
 
     Formula: the most that is gathered at once, and one buffer of the largest parameter where the head comes with others, because
-    the room that smaller ones leave is in pieces.  Traces show up to 10 % more, or up to 1 GB less where such a buffer fits.
+    the room that smaller ones leave is in pieces; and this process's part of the largest, where it comes from the host.  Traces show up to 10 % more, or up to 1 GB less where such a buffer fits.
     Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py (``__allgather_stream``); torch 2.13
     c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
@@ -34,7 +34,8 @@ def gather_pool_bytes(job: Job) -> Number:
     overshoot = minimum(divided_float_params(job) * width, MAX_LIVE_PARAMS * width + gathered.first)
     with_flat = where(gathered.first > 0, overshoot + gathered.first, 0)
     passes = where(head_comes_with_others(job), with_flat, gathered.passes)
-    return maximum(passes, gathered.loss)
+    own = where(job.hardware.world_size > 1, gathered.first / job.hardware.world_size, 0) if job.recipe.offloads_params else 0
+    return maximum(passes, gathered.loss) + own
 
 
 def reduction_stream_bytes(job: Job) -> Number:
