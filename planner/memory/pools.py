@@ -23,7 +23,8 @@ def gather_pool_bytes(job: Job) -> Number:
     """Most bytes that the pool of ZeRO-3's gather stream keeps: its blocks serve no other stream.
 
     Formula: the most that is gathered at once, and one buffer of the largest parameter where the head comes with others, because
-    the room that smaller ones leave is in pieces; and this process's part of the largest, where it comes from the host.  Traces show up to 10 % more, or up to 1 GB less where such a buffer fits.
+    the room that smaller ones leave is in pieces; and this process's part of the largest, where it comes from the host.
+    Traces show up to 10 % more, or up to 1 GB less where such a buffer fits.
     Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py (``__allgather_stream``); torch 2.13
     c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
