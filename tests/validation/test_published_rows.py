@@ -79,7 +79,6 @@ CONSTANT = {
         "gradient_checkpointing": "true",
         "seq_len": "1024",
         "epochs": "1",
-        "grad_accum": "1",
         "padding": "longest",
         "nodes": "1",
         "lora_rank": "64",
@@ -599,6 +598,12 @@ def test_censoring_is_above_93_percent_of_what_cuda_shows() -> None:
             assert full < 1.02, f"{row['id']} holds more than its card has: wrong unit or scope"
             verdicts[row["censored"]] += 1
     assert set(verdicts) == {"true", "false"}
+
+
+def test_firefly_accumulates_where_it_trains_adapters() -> None:
+    """Document 001: 16 micro-steps under LoRA, as Firefly's file for the model says, one in full fine-tunes."""
+    found = {(row["method"], row["grad_accum"]) for row in read_source(next(each for each in CONSTANT if each.startswith("001")))}
+    assert found == {("lora", "16"), ("full", "1")}
 
 
 @pytest.mark.parametrize("source", CONSTANT)
