@@ -118,11 +118,23 @@ def describe(scenario: Scenario, options: RunOptions) -> str:
     if recipe.batch.grad_accum > 1:
         parts.append(f"x{recipe.batch.grad_accum}")
     parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
-    parts += ["checkpointing"] if recipe.gradient_checkpointing else []
+    parts += _unusual(recipe, options)
     parts += [f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []
     parts += [options.workload] if options.workload != RunOptions().workload else []
     parts += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
     return " ".join(str(part) for part in parts)
+
+
+def _unusual(recipe: Recipe, options: RunOptions) -> list[str]:
+    """What differs from what most jobs are, so that no two cases of a campaign read alike."""
+    said = {
+        "checkpointing": recipe.gradient_checkpointing and not recipe.checkpoint_reentrant,
+        "reentrant checkpointing": recipe.gradient_checkpointing and recipe.checkpoint_reentrant,
+        recipe.attention: recipe.attention != "sdpa",
+        f"{recipe.loss} loss": recipe.loss != "hf",
+        f"lengths {recipe.batch.padding}": bool(options.lengths),
+    }
+    return [text for text, applies in said.items() if applies]
 
 
 def _sharding_text(recipe: Recipe) -> str:

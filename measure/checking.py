@@ -13,6 +13,8 @@ from planner.records import RecordSet
 
 # Medians of repeated runs of one case that differ by more than this are no repeats of one thing.
 _MAX_REPEAT_SPREAD = 0.05
+# Records that are named under one doubt.
+_SHOWN = 5
 
 
 def check_records(records: RecordSet) -> dict[str, Any]:
@@ -52,7 +54,9 @@ def _repeats(same: Sequence[RunRecord], attachments: Mapping[str, Mapping[str, A
         times = [record.step_time_s for record in group if record.step_time_s is not None]
         if len(times) > 1 and (max(times) - min(times)) / statistics.median(times) > _MAX_REPEAT_SPREAD:
             spread = (max(times) - min(times)) / statistics.median(times)
-            findings.append({"ids": [each.id for each in group], "problem": f"step times of one case differ by {spread:.0%}"})
+            findings.append(
+                {"ids": [each.id for each in group], "problem": f"step times of one case differ by {100 * spread:.0f} %"}
+            )
     if len(groups) > 1:
         findings.append({"ids": [each.id for each in same], "problem": "one case in several environments: not merged"})
     return findings
@@ -73,19 +77,30 @@ def _environments(attachments: Mapping[str, Mapping[str, Any]]) -> list[dict[str
 
 
 def findings_text(findings: Mapping[str, Any]) -> str:
-    """Findings for people: only what is worth a look, and the counts."""
+    """Findings for people: the counts, then each doubt once with the records that have it."""
     records = findings["records"]
     good = sum(record["verdict"] == "good" for record in records)
-    lines = [f"{len(records)} records: {good} good, {len(records) - good} doubtful; {len(findings['environments'])} environments"]
-    lines += [
-        f"{record['id']} ({record['place']}, {record['outcome']}): {'; '.join(record['reasons'])}"
-        for record in records
-        if record["verdict"] != "good"
-    ]
+    counts = f"{_counted(len(records), 'record')}: {good} good, {len(records) - good} doubtful"
+    lines = [f"{counts}; {_counted(len(findings['environments']), 'environment')}"]
+    doubts: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        if record["verdict"] != "good":
+            for reason in record["reasons"]:
+                doubt = reason.partition(":")[0].partition(" by ")[0]
+                details = reason.removeprefix(doubt).lstrip(": ")
+                doubts[doubt].append(f"{record['id']} ({record['place']}, {record['outcome']}): {details}")
+    for doubt, those in sorted(doubts.items(), key=lambda each: -len(each[1])):
+        lines += ["", f"{doubt}: {'all' if len(those) == len(records) > 1 else _counted(len(those), 'record')}"]
+        lines += [f"  {each}".rstrip(": ") for each in those[:_SHOWN]]
+        lines += [f"  and {len(those) - _SHOWN} more; --json names all"] if len(those) > _SHOWN else []
+    lines += [""] if doubts and (findings["repeats"] or findings["environments"][1:] or findings["unfinished_lines"]) else []
     lines += [f"{', '.join(each['ids'])}: {each['problem']}" for each in findings["repeats"]]
     for environment in findings["environments"][1:]:
-        lines.append(
-            f"environment {environment['key']} ({environment['records']} records) differs: {'; '.join(environment['differs_by'])}"
-        )
+        differs = "; ".join(environment["differs_by"])
+        lines.append(f"environment {environment['key']} ({_counted(environment['records'], 'record')}) differs: {differs}")
     lines += [f"unfinished line, left out: {each}" for each in findings["unfinished_lines"]]
     return "\n".join(lines) + "\n"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -17,7 +17,7 @@ from measure.builds import remove_abandoned_locks
 from measure.case import CPU, Case, case_key
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml, NvmlReadError
-from measure.processes import Child, Zygote, kill_group, spawn, spawn_ranks
+from measure.processes import Child, Zygote, ZygoteError, kill_group, spawn, spawn_ranks
 from measure.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from planner.domain.run_record import Outcome
 
@@ -107,7 +107,7 @@ class Launcher:
             return self._watch(case, folder, ranks, devices)
 
     def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int]) -> Run:
-        watch = _Watch(folder, ranks, [_DeviceWatch(self._nvml, index) for index in devices] if self._nvml else [])
+        watch = _Watch(folder, ranks, _device_watches(self._nvml, devices))
         kills_before = cgroup_kills()
         started_s, start_s = time.time(), time.monotonic()
         child, how = self._start(case, folder, ranks)
@@ -119,6 +119,10 @@ class Launcher:
                     timed_out = True
                     kill_group(child.pid)
                 time.sleep(_INTERVAL_S)
+        except ZygoteError:
+            # Whoever killed the warm parent killed the child with it; the next case gets a new one.
+            self.close()
+            status = -signal.SIGKILL
         finally:
             kill_group(child.pid)
         watch.look(child.pid)
@@ -150,6 +154,8 @@ class Launcher:
         return (zygote.fork(folder), "fork") if self._may_fork and zygote.can_fork else (spawn(folder), "spawn")
 
     def _warm(self) -> Zygote:
+        if self._zygote is not None and not self._zygote.alive:
+            self.close()
         if self._zygote is None:
             self._zygote = Zygote()
         return self._zygote
@@ -177,6 +183,17 @@ class _Watch:
         """The phase that rank 0 entered last, by what it said."""
         phases = [event["phase"] for event in self.events[0] if event["event"] == "phase"]
         return phases[-1] if phases else None
+
+
+def _device_watches(nvml: Nvml | None, devices: Sequence[int]) -> list[_DeviceWatch]:
+    """Those devices that the driver answers for; a case is measured without its figures where it does not."""
+    found: list[_DeviceWatch] = []
+    if nvml is None:
+        return found
+    for index in devices:
+        with contextlib.suppress(NvmlReadError):
+            found.append(_DeviceWatch(nvml, index))
+    return found
 
 
 class _DeviceWatch:

@@ -69,8 +69,8 @@ class Nvml:
 
         Inside a container these can be ids of the host's process table, or none at all.
         """
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
             return {}
@@ -78,7 +78,11 @@ class Nvml:
 
     def state(self, index: int) -> Mapping[str, Any]:
         """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""
-        n, handle = self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index)
+        n = self._nvml
+        try:
+            handle = n.nvmlDeviceGetHandleByIndex(index)
+        except n.NVMLError:
+            return {}
         questions: dict[str, Callable[[], Any]] = {
             "sm_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
             "memory_clock_mhz": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),

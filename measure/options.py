@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from measure.case import WORKLOADS, RunOptions
+from planner.domain.run_record import Outcome
 from planner.errors import UnknownNameError, UsageError
 from planner.intake.fields import show
 from planner.units import HOUR_S, MINUTE_S
@@ -77,6 +78,20 @@ def duration_s(flag: str, text: str) -> float:
     if total_s <= 0:
         raise UsageError(f"{flag} must be a time such as 90s, 9m or 1h30m, but it is '{show(text)}'")
     return total_s
+
+
+def outcomes(flag: str, text: str | None) -> tuple[Outcome, ...]:
+    """Outcomes of a list such as ``crash,timeout``; none where nothing is said.
+
+    Raises:
+        UnknownNameError: not an outcome.
+    """
+    known = {name: name for name in get_args(Outcome)}
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in known:
+            raise UnknownNameError(f"outcome of {flag}", show(part), tuple(known), hint=f"allowed: {', '.join(known)}")
+    return tuple(known[part] for part in parts)
 
 
 def _lengths(value: object) -> tuple[int, ...]:

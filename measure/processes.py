@@ -84,7 +84,12 @@ class Zygote:
     @property
     def can_fork(self) -> bool:
         """Whether a fork is safe: CUDA is untouched and the process lives."""
-        return not self.facts["cuda_initialized"] and self._process.poll() is None
+        return not self.facts["cuda_initialized"] and self.alive
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End it."""

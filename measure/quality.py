@@ -63,9 +63,9 @@ def _time_reasons(evidence: Evidence) -> list[str]:
     # Steps of different lengths differ for a good reason.
     if evidence.same_tokens and len(counted) >= MIN_STEPS:
         if relative_spread(counted) > MAX_SPREAD:
-            reasons.append(f"step times spread by {relative_spread(counted):.0%} of their median: is the machine busy?")
+            reasons.append(f"step times spread by {100 * relative_spread(counted):.0f} % of their median: is the machine busy?")
         if abs(drift(counted)) > MAX_DRIFT:
-            reasons.append(f"step times drift by {drift(counted):+.0%}: more warm-up, or the clocks fall")
+            reasons.append(f"step times drift by {100 * drift(counted):+.0f} %: more warm-up, or the clocks fall")
     return reasons
 
 

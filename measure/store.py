@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from measure.assemble import Measured
 from measure.environment import setup_key
+from planner.domain.run_record import Outcome
 from planner.errors import UsageError
 from planner.records import RecordSet, append_jsonl, read_records
 from planner.units import MIB, format_bytes
@@ -78,7 +80,8 @@ class Store:
         return read_records(files) if files else None
 
 
-def recorded_counts(records: RecordSet) -> Counter[tuple[str, str]]:
-    """How often each case was recorded on machines alike: (case key, setup key)."""
-    found = (each for each in records.attachments.values() if "raw" in each and "environment" in each)
+def recorded_counts(records: RecordSet, retry: Collection[Outcome] = ()) -> Counter[tuple[str, str]]:
+    """How often each case was recorded on machines alike: (case key, setup key); outcomes of ``retry`` do not count."""
+    kept = (records.attachments.get(each.id, {}) for each in records.records if each.outcome not in retry)
+    found = (each for each in kept if "raw" in each and "environment" in each)
     return Counter((each["raw"]["case_key"], setup_key(each["environment"])) for each in found)

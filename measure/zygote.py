@@ -20,10 +20,15 @@ from measure.protocol import LOG_FILE
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it dies, so that nothing is left on the device."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when the one that started it dies, so that nothing is left on the device.
+
+    ``parent`` is its process id where that is known: one that died before the kernel was asked ends this process now.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def main() -> int:
@@ -33,11 +38,12 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _answer(answers, _warm_up())
+    own = os.getpid()
     for line in sys.stdin:
         folder = Path(json.loads(line)["folder"])
         pid = os.fork()
         if pid == 0:
-            _become_child(folder)
+            _become_child(folder, own)
         _answer(answers, {"pid": pid})
         _, status = os.waitpid(pid, 0)
         _answer(answers, {"status": status})
@@ -61,14 +67,15 @@ def _warm_up() -> dict[str, Any]:
     }
 
 
-def _become_child(folder: Path) -> None:
-    from measure.worker import run_worker
-
+def _become_child(folder: Path, parent: int) -> None:
     code = 1
     try:
+        # First of all, because whoever kills the case kills its process group, and importing takes a while.
         os.setsid()
-        die_with_parent()
+        die_with_parent(parent)
         _redirect(folder / LOG_FILE)
+        from measure.worker import run_worker
+
         code = 0 if run_worker(folder, started="fork") else 1
     finally:
         # Handlers and buffers of the parent are not the child's to run or to flush.

@@ -21,13 +21,15 @@ _DEFAULT_MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How jobs are asked for.  ``partition`` is Slurm's; ``budget_s`` is the time for the cases of each job."""
+    """How jobs are asked for.  ``partition`` and ``more`` are Slurm's; ``budget_s`` is the time for the cases of each job."""
 
     executor: str
     jobs: int
     budget_s: float | None
     partition: str | None
     history: bool = False
+    retry: str | None = None
+    more: tuple[str, ...] = ()
 
 
 def share_command(file: Path, out: Path, share: str, submission: Submission) -> list[str]:
@@ -36,6 +38,7 @@ def share_command(file: Path, out: Path, share: str, submission: Submission) -> 
     command = [sys.executable, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
     if submission.budget_s is not None:
         command += ["--time-budget", f"{submission.budget_s:g}s"]
+    command += ["--retry", submission.retry] if submission.retry is not None else []
     return [*command, "--history"] if submission.history else command
 
 
@@ -43,7 +46,7 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     """Hand the jobs to the scheduler; returns submitit's jobs.
 
     Raises:
-        UsageError: an unknown executor, submitit is not installed, or the scheduler is not here.
+        UsageError: an unknown executor, submitit is not installed, the scheduler is not here, or an option that is none.
     """
     if submission.executor not in EXECUTORS:
         raise UnknownNameError("executor", show(submission.executor), EXECUTORS, hint=f"allowed: {', '.join(EXECUTORS)}")
@@ -58,15 +61,23 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     except RuntimeError as error:
         raise UsageError(f"executor '{submission.executor}' cannot be used here: {error}") from None
     minutes = _DEFAULT_MINUTES if submission.budget_s is None else round(submission.budget_s / MINUTE_S)
-    settings: dict[str, Any] = {"timeout_min": minutes + _SPARE_MINUTES}
-    if submission.executor == "slurm":
-        settings |= (
-            {"gpus_per_node": 1, "slurm_partition": submission.partition} if submission.partition else {"gpus_per_node": 1}
-        )
-    executor.update_parameters(**settings)
+    settings = _slurm_settings(submission) if submission.executor == "slurm" else {}
+    executor.update_parameters(timeout_min=minutes + _SPARE_MINUTES, **settings)
     shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
     commands = [share_command(file.absolute(), out.absolute(), share, submission) for share in shares]
     return [executor.submit(CommandFunction(command, env=worker_environment())) for command in commands]
+
+
+def _slurm_settings(submission: Submission) -> dict[str, Any]:
+    """One GPU for each job, and what the cluster asks for beside that."""
+    settings: dict[str, Any] = {"gpus_per_node": 1}
+    if submission.partition is not None:
+        settings["slurm_partition"] = submission.partition
+    pairs = [text.partition("=") for text in submission.more]
+    for name, _, value in pairs:
+        if not (name.replace("-", "").isalnum() and value.isprintable() and value):
+            raise UsageError(f"--slurm must be like account=lab, an option of sbatch, but it is '{show(name)}'")
+    return settings | ({"slurm_additional_parameters": {name: value for name, _, value in pairs}} if pairs else {})
 
 
 def parse_share(text: str) -> tuple[int, int]:

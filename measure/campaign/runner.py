@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from measure.assemble import Measured
@@ -18,6 +19,7 @@ from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import Prepared, prepare, run_prepared
 from measure.store import Store, recorded_counts
+from planner.domain.run_record import Outcome
 from planner.errors import PlannerError
 
 # A case is not begun when less than this is left: it could not even start.
@@ -70,14 +72,16 @@ class Progress(Protocol):
         """A case is over and recorded."""
 
 
-def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bool) -> Agenda:
+def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bool, retry: Collection[Outcome] = ()) -> Agenda:
     """Place every case on this machine, in teaching order, less those that are recorded on such a machine with this software.
+
+    Records with an outcome of ``retry`` do not count as recorded.
 
     Raises:
         InputFileError: a record file of the folder cannot be read.
     """
     records = store.read()
-    counts: Counter[tuple[str, str]] = recorded_counts(records) if records is not None else Counter()
+    counts: Counter[tuple[str, str]] = recorded_counts(records, retry) if records is not None else Counter()
     setup = setup_key(machine.environment)
     queue, refused, recorded = [], [], 0
     for planned in in_teaching_order(campaign.cases):
@@ -145,5 +149,10 @@ def _ran_out_of_budget(measured: Measured, case: Case, left_s: float | None) -> 
 
 
 def _plain_label(planned: PlannedCase) -> str:
-    values = planned.values
-    return f"{values['model']} {values['method']} seq {values['seq']} batch {values.get('batch', 1)}"
+    """The case by what the file says about it, in the words of the file where they have no short form."""
+    values = dict(planned.values)
+    model = Path(str(values.pop("model")))
+    name = model.parent.name if model.name == "config.json" else str(model)
+    text = f"{name} {values.pop('method')} seq {values.pop('seq')} batch {values.pop('batch', 1)}"
+    more = [f"{key} {value}" for key, value in values.items()]
+    return ", ".join([text, *more, *([planned.options.workload] if planned.options.workload == "loop" else [])])

@@ -14,8 +14,19 @@ def agenda_text(title: str, agenda: Agenda) -> str:
     """The cases left in their order, and those that cannot run here with the reason."""
     lines = [f"{title}: {len(agenda.queue)} to run, {agenda.recorded} recorded already, {len(agenda.refused)} not possible here"]
     lines += [f"{number:4d}  {queued.label}" for number, queued in enumerate(agenda.queue, 1)]
-    lines += [f"   -  {refused.label}: {refused.reason}" for refused in agenda.refused]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_refused_lines(agenda)]) + "\n"
+
+
+def _refused_lines(agenda: Agenda) -> list[str]:
+    """Each reason once, with the cases that it keeps from running."""
+    labels: dict[str, list[str]] = {}
+    for refused in agenda.refused:
+        labels.setdefault(refused.reason, []).append(refused.label)
+    lines = []
+    for reason, those in labels.items():
+        lines.append(f"not possible here ({len(those)}): {reason}")
+        lines += [f"   -  {label}" for label in those]
+    return lines
 
 
 def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
@@ -26,6 +37,7 @@ def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
     lines = [
         *_table(rows),
         f"{title}: {counts}; {agenda.recorded} were recorded before, {len(agenda.refused)} are not possible here",
+        *_refused_lines(agenda),
     ]
     if tally.left:
         reason = "the time is over" if tally.stopped else "not begun"

@@ -30,10 +30,15 @@ def _root() -> None:
     """Nothing to do before the command."""
 
 
-app.command("run")(with_scenario_options(run, RUN_OPTIONS))
-app.command("campaign")(with_options(campaign, CAMPAIGN_OPTIONS))
-app.command("check")(check)
-app.command("env")(env)
-app.command("bundle")(bundle)
-app.command("replay")(replay_history)
-app.command("trace")(with_scenario_options(trace, TRACE_OPTIONS))
+# What the list of commands says; longer first sentences would be cut there.
+app.command("run", short_help="Run training steps of one job here and record what they need")(
+    with_scenario_options(run, RUN_OPTIONS)
+)
+app.command("campaign", short_help="Run many cases from a file; goes on where it stopped")(
+    with_options(campaign, CAMPAIGN_OPTIONS)
+)
+app.command("check", short_help="Whether records can be trusted, and why not")(check)
+app.command("env", short_help="What a measurement on this machine would be made on")(env)
+app.command("bundle", short_help="Wheels for a machine without a network")(bundle)
+app.command("replay", short_help="Replay a recorded allocator history")(replay_history)
+app.command("trace", short_help="Trace one step of the real modules; needs no GPU")(with_scenario_options(trace, TRACE_OPTIONS))

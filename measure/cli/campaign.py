@@ -32,6 +32,13 @@ OPTIONS: OwnOptions = {
     "executor": _text("--executor", "NAME", "slurm or local: submit jobs"),
     "jobs": (Annotated[int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")], 1),
     "partition": _text("--partition", "NAME", "With --executor slurm"),
+    "slurm": (
+        Annotated[
+            list[str] | None, typer.Option("--slurm", metavar="NAME=VALUE", help="With --executor slurm: an option of sbatch")
+        ],
+        None,
+    ),
+    "retry": _text("--retry", "OUTCOMES", "Run what is recorded so once more, such as crash,timeout"),
     "force": (Force, False),
 }
 
@@ -49,6 +56,8 @@ class Asked:
     executor: str | None
     jobs: int
     partition: str | None
+    slurm: list[str] | None
+    retry: str | None
     force: bool
 
 
@@ -72,7 +81,8 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
     from measure.campaign.remote import Submission, submit
 
     out = Path(asked.out)
-    submitted = submit(Path(asked.file), out, Submission(executor, asked.jobs, budget_s, asked.partition, asked.history))
+    submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, tuple(asked.slurm or ()))
+    submitted = submit(Path(asked.file), out, submission)
     sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
     return int(ExitCode.FITS)
 
@@ -85,12 +95,13 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     from measure.campaign.runner import plan_agenda, run_agenda
     from measure.campaign.summary import agenda_text, tally_text
     from measure.machine import this_machine
+    from measure.options import outcomes
     from measure.store import Store
 
     planned = replace(planned, cases=take_share(in_teaching_order(planned.cases), asked.share))
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
     machine, store = this_machine(), Store(Path(asked.out))
-    agenda = plan_agenda(planned, machine, store, force=asked.force)
+    agenda = plan_agenda(planned, machine, store, force=asked.force, retry=outcomes("--retry", asked.retry))
     if asked.dry_run:
         sys.stdout.write(agenda_text(planned.title, agenda))
         return int(ExitCode.FITS)

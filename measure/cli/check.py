@@ -34,12 +34,12 @@ def env(as_json: Json = False) -> int:
     from measure.machine import this_machine
 
     machine = this_machine()
-    facts = {"environment_key": environment_key(machine.environment), "gpu_id": machine.gpu_id, **machine.environment}
+    key = environment_key(machine.environment)
     if as_json:
+        facts = {"environment_key": key, "gpu_id": machine.gpu_id, **machine.environment}
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
-        return int(ExitCode.FITS)
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        text = ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else value
-        sys.stdout.write(f"{name:{width}}  {'none' if value in (None, [], {}) else text}\n")
+    else:
+        from measure.environment_text import environment_text
+
+        sys.stdout.write(environment_text(key, machine.gpu_id, machine.environment))
     return int(ExitCode.FITS)

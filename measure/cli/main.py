@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,10 +16,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Results go to standard output, all else to standard error.
     """
-    import typer
+    try:
+        import typer
 
-    from measure.cli.app import app
-
+        from measure.cli.app import app
+    except ModuleNotFoundError as error:
+        need = "install the package with all that it needs: pip install 'finetune-planner[measure]'"
+        return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     try:
         result = typer.main.get_command(app).main(
             list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
@@ -27,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wanted.  Python would complain once more when it flushes at exit.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        return int(ExitCode.FITS)
     except Exception as error:  # noqa: BLE001 - whatever happens becomes one sentence
         message = getattr(error, "format_message", None)
         if not callable(message):

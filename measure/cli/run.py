@@ -10,6 +10,7 @@ import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need, with_length
+from measure.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
 from planner.intake.flags import Config, Force, OwnOptions
@@ -33,6 +34,15 @@ OPTIONS: OwnOptions = {
         ],
         None,
     ),
+    "hostfile": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--hostfile", metavar="FILE", help="Nodes and GPUs of one job, as DeepSpeed reads them; run it on each node"
+            ),
+        ],
+        None,
+    ),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write the record as JSON")], False),
 }
 
@@ -45,6 +55,8 @@ def run(**said: Any) -> int:
     from measure.store import Store
 
     as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
+    if (hostfile := said.pop("hostfile")) is not None:
+        said = with_hosts(said, hostfile)
     options = run_options(said)
     values, force = said_values(said), said.pop("force")
     if quantity is not None:

@@ -176,9 +176,7 @@ class CudaProbe:
         Raises:
             ValueError: the context alone is larger than the limit.
         """
-        warm = torch.ones((256, 256), dtype=torch.float16, device=self._device, requires_grad=True)
-        (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
-        del warm
+        load_kernels(self._device)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         outside = self._outside_bytes()
@@ -256,6 +254,12 @@ class CudaProbe:
         wall_s = time.perf_counter() - self._start_s
         milliseconds = self._begin.elapsed_time(end) if self._begin is not None else 0.0
         return wall_s, milliseconds / 1000
+
+
+def load_kernels(device: torch.device) -> None:
+    """Run a matrix product and its backward pass, which loads the kernels and the workspace that every job has."""
+    warm = torch.ones((256, 256), dtype=torch.float16, device=device, requires_grad=True)
+    (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def open_device(wants_cuda: bool, local_rank: int) -> DeviceProbe:

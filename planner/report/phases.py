@@ -18,10 +18,10 @@ _SUMMARY_COLUMNS = (
     *(Column(title, "right") for title in ("runs", "MAPE", "median", "worst")),
     Column("worst row"),
 )
-_LEVEL_TITLES = ("measured", "predicted", "error")
+# Short, so that all of them are whole in 100 columns.
 _ROW_COLUMNS = (
     Column("phase"),
-    *(Column(f"{level} {title}".strip(), "right") for level in ("allocated", "reserved") for title in _LEVEL_TITLES),
+    *(Column(title, "right") for level in ("allocated", "reserved") for title in (level, "predicted", "error")),
 )
 _CPU_COLUMNS = (
     Column("row"),

@@ -92,9 +92,10 @@ def test_records_are_checked(launcher: Launcher, config: str, tmp_path: Path) ->
     check = [sys.executable, "-m", "measure", "check", str(out / "*.jsonl")]
     checked = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
-    assert "1 records: 0 good, 1 doubtful; 1 environments" in checked.stdout
-    assert "too few steps: 1 warm-up and 1 counted" in checked.stdout
-    assert "a CPU run" in checked.stdout
+    assert "1 record: 0 good, 1 doubtful; 1 environment\n" in checked.stdout
+    assert "too few steps: 1 record\n" in checked.stdout
+    assert "1 warm-up and 1 counted, at least 3 and 5" in checked.stdout
+    assert "a CPU run: 1 record" in checked.stdout
     (path,) = out.glob("*.jsonl")
     path.write_text(path.read_text(encoding="utf-8").replace("planner/record@1", "planner/record@9"), encoding="utf-8")
     refused = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
@@ -141,6 +142,38 @@ def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tm
     assert done.returncode == 0, done.stderr
     assert "submitted to local" in done.stdout
     assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180)
+
+
+# What sbatch and srun do, as far as submitit sees it: a job runs in the background and in the environment of one.
+SBATCH = """#!/bin/sh
+cp "$1" "$SLURM_DOUBLE/submitted.sh"
+export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_JOB_NODELIST=here
+sh "$1" > "$SLURM_DOUBLE/log.txt" 2>&1 &
+echo "Submitted batch job 7"
+"""
+SRUN = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_campaign_goes_through_slurm(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """submitit's own way to Slurm, on doubles of sbatch and srun: what is asked for, and the records of the job."""
+    pytest.importorskip("submitit")
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    file, out = campaign_file(tmp_path, config, 2), tmp_path / "out"
+    asked = ["--executor", "slurm", "--partition", "gpu", "--time-budget", "30m", "--slurm", "account=lab"]
+    variables = {**os.environ, "SLURM_DOUBLE": str(tmp_path), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command(file, out, *asked), cwd=ROOT, capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert "submitted to slurm: 7" in done.stdout
+    submitted = (tmp_path / "submitted.sh").read_text(encoding="utf-8")
+    for option in ("--partition=gpu", "--gpus-per-node=1", "--time=40", "--account=lab"):
+        assert f"#SBATCH {option}\n" in submitted
+    assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180), (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
 def test_an_executor_that_is_not_here(config: str, tmp_path: Path) -> None:

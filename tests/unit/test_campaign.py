@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from measure.assemble import Measured
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
 from measure.campaign.remote import take_share
-from measure.campaign.runner import plan_agenda
-from measure.case import RunOptions
+from measure.campaign.runner import Tally, plan_agenda
+from measure.campaign.summary import tally_text
+from measure.case import RunOptions, case_key
+from measure.environment import collect_environment
+from measure.host import HostPeaks
 from measure.machine import Machine
 from measure.nvml import Gpu
-from measure.options import duration_s
+from measure.options import duration_s, outcomes
 from measure.store import Store
 from planner.catalog.location import data_dir
+from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.units import MIB
 
@@ -107,6 +113,47 @@ def test_a_campaign_for_a_gpu_does_not_fall_back_to_the_cpu() -> None:
     agenda = plan_agenda(campaign, Machine(None, (), None, {"machine": "x"}), Store(Path("/nowhere")), force=False)
     assert agenda.queue == ()
     assert {each.reason for each in agenda.refused} == {"no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"}
+
+
+def test_each_reason_is_said_once_with_its_cases(tmp_path: Path) -> None:
+    """A campaign names what cannot run here, by what tells the cases apart."""
+    text = HEAD + CASE + CASE.replace("lora", "full") + 'sharding = "ddp"\n'
+    campaign = read_campaign(written(tmp_path, text))
+    agenda = plan_agenda(campaign, Machine(None, (), None, {"machine": "x"}), Store(tmp_path), force=False)
+    said = tally_text("title", agenda, Tally(), tmp_path).splitlines()
+    assert said[1].startswith("not possible here (2): no GPU is here")
+    assert sorted(said[2:4]) == ["   -  qwen2.5-0.5b full seq 64 batch 1, sharding ddp", "   -  qwen2.5-0.5b lora seq 64 batch 1"]
+
+
+def test_what_failed_is_run_again_where_that_is_asked(tmp_path: Path) -> None:
+    """A recorded crash counts as recorded; with --retry crash its case is on the agenda once more, and an ok one is not."""
+    campaign = read_campaign(written(tmp_path, HEAD + CASE + 'gpu = "cpu"\n' + CASE.replace("64", "128") + 'gpu = "cpu"\n'))
+    machine, store = Machine(None, (), None, collect_environment(None, ())), Store(tmp_path / "out")
+    store.prepare()
+    crashed, fine = plan_agenda(campaign, machine, store, force=False).queue
+    for queued, outcome in ((crashed, "crash"), (fine, "ok")):
+        key = case_key(queued.prepared.case, queued.prepared.scenario)
+        record = RunRecord(
+            id=f"run-{key}", source="s", source_group="g", model="m", gpu="cpu", method="lora", seq_len=8, outcome=outcome
+        )
+        run = {
+            "started_at": "2026-01-01",
+            "duration_s": 1.0,
+            "how": "fork",
+            "said": {},
+            "options": {},
+            "workload": "loop",
+            "ranks": [],
+        }
+        host = asdict(HostPeaks(None, None, None, None, None, 0, 0.05))
+        raw = {"case_key": key, "environment_key": "e", **run, "host": host}
+        store.add(Measured(record, {"raw": raw, "environment": machine.environment}))
+    assert plan_agenda(campaign, machine, store, force=False).queue == ()
+    again = plan_agenda(campaign, machine, store, force=False, retry=outcomes("--retry", "crash,timeout"))
+    assert [queued.label for queued in again.queue] == [crashed.label]
+    assert again.recorded == 1
+    with pytest.raises(UsageError, match="allowed: ok, oom"):
+        outcomes("--retry", "sadness")
 
 
 def test_times_are_read_with_their_units() -> None:

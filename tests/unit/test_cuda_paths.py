@@ -12,7 +12,7 @@ import pytest
 
 from measure.case import RunOptions
 from measure.environment import collect_environment, environment_key, setup_key
-from measure.launcher import _DeviceWatch
+from measure.launcher import _device_watches, _DeviceWatch
 from measure.machine import Machine
 from measure.nvml import Nvml, NvmlReadError
 from measure.single import prepare
@@ -110,6 +110,11 @@ def test_a_driver_that_falls_silent_does_not_end_the_watch(driver: Driver) -> No
     assert peaks.throttle_reasons == ("software power cap",)
     with pytest.raises(NvmlReadError, match="does not say"):
         nvml.used_bytes(1)
+    assert _device_watches(nvml, [0, 1]) == []
+    driver.silent = False
+    assert [watch.peaks().index for watch in _device_watches(nvml, [0, 1])] == [0, 1]
+    driver.answers["nvmlDeviceGetHandleByIndex"] = driver._refuse
+    assert (nvml.state(0), nvml.processes(0)) == ({}, {})
 
 
 class Event:

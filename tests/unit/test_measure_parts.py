@@ -103,7 +103,7 @@ def test_a_clean_run_is_good() -> None:
     [
         ({"warmup_steps": 1}, "too few steps"),
         ({"counted_s": [1.0] * 4}, "too few steps"),
-        ({"counted_s": [1.0, 1.0, 1.04, 1.04, 1.08, 1.08]}, "drift by +8%"),
+        ({"counted_s": [1.0, 1.0, 1.04, 1.04, 1.08, 1.08]}, "drift by +8 %"),
         ({"counted_s": [1.0, 1.5, 1.0, 1.5, 1.0, 1.5]}, "spread"),
         ({"retries": 2}, "2 times"),
         ({"throttled": ("hardware slowdown",)}, "throttled: hardware slowdown"),

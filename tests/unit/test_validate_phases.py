@@ -114,6 +114,9 @@ def test_runs_on_a_cpu_are_in_no_number_of_a_gpu(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "1 without a GPU, apart" in shown
     assert "Phases of run-2 on a CPU" in shown
+    columns = ["phase", "allocated", "predicted", "error", "reserved", "predicted", "error"]
+    assert columns in [line.split() for line in shown.splitlines()]
+    assert sum(line.startswith("optimizer_step ") for line in shown.splitlines()) == 4
     assert main(["validate", path, "--rows", "--json"]) == 0
     document = ValidationDocument.model_validate_json(capsys.readouterr().out)
     assert [row.id for row in document.cpu_rows] == ["run-2"]
