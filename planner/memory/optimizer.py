@@ -258,3 +258,16 @@ def step_block_bytes(job: Job) -> Number:
         return upload_staging_bytes(job)
     masters = job.master_params / job.optimizer_shards
     return 4 * minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters
+
+
+def initial_block_bytes(job: Job) -> Number:
+    """Bytes of the blocks that stages 1 and 2 made and freed while they were set up: cached, and used by the first passes.
+
+    Formula: the partition of the weights copied (2 bytes) and its gradients in fp32 (4 bytes) for the step that makes the states.
+    0 for other engines and where the optimizer is offloaded.
+    Source: DeepSpeed 0.12.6-0.19.8 zero/stage_1_and_2.py __init__ (``clone().float()``), initialize_optimizer_states; seen in
+    traces.
+    """
+    if job.recipe.sharding not in ("zero1", "zero2") or job.recipe.offloads_optimizer:
+        return 0
+    return (job.regime.gradient + 4) * job.master_params / job.optimizer_shards

@@ -81,7 +81,7 @@ def _reserved_by_phase(
         reserved = {phase: n_bytes - gathered[phase] + side for phase, n_bytes in reserved.items()}
     # Where the engine left blocks of weights behind, the passes used those.
     flattened = cache.flattened_leftover_bytes(job)
-    passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values())
+    passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values()) - optimizer.initial_block_bytes(job)
     in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, maximum(passes, flattened))
     reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
     pool, streams = pools.gradient_pool_bytes(job), runtime.side_stream_bytes(job)

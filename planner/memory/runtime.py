@@ -58,6 +58,7 @@ def fragmentation_bytes(job: Job, transient_bytes: Number) -> Number:
 def reserved_in_step_bytes(job: Job, step_bytes: Number, pass_bytes: Number) -> Number:
     """Bytes reserved when DeepSpeed's step allocates blocks that the cache of the passes cannot serve.
 
+    ``pass_bytes`` is what the passes hold beyond the blocks that setting up left (:func:`optimizer.initial_block_bytes`).
     The step flattens all gradients into single blocks larger than any that the passes freed, so on the first step both are
     reserved side
     by side.  Formula: bytes allocated in the step plus the transient bytes of the passes, where the step's largest block
