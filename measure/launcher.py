@@ -109,8 +109,9 @@ class Launcher:
     def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int]) -> Run:
         watch = _Watch(folder, ranks, _device_watches(self._nvml, devices))
         kills_before = cgroup_kills()
-        started_s, start_s = time.time(), time.monotonic()
         child, how = self._start(case, folder, ranks)
+        # Not before: the warm parent may have had to be started first, which is no part of the case.
+        started_s, start_s = time.time(), time.monotonic()
         timed_out = False
         try:
             while (status := child.status()) is None:
