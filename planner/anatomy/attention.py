@@ -143,6 +143,8 @@ def score_bytes(view: BlockView) -> tuple[int, int, int]:
     capped = c if attention.softcap else 0
     dropped = 1 + (c - cast) if attention.dropout else 0
     if attention.eager_scores == "compute" and not regime.autocast:
+        # No cast stands in for what dropout returns, which the product with the values keeps.
+        dropped = 1 + c if attention.dropout else 0
         return c + capped + dropped, 2 * c + capped + dropped, 3 * c + capped + dropped
     holds = attention.eager_scores != "fp32_biased" and attention.returned_scores != "none"
     held = c if holds or attention.eager_scores == "compute" else 0

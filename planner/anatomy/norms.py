@@ -24,11 +24,13 @@ class NormAmounts:
 def norm_amounts(view: BlockView, norm: NormSpec, in_bytes: int) -> NormAmounts:
     """Bytes of one norm (of its ``copies``) over features of ``in_bytes`` each.
 
-    ``nn.LayerNorm`` keeps its input, upcast first under autocast, and two statistics per row (in fp32, as on CUDA).  A fused RMS
+    ``nn.LayerNorm`` keeps its input, upcast first under autocast, and two statistics per row (in fp32, as on CUDA).  One written
+    out keeps its input for the variance, the centred input for the division, one statistic, and the quotient if its weight is
+    trained; backward adds the gradients of the quotient, of the centred input and of the variance's input.  A fused RMS
     norm keeps its input and one statistic.  One written in Python keeps the fp32 input (the input itself when that is fp32), one
     statistic, and what its weight multiplies if that is trained: in the input's dtype (``cast``) or fp32; Gemma and Cohere also
     keep the fp32 weight that they compute, Cohere the centred input twice.
-    Source: transformers 5.23 models/{llama,olmo2,gemma,cohere}/modeling_*.py.
+    Source: transformers 5.23 models/{llama,olmo2,gemma,cohere}/modeling_*.py; rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm.
     """
     regime = view.regime
     width, rows = norm.width * norm.rows_per_token, norm.rows_per_token
@@ -36,6 +38,9 @@ def norm_amounts(view: BlockView, norm: NormSpec, in_bytes: int) -> NormAmounts:
     if norm.kind == "layer" and norm.scaling == "cast":
         kept_bytes = 4 if regime.autocast else in_bytes
         return NormAmounts(width * kept_bytes + 8 * rows, out, out + 4 * width)
+    if norm.scaling == "operators":
+        kept = width * in_bytes * (3 if view.trains_base else 2)
+        return NormAmounts(kept + in_bytes * rows, out + width * in_bytes, out + 3 * width * in_bytes)
     if view.stack.fused_norm:
         return NormAmounts(width * in_bytes + 4 * rows, out, out + width * in_bytes)
     inputs = 2 if norm.scaling == "centred" else 1

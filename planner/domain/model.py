@@ -9,7 +9,7 @@ LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "wide", "one_plus", "centred"]
+NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
@@ -67,7 +67,7 @@ class NormSpec:
 
     ``scaling`` is how the code of an unfused norm applies its weight, which decides what it keeps for backward: ``cast`` after
     casting back (Llama); ``wide`` before (OLMo 2, gpt-oss); ``one_plus`` before, with 1 + weight (Gemma); ``centred`` before, on
-    values less their mean (Cohere).
+    values less their mean (Cohere); ``operators`` for a layer norm that is written out in torch's operators.
     """
 
     kind: NormKind

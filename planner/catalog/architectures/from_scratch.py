@@ -18,20 +18,24 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
     """``gpt_from_scratch``: separate query, key and value, learned positions, the keys of ``GPT_CONFIG_124M``.
 
     ``activation_function`` is ours: the book writes GELU out (``gelu_new``), its later scripts take ``nn.GELU``, one kernel.
-    Ignored: norms written out, which keep about two tensors more each than ``nn.LayerNorm``.
+    The same step of those scripts takes ``nn.LayerNorm`` for the book's norm of six operators, so one key says both.
+    ``drop_rate`` is one probability for attention, both branches and the embeddings.
     """
     hidden, heads = fields.integer("emb_dim"), fields.integer("n_heads")
     positions = fields.integer("context_length")
-    bias = fields.flag("qkv_bias", False)
-    attention = replace(even_heads(fields, hidden, heads), position="learned", eager_scores="compute")
+    bias, drops = fields.flag("qkv_bias", False), fields.is_positive("drop_rate", 0.1)
+    activation = fields.text("activation_function", "gelu_new")
+    attention = replace(even_heads(fields, hidden, heads), position="learned", eager_scores="compute", dropout=drops)
+    norm = replace(layer_norm(hidden), scaling="operators" if activation == "gelu_new" else "cast")
     projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=True)
     names = ("W_query", "W_key", "W_value", "out_proj")
     linears = tuple(replace(linear, name=name) for linear, name in zip(projections, names, strict=True))
     block = BlockSpec(
         attention=attention,
-        mlp=MlpSpec(4 * hidden, gated=False, activation=fields.text("activation_function", "gelu_new")),
+        mlp=MlpSpec(4 * hidden, gated=False, activation=activation),
         linears=linears + plain_mlp(hidden, 4 * hidden, ("layers.0", "layers.2"), bias=True),
-        norms=(layer_norm(hidden, copies=2),),
+        norms=(replace(norm, copies=2),),
+        dropouts=2 * int(drops),
     )
     table = token_embedding(fields, hidden, "tok_emb")
     spec = bare_model(fields, [block] * fields.layers("n_layers"), table, lm_head(hidden, table.rows))
@@ -39,7 +43,8 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
         spec,
         tied=False,
         max_position_tokens=positions,
-        final_norms=(layer_norm(hidden),),
+        final_norms=(norm,),
+        embedding_dropout=drops,
         extra_embeddings=(EmbeddingSpec("pos_emb", positions, hidden),),
         checkpoint_dtype="fp32",
         fp32_logits=False,
