@@ -126,8 +126,9 @@ def score_bytes(view: BlockView) -> tuple[int, int, int]:
 
     Kept: the fp32 softmax (4) and, unless products are fp32, its 16-bit cast for the product with the values (2).  Autocast runs
     every softmax without a stated dtype in fp32.  A soft cap keeps the capped score as well, dropout a one-byte mask.
-    Forward: the masked score in the wider of its own and the mask's dtype, its fp32 copy, and the softmax; code that adds a
-    position bias holds on to the raw score too.  Backward: the softmax, its gradient and the gradient of the scores, all fp32.
+    Forward: the masked score in the wider of its own and the mask's dtype, its fp32 copy (none of fp16), and the softmax; code
+    that adds a position bias holds on to the raw score too.  Backward: the softmax, its gradient and the gradient of the scores,
+    all fp32 but for that of fp16 scores.
     With sinks the softmax runs in the scores' dtype, and the gradient of the subtracted maximum is two more tensors of it.
     Source: transformers 5.23 eager_attention_forward of models/{llama,gpt2,gpt_oss,gemma2}, models/{bloom,falcon,mpt}; torch
     2.13 ATen/autocast_mode.h (fp32_set_opt_dtype), derivatives.yaml ``_softmax``, ``max.dim``.
@@ -142,6 +143,7 @@ def score_bytes(view: BlockView) -> tuple[int, int, int]:
     cast = c if c < 4 else 0
     capped = c if attention.softcap else 0
     dropped = 1 + (c - cast) if attention.dropout else 0
+    fused = softmax_reads_half(view)
     if attention.eager_scores == "compute" and not regime.autocast:
         # No cast stands in for what dropout returns, which the product with the values keeps.
         dropped = 1 + c if attention.dropout else 0
@@ -149,8 +151,20 @@ def score_bytes(view: BlockView) -> tuple[int, int, int]:
     holds = attention.eager_scores != "fp32_biased" and attention.returned_scores != "none"
     held = c if holds or attention.eager_scores == "compute" else 0
     # Where the layer returns the softmax itself, the cast comes when the scores have gone.
-    forward = masked + (8 if masked < 4 else 4 + (0 if attention.returned_scores == "softmax" else cast)) + held
-    return 4 + cast + capped + dropped, forward + capped + dropped, 12 + capped + dropped
+    copied = 8 if masked < 4 and not fused else 4 + (0 if attention.returned_scores == "softmax" else cast)
+    return 4 + cast + capped + dropped, masked + copied + held + capped + dropped, (10 if fused else 12) + capped + dropped
+
+
+def softmax_reads_half(view: BlockView) -> bool:
+    """Whether the fp32 softmax of written-out attention reads fp16 scores as they are, and returns their gradient in fp16.
+
+    CUDA has such a kernel for fp16 alone: bf16 scores are copied to fp32 first.
+    Source: torch 2.13 ATen/native/SoftMax.cpp softmax and cuda/SoftMax.cu host_softmax (``half_to_float``).
+    """
+    attention, regime = view.block.attention, view.regime
+    reads = attention.eager_scores == "fp32_softmax" or (attention.eager_scores == "compute" and regime.autocast)
+    fp16 = view.recipe.numerics.compute_dtype == "fp16" and regime.compute == 2
+    return reads and fp16 and regime.residual < 4 and not attention.sinks
 
 
 def returned_score_bytes(view: BlockView) -> int:

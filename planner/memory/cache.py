@@ -9,12 +9,14 @@ leftovers, each in the phase whose peak they add to.  Source of all: torch 2.13 
 from __future__ import annotations
 
 from planner.anatomy.adapters import adapter_shapes
+from planner.anatomy.attention import softmax_reads_half
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
 from planner.memory.job import Job
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
+from planner.memory.widening import idle_after_widening_bytes
 from planner.units import MIB
 
 # Requests of at most this size come from a pool of their own.  Source: c10/cuda/CUDACachingAllocator.cpp kSmallSize.
@@ -32,16 +34,18 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
     """
     # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
-    loss = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + in_forward
+    logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job)
     scores, small = stranded_scores_bytes(job), small_pool_leftover_bytes(job)
+    free = {phase: idle_after_widening_bytes(job, terms, phase) for phase in PHASES}
     by_phase: dict[Phase, Number] = {
-        "adapters": orphaned_bytes(job),
-        "loss": loss,
-        "backward": scores,
-        "optimizer_step": step_leftover_bytes(job, kept + in_forward),
-        "forward_2": small,
-        "loss_2": loss + small,
-        "backward_2": scores + small,
+        "adapters": orphaned_bytes(job) + free["adapters"],
+        "forward": free["forward"],
+        "loss": logits + maximum(in_forward, free["loss"]),
+        "backward": scores + free["backward"],
+        "optimizer_step": step_leftover_bytes(job, kept + in_forward) + free["optimizer_step"],
+        "forward_2": small + free["forward_2"],
+        "loss_2": logits + maximum(in_forward, free["loss_2"]) + small,
+        "backward_2": scores + small + free["backward_2"],
     }
     flattened = flattened_leftover_bytes(job)
     if is_zero(flattened):
@@ -132,13 +136,15 @@ def served_share(job: Job) -> Number:
 def stranded_logits_bytes(job: Job) -> Number:
     """The 16-bit logits block, cached but too small for the fp32 gradients that follow: reserved, not allocated.
 
-    Only where the backward of the loss holds as much as its forward or more.  Source: torch 2.13
-    c10/cuda/CUDACachingAllocator.cpp: a free block serves requests of at most its size.
+    Only where the model's code widens its logits: then the backward of the loss holds three fp32 tensors.  Where autocast meets
+    16-bit logits the log-softmax stays in 16 bits, and the one gradient in fp32 finds the block of the returned logits.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a free block serves requests of at most its size.
+    ATen/native/LossNLL.cpp cross_entropy_loss names the dtype of its log-softmax, which ATen/autocast_mode.h
+    fp32_set_opt_dtype then leaves.
     """
-    if job.recipe.loss != "hf" or job.regime.compute == 4:
+    if job.recipe.loss != "hf" or job.regime.compute == 4 or not job.model.fp32_logits:
         return 0
-    wide = job.model.fp32_logits or job.regime.autocast
-    return job.tokens * job.model.vocab_size * job.regime.compute if wide else 0
+    return job.tokens * job.model.vocab_size * job.regime.compute
 
 
 def bucket_leftover_bytes(job: Job) -> Number:
@@ -169,10 +175,13 @@ def stranded_scores_bytes(job: Job) -> Number:
     """16-bit attention scores, cached but too small for the fp32 gradient of the softmax: reserved, not allocated.
 
     Formula: 2 bytes per head, token and key of one layer, eager attention in 16-bit.  Of two 16-bit and two fp32 blocks that the
-    layer's backward needs in turn, one 16-bit block is free when both fp32 ones are live.
+    layer's backward needs in turn, one 16-bit block is free when both fp32 ones are live; that of fp16 scores takes their
+    gradient, which is in fp16 itself (:func:`planner.anatomy.attention.softmax_reads_half`).
     Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward; c10/cuda/CUDACachingAllocator.cpp.
     """
     if job.recipe.attention != "eager" or job.regime.compute == 4:
+        return 0
+    if all(softmax_reads_half(job.view(group.block)) for group in job.model.groups):
         return 0
     return job.regime.compute * _heads(job) * job.tokens * job.recipe.batch.seq_len
 
@@ -185,8 +194,8 @@ def orphaned_bytes(job: Job) -> Number:
     """Segments that stay reserved after a dtype conversion has replaced tensors by others of another size.
 
     Formula: coefficient ``orphan_fraction`` of the old copies: all that is not quantised, at 2 bytes (tables, head and norms at 4
-    more where the engine halves them again); the whole model where an unquantised base is prepared too; fp32 adapters that a
-    16-bit engine halves.  Later passes use these blocks again, so they only set the least that is reserved.
+    more where the engine halves them again); fp32 adapters that a 16-bit engine halves.  Later passes use these blocks again, so
+    they only set the least that is reserved.  Where a whole base is widened: :mod:`planner.memory.widening`.
     Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; the freed 16-bit blocks are too small for the fp32 copies of
     equal tensors, not for what follows.
     """
@@ -198,10 +207,7 @@ def _replaced_weight_bytes(job: Job) -> Number:
     recipe, counts = job.recipe, job.counts
     if recipe.method != "lora":
         return 0
-    if not job.regime.quantized:
-        upcast = job.stack.prepares_unquantized and job.regime.engine != "deepspeed" and recipe.numerics.load_dtype != "fp32"
-        return counts.total * 2 if upcast else 0
-    if job.stack.kbit_upcast != "all" or recipe.numerics.quantization == "gptq-int4":
+    if not job.regime.quantized or job.stack.kbit_upcast != "all" or recipe.numerics.quantization == "gptq-int4":
         return 0
     halved = job.regime.engine == "deepspeed" and job.stack.engine_halves_kbit
     return (counts.total - counts.quantizable) * (6 if halved else 2)

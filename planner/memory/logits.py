@@ -43,8 +43,12 @@ def _loss_bytes(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
 def _bytes_per_logit(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
     """Bytes per logit of ``copies``.
 
-    A model that keeps its logits in the compute dtype still gets fp32 copies under autocast, which runs cross-entropy in fp32;
-    its shifted copy is made before that.  Under a 16-bit engine all of its copies have 16 bits.
+    A model that keeps its logits in the compute dtype still gets fp32 copies under autocast: the log-softmax that the nll loss
+    reads, and the logits that accelerate hands back.  With the 16-bit logits and log-softmax these are 12 bytes at the end of the
+    forward, and 10 in backward: no more than the switches add up to.  Its shifted copy is made before that.  Under a 16-bit
+    engine all of its copies have 16 bits.
+    Source: torch 2.13 ATen/native/LossNLL.cpp cross_entropy_loss, autocast_mode.h (``nll_loss`` is in the fp32 list);
+    accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
     """
     compute, fp32_logits = job.regime.compute, job.model.fp32_logits
     wide = 4 if fp32_logits or job.regime.autocast else compute

@@ -17,7 +17,7 @@ from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
-from planner.memory.lengths import LENGTH_CACHE, length_cache, records
+from planner.memory.lengths import LENGTH_CACHE, length_cache, middle_sum, records
 from planner.memory.peak import predict_memory
 
 PRIORS = Coefficients()
@@ -82,7 +82,7 @@ def test_a_full_card_gets_it_back() -> None:
 
 @pytest.mark.parametrize(("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)])
 def test_records_are_those_of_drawn_runs(mean: int, samples: int, steps: int) -> None:
-    """Sum of all records but the last, its deviation and the first batch, against 1,500 runs of the same law."""
+    """Sum of all records but the last, its deviation, its median and the first batch, against 1,500 runs of the same law."""
     made = job(tokens_per_sample=mean, batch=samples)
     run = replace(made.scenario.run, n_samples=samples * steps)
     found = records(replace(made, scenario=replace(made.scenario, run=run)))
@@ -102,6 +102,8 @@ def test_records_are_those_of_drawn_runs(mean: int, samples: int, steps: int) ->
     assert found.total == pytest.approx(statistics.mean(sums), rel=0.08)
     assert found.squares**0.5 == pytest.approx(statistics.pstdev(sums), rel=0.2)
     assert found.first == pytest.approx(statistics.mean(firsts), rel=0.03)
+    assert middle_sum(found) == pytest.approx(statistics.median(sums), abs=0.15)
+    assert found.at_once == pytest.approx(sum(first == 1 for first in firsts) / len(firsts), abs=0.04)
 
 
 def _level_by_bisection(mean: float, start: float) -> float:
@@ -130,3 +132,12 @@ def test_extreme_lengths_stay_finite() -> None:
         made = length_cache(job(**flags), 1e9)
         assert 0 <= float(made.n_bytes) < 1e14
         assert 0 <= float(made.spread_bytes) < 1e14
+
+
+def test_most_orders_of_samples_that_reach_the_cap_strand_nothing() -> None:
+    """Where more than half of the first batches have a sample at the cap, the middle order has no record before it."""
+    often, seldom = job(tokens_per_sample=1900), job(tokens_per_sample=800)
+    assert records(often).at_once > 0.5
+    assert length_cache(often, 0).n_bytes == pytest.approx(0, abs=1)
+    assert length_cache(often, 0).spread_bytes > 1e8
+    assert length_cache(seldom, 0).n_bytes > 1e9
