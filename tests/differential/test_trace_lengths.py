@@ -106,8 +106,8 @@ def test_segments_that_grow_strand_nothing() -> None:
     assert stream().reserved_bytes([256, 512, 768, CAP], growing) == pytest.approx(alone, rel=0.01)
 
 
-def test_the_term_is_the_mean_over_orders() -> None:
-    """Over 24 drawn runs the replays strand what the closed form expects, within one standard error and a tenth."""
+def test_the_term_is_the_median_over_orders() -> None:
+    """Half of 24 drawn runs strand less in replays than the closed form says, within one standard error and a tenth."""
     scenario = resolve(from_flags({**FLAGS, "seq": CAP, "tokens_per_sample": MEAN, "padding": "longest"}))
     scenario = replace(scenario, run=replace(scenario.run, n_samples=BATCH * STEPS))
     # The lengths above start at 0, so their deviation is their mean, and the cut lowers both.
@@ -119,5 +119,5 @@ def test_the_term_is_the_mean_over_orders() -> None:
     stranded = [stream().reserved_bytes(tops(run)) - fixed for run in runs]
     term = next(term for term in predict_memory(job).terms if term.label == LENGTH_CACHE)
     error = float(np.std(stranded)) / len(runs) ** 0.5
-    assert abs(float(term.n_bytes) - float(np.mean(stranded))) < error + 0.1 * float(np.mean(stranded))
+    assert abs(float(term.n_bytes) - float(np.median(stranded))) < error + 0.1 * float(np.median(stranded))
     assert float(records(job).total) > 1
