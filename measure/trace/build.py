@@ -280,7 +280,8 @@ def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> 
             recorder.give_back(whole)
     recorder.mark(fake, _role(places[0][2]))
     if isinstance(tensor, nn.Parameter):
-        kept = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        kept: Any = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        kept.stored_bytes = getattr(tensor, "stored_bytes", tensor.element_size())
         for module, name, _ in places:
             module._parameters[name] = kept
     else:

@@ -74,8 +74,17 @@ def _quantize_int8(model: Any, numerics: Numerics) -> None:
     model.is_loaded_in_8bit = True
 
 
+def is_packed(tensor: torch.Tensor) -> bool:
+    """Whether a parameter holds the bytes of a k-bit matrix, whatever its dtype says."""
+    return hasattr(tensor, "loading_bytes")
+
+
 def _named(model: nn.Module, class_name: str) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ == class_name]
+
+
+class Params4bit(nn.Parameter):
+    """Packed bytes.  PEFT's preparation widens 16-bit parameters, but none of a class of this name (peft 0.21 utils/other.py)."""
 
 
 def _stand_in(layer: Any, loaded: torch.dtype) -> None:
@@ -84,7 +93,7 @@ def _stand_in(layer: Any, loaded: torch.dtype) -> None:
     old = layer.weight
     n_elements = out_features * in_features
     packed = n_elements // 2 // old.quant_storage.itemsize
-    weight = nn.Parameter(torch.empty((packed, 1), dtype=old.quant_storage, device="meta"), requires_grad=False)
+    weight = Params4bit(torch.empty((packed, 1), dtype=old.quant_storage, device="meta"), requires_grad=False)
     # PEFT copies these when it wraps the layer; the last one is what the loader holds while it quantises.
     facts = {
         "compress_statistics": old.compress_statistics,

@@ -40,8 +40,9 @@ class Place:
 class ParameterNote:
     """The parameter that a block was loaded for.
 
-    ``name``: in its module.  ``element_bytes``: of each element as loaded.  ``group``: that of the optimizer, -1 where frozen.
-    ``unit``, ``stays_whole``: what FSDP gathers it with outside of the layers, and whether that stays until its backward.
+    ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before an engine cast it.
+    ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what FSDP gathers it with outside of layers,
+    and whether that stays until its backward.  ``is_float``: whether an engine can divide it.
     """
 
     name: str
@@ -50,6 +51,8 @@ class ParameterNote:
     group: int
     unit: str = ""
     stays_whole: bool = False
+    stored_bytes: int = 0
+    is_float: bool = True
 
 
 @dataclass(slots=True)

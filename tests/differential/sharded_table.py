@@ -9,6 +9,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 
 from planner.catalog.location import data_dir
@@ -19,7 +20,7 @@ from planner.intake.resolve import resolve
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 
-KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq")
+KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq", "quant_storage")
 COLUMNS = (
     *KEY,
     "closed_form_bytes",
@@ -62,8 +63,13 @@ qwen2.5-7b    lora  zero2  4  none              1  true   4  2048
 qwen2.5-7b    lora  zero3  4  none              1  true   4  2048
 qwen2.5-7b    lora  fsdp   4  none              1  true   4  2048
 qwen2.5-7b    qlora zero2  2  none              1  true   4  1024
+qwen2.5-7b    qlora zero3  4  none              1  true   4  1024  bf16
+qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024  bf16
+qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024
+qwen2.5-1.5b  qlora fsdp   2  optimizer+params  1  true   2  1024  bf16
 """
-JOBS = tuple(dict(zip(KEY, line.split(), strict=True)) for line in _JOBS.strip().splitlines())
+# The last word of a line, where there is one, is the dtype in which 4-bit bytes are stored.
+JOBS = tuple(dict(zip_longest(KEY, line.split(), fillvalue="")) for line in _JOBS.strip().splitlines())
 
 
 def path() -> Path:
@@ -73,7 +79,7 @@ def path() -> Path:
 
 def scenario_of(row: Mapping[str, str]) -> Scenario:
     """The scenario of a job, with the Trainer's defaults."""
-    flags: dict[str, object] = {name: row[name] for name in KEY}
+    flags: dict[str, object] = {name: row[name] for name in KEY if row[name]}
     return resolve(from_flags({**flags, "gpu": "a100-80gb", "stack": "hf-trainer@5"}))
 
 
@@ -124,7 +130,7 @@ def read() -> list[Row]:
     if not path().is_file():
         return []
     with path().open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+        return list(csv.DictReader(stream, restval=""))
 
 
 def write(rows: list[Row]) -> None:

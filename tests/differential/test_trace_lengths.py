@@ -10,6 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+pytest.importorskip("peft", reason="tracing needs the measure extra")
+
 from measure.trace.allocator import CachingAllocator
 from measure.trace.blocks import Block
 from measure.trace.program import trace_events

@@ -131,11 +131,15 @@ def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
     ("flags", "words"),
     [
         ({"method": "lora", "sharding": "fsdp1"}, "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp"),
-        ({"method": "qlora", "sharding": "zero3"}, "a quantised base under zero3 cannot be traced yet; use --sharding zero2"),
+        ({"method": "qlora", "sharding": "zero3"}, "stored as bytes under zero3, .* use --quant-storage bf16"),
+        (
+            {"method": "qlora", "sharding": "fsdp", "quant_storage": "fp32"},
+            "stored as fp32 under fsdp, which would cast them to bf16, .* use --quant-storage bf16",
+        ),
     ],
 )
 def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:
-    """FSDP1 and divided k-bit bases end with a sentence that names another setting, not with wrong numbers."""
+    """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting, not with wrong numbers."""
     common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
     with pytest.raises(NotModelledError, match=words):
         refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))

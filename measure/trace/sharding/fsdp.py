@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from measure.trace.host import HostName
-from measure.trace.record import Block, Record, Role
+from measure.trace.record import Block, Record
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
@@ -50,22 +50,37 @@ class Fsdp:
         self._sending: list[Block] = []
         self._replicating: Block | None = None
         self._steps: Steps = []
+        self._undivided: list[tuple[Parameter, Block, Block]] = []
 
     def load(self, parameter: Parameter, record: Record) -> None:
-        """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict)."""
+        """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict).
+
+        Over a k-bit base the whole model is there before it is divided, and what is stored as plain bytes is not divided at all.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (``model_has_params4bit``, ``incompatible_params4bit``).
+        """
+        if not parameter.is_float:
+            self._stream.pass_on(record)
+            return
         name = _unit_name(parameter)
         unit = self._units.setdefault(name, _Unit(reshards=not parameter.stays_whole))
         unit.parameters.append(parameter)
         self._unit_of[parameter.key] = name
-        stored = self._settings.stored_bytes(parameter)
-        n_bytes = self._settings.shard_elements(parameter) * stored
+        block, n_bytes = record.block, parameter.elements * self._settings.stored_bytes(parameter)
+        if self._settings.quantized:
+            whole = self._stream.take(n_bytes, What(_WHOLE.name, block.role, module=block.module))
+            self._undivided.append((parameter, block, whole))
+            return
+        if not self._settings.offloads:
+            self._stream.brief(n_bytes, _WHOLE)
+        self._keep_shard(parameter, block)
+
+    def _keep_shard(self, parameter: Parameter, block: Block) -> None:
+        n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)
         if self._settings.offloads:
             host_name: HostName = "offloaded_optimizer" if parameter.trained else "offloaded_parameters"
             self._stream.keep_on_host(n_bytes, "shard", host_name, pinned=True)
             return
-        self._stream.brief(parameter.elements * stored, _WHOLE)
-        role: Role = record.block.role
-        self._stream.take(n_bytes, What("shard", role, module=record.block.module))
+        self._stream.take(n_bytes, What("shard", block.role, module=block.module))
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """Shapes of the local shards of trained parameters, by group of the optimizer."""
@@ -74,8 +89,12 @@ class Fsdp:
         return [[self._settings.shard_shape(each) for each in trained if each.group == number] for number in numbers]
 
     def set_up(self, steps: Steps) -> None:
-        """Nothing is allocated before the first forward."""
+        """Nothing is allocated before the first forward, but a k-bit model is divided, parameter by parameter."""
         self._steps = steps
+        for parameter, block, whole in self._undivided:
+            self._keep_shard(parameter, block)
+            self._stream.free(whole)
+        self._undivided = []
 
     def at(self, moment: str, module: str, aliases: str) -> None:
         """A hook of the unit whose marks name ``module``."""

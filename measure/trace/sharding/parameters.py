@@ -13,7 +13,10 @@ FROZEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter.  ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with.
+    """One parameter.
+
+    ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with, ``stored_bytes`` what was there
+    before an engine cast it.  ``is_float``: whether an engine can divide it.
 
     ``unit``: the modules that FSDP gathers it with, for parameters outside of the layers.  ``stays_whole``: from its forward to
     its backward.
@@ -26,6 +29,8 @@ class Parameter:
     layer: int
     unit: str = ""
     stays_whole: bool = False
+    stored_bytes: int = 0
+    is_float: bool = True
 
     @property
     def elements(self) -> int:
@@ -49,4 +54,5 @@ def parameter_of(record: Record) -> Parameter | None:
     if note is None or not record.alloc:
         return None
     key, layer = (block.module, note.name), block.place.layer
-    return Parameter(key, note.shape, note.element_bytes, note.group, layer, note.unit, note.stays_whole)
+    place = note.unit, note.stays_whole
+    return Parameter(key, note.shape, note.element_bytes, note.group, layer, *place, note.stored_bytes, note.is_float)

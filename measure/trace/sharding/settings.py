@@ -48,6 +48,7 @@ class ZeroSettings:
     offloads_optimizer: bool
     offloads_params: bool
     host: HostSettings
+    quantized: bool
     prefetch_elements: int
     persistence_elements: int
     rank: int
@@ -60,26 +61,27 @@ class ZeroSettings:
 class FsdpSettings:
     """An FSDP2 run: every parameter is divided over ``shards`` processes along its first dimension, padded.
 
-    ``mixed``: shards are cast to 16-bit to be gathered.  ``frozen_bytes``: of each element of a frozen shard.
+    ``mixed``: shards are cast to 16-bit to be gathered.  ``quantized``: the base is of k-bit matrices, and whole on every GPU
+    before it is divided.
     ``replicates``: the shards of a node are repeated on others.
     """
 
     shards: int
     mixed: bool
-    frozen_bytes: int
+    quantized: bool
     offloads: bool
     accumulates: bool
     replicates: bool
     reshards_after_forward: bool
 
     def stored_bytes(self, parameter: Parameter) -> int:
-        """Bytes of each element of a shard: fp32 where it is trained in mixed precision.
+        """Bytes of each element of a shard: fp32 where it is trained in mixed precision, unless the base is of 4-bit matrices.
 
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, which upcasts trained 16-bit parameters.
         """
         if not self.mixed:
             return parameter.element_bytes
-        return _FP32 if parameter.trained else self.frozen_bytes
+        return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
 
     def shard_shape(self, parameter: Parameter) -> tuple[int, ...]:
         """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py (``padded_sharded_size``)."""
@@ -98,7 +100,7 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
     return FsdpSettings(
         shards=int(hardware.gpus_per_node if hybrid else hardware.world_size),
         mixed=recipe.numerics.mixed,
-        frozen_bytes=DTYPE_BYTES[recipe.numerics.load_dtype],
+        quantized=recipe.numerics.quantization != "none",
         offloads=recipe.offloads_params,
         accumulates=int(recipe.batch.grad_accum) > 1,
         replicates=hybrid and int(hardware.nodes) > 1,
@@ -127,6 +129,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         accumulates=int(recipe.batch.grad_accum) > 1,
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,
+        quantized=recipe.numerics.quantization != "none",
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

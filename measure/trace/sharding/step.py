@@ -9,6 +9,7 @@ import torch
 from measure.trace.adapters import DTYPES
 from measure.trace.losses import install_loss
 from measure.trace.optimizers import parameter_groups
+from measure.trace.quantized import is_packed
 from measure.trace.record import ParameterNote
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
@@ -22,16 +23,19 @@ from planner.domain.scenario import Scenario
 def cast_for_engine(model: Any, scenario: Scenario) -> None:
     """The dtypes that the modules compute with: 16-bit throughout where the precision is mixed, and no autocast.
 
-    ZeRO-3 leaves adapters as PEFT made them, because the base was made inside ``zero.Init``.
+    ZeRO-3 leaves adapters as PEFT made them where the base was made inside ``zero.Init``, which k-bit ones are not.  Packed k-bit
+    matrices stay as they are.
     Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``; torch 2.13 distributed/fsdp MixedPrecisionPolicy.
     """
     recipe = scenario.recipe
     if not recipe.numerics.mixed:
         return
     dtype = DTYPES[recipe.numerics.compute_dtype]
+    keeps_adapters = recipe.sharding == "zero3" and recipe.numerics.quantization == "none"
     for name, tensor in model.named_parameters():
         adapter = ".lora_" in name or ".modules_to_save." in name
-        if tensor.is_floating_point() and not (adapter and recipe.sharding == "zero3"):
+        tensor.stored_bytes = tensor.element_size()
+        if tensor.is_floating_point() and not is_packed(tensor) and not (adapter and keeps_adapters):
             tensor.data = tensor.data.to(dtype)
 
 
@@ -74,4 +78,6 @@ def note_parameters(model: Any, recorder: Recorder, units: list[Unit]) -> None:
                 numbers.get(tensor, FROZEN),
                 "" if unit is None else unit.place,
                 unit is not None and unit.stays_whole,
+                getattr(tensor, "stored_bytes", tensor.element_size()),
+                tensor.is_floating_point(),
             )

@@ -40,6 +40,7 @@ class Zero3:
         self._of_module: dict[str, list[Live]] = {}
         self._shards: dict[tuple[str, str], Block] = {}
         self._on_host: dict[tuple[str, str], Block] = {}
+        self._undivided: list[tuple[Parameter, Block, Block]] = []
         self._roles: dict[tuple[str, str], Role] = {}
         self._groups: list[list[Parameter]] = []
         self._steps: Steps = []
@@ -47,15 +48,27 @@ class Zero3:
         self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
 
     def load(self, parameter: Parameter, record: Record) -> None:
-        """``zero.Init``: made whole on the device, then divided, each by itself; offloaded parts go on to the host."""
+        """``zero.Init``: made whole on the device, then divided, each by itself; offloaded parts go on to the host.
+
+        A k-bit model is loaded whole before the engine divides it.  Source: transformers 5.23 modeling_utils.py get_init_context.
+        """
         persists = parameter.elements <= self._settings.persistence_elements
         live = self._live[parameter.key] = Live(parameter, persists)
         self._of_module.setdefault(parameter.key[0], []).append(live)
-        self._stream.brief(parameter.n_bytes, _WHOLE)
         role = self._roles[parameter.key] = record.block.role
+        if self._settings.quantized:
+            n_bytes = parameter.elements * parameter.stored_bytes
+            whole = self._stream.take(n_bytes, What(_WHOLE.name, role, module=record.block.module))
+            self._undivided.append((parameter, record.block, whole))
+            return
+        self._stream.brief(parameter.n_bytes, _WHOLE)
+        self._keep_part(parameter, record.block)
+
+    def _keep_part(self, parameter: Parameter, block: Block) -> None:
+        persists = self._live[parameter.key].persists
         n_bytes = self._part(parameter) * parameter.element_bytes
         if not self._settings.offloads_params or persists:
-            self._shards[parameter.key] = self._stream.take(n_bytes, What("ds_tensor", role, module=record.block.module))
+            self._shards[parameter.key] = self._stream.take(n_bytes, What("ds_tensor", block.role, module=block.module))
         else:
             pinned = self._settings.host.pins
             self._on_host[parameter.key] = self._stream.keep_on_host(n_bytes, "ds_tensor", "offloaded_parameters", pinned=pinned)
@@ -80,6 +93,7 @@ class Zero3:
     def set_up(self, steps: Steps) -> None:
         """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
         self._steps, settings, stream = steps, self._settings, self._stream
+        self._divide()
         trained = [each for group in self._groups for each in group]
         if settings.offloads_params:
             self._flatten_on_host(trained)
@@ -99,6 +113,16 @@ class Zero3:
             self._set_up_host(sum(self._part(each) for each in trained))
         else:
             stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+
+    def _divide(self) -> None:
+        """A model that the engine finds whole: each parameter is cast, then divided (``_convert_to_zero_parameters``)."""
+        for parameter, block, whole in self._undivided:
+            casts = parameter.stored_bytes != parameter.element_bytes
+            narrow = self._stream.take(parameter.n_bytes, _WHOLE) if casts else None
+            self._stream.free(whole if narrow else None)
+            self._keep_part(parameter, block)
+            self._stream.free(narrow or whole)
+        self._undivided = []
 
     def _flatten_on_host(self, trained: list[Parameter]) -> None:
         """``_create_param_groups_fp16_flat_cpu_memory``: trained parts move into one pinned buffer for each group."""
