@@ -122,12 +122,14 @@ class _Reader:
     def _period_of(self, record: Record, *, between: bool) -> int | None:
         """Period of the place, or of the block where the blocks of many layers go at once.
 
-        A variable of an optimizer's loop is freed when the next tensor's turn has come, which may be one of the next layer.
+        A variable of an optimizer's loop is freed when the next tensor's turn has come, which may be one of the next layer, or of
+        the first layer again where the next group of parameters begins.
         """
         stage = record.place.stage
-        if not record.alloc and stage == "optimizer_step" == record.block.place.stage and self.units and self.step:
+        if not record.alloc and stage == "optimizer_step" == record.block.place.stage and self.units:
             period = self.pattern.period_of(record.block.place.layer)
-            return self.period if period == self.period - self.step else period
+            left_over = not self.step and period is not None and abs(period - self.period) > 1
+            return self.period if left_over or (self.step and period == self.period - self.step) else period
         if stage == "optimizer_step" or (not record.alloc and not between and stage in ("forward", "backward")):
             return self.pattern.period_of(record.block.place.layer)
         return self.pattern.period_of(record.place.layer)
