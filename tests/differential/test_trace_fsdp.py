@@ -32,7 +32,7 @@ MODEL = {
 }  # fmt: skip
 RANKS = (0, 3)
 LAYERS = 6
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
