@@ -202,6 +202,8 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
             level = [each for each in mine if each.residual.of == kind]
             if level:
                 yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), 0.94, 0.86)
+        off = fmean(abs(np.expm1(each.residual.log_ratio)) > _HALF_WIDTHS[name] for each in mine)
+        yield Goal(f"{name}, readings further off than {_HALF_WIDTHS[name]:.0%}".replace("%", " %"), "held out", len(mine), off)
         seeds = [each for each in mine if each.residual.group in seeds_of]
         others = [each for each in mine if each.residual.group not in seeds_of]
         widths = {"": mine, "seeds, ": seeds, "other sources, ": others}

@@ -244,7 +244,7 @@ def other_accuracy_table() -> str:
 
 
 def held_out_tables() -> str:
-    """Unfitted, in-sample and held-out errors by document, method and GPU, as ``data/accuracy.toml`` has them."""
+    """What is aimed at and missed, then errors by document, method and GPU, as ``data/accuracy.toml`` has them."""
     stored = stored_accuracy()
     parts = [_held_out(stored[part], title) for part, title in (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))]
     anchors = ["| source group | timed rows | held out | after one anchor row |", "|---|--:|--:|--:|"]
@@ -252,25 +252,69 @@ def held_out_tables() -> str:
         f"| `{group}` | {gain['n']} | {_share(gain['before'])} | {_share(gain['after'])} |"
         for group, gain in stored["anchors"].items()
     ]
-    coverage = ", ".join(f"{of.replace('_', ' ')} {_share(share)}" for of, share in stored["coverage"].items())
     facts = (
-        f"{stored['date']}: {stored['free_numbers']} free numbers, {stored['rows']} rows of {stored['groups']} source groups. "
-        f"Held-out readings inside the 90 % interval: {coverage}."
+        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups; "
+        f"{stored['free_numbers']} free numbers. Errors are means of absolute values; those by document, method and GPU are "
+        "rounded up at the second digit."
     )
-    return (
-        "\n\n".join([facts, _goals(stored["goals"]), parts[0], _worst(stored["documents"]), *parts[1:], "\n".join(anchors)])
-        + "\n"
+    blocks = (
+        facts,
+        _missed(stored["goals"]),
+        _goals(stored["goals"]),
+        parts[0],
+        _verdict_counts(stored["documents"]),
+        _worst(stored["documents"]),
+        *parts[1:],
+        "\n".join(anchors),
     )
+    return "\n\n".join(blocks) + "\n"
+
+
+def _missed(stored: list[dict[str, Any]]) -> str:
+    """In words, how many aims are met and which are not, the furthest first."""
+    judged = [goal for goal in stored if "met" in goal]
+    missed = [goal for goal in judged if not goal["met"]]
+    head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"
+    lines = [f"- {goal['title']} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}" for goal in missed]
+    return "\n".join([head, "", *lines])
 
 
 def _goals(stored: list[dict[str, Any]]) -> str:
-    """What is aimed at beside what is reached; one line for a figure that has an in-sample and a held-out one."""
-    lines = ["| what is aimed at | under | rows | target | reached | |", "|---|---|--:|--:|--:|---|"]
+    """What is aimed at beside what is reached: one line for a figure, in-sample beside held out."""
+    lines = ["| what | rows | in-sample | aim | **held out** | aim | |", "|---|--:|--:|--:|--:|--:|---|"]
+    by_title: dict[str, dict[str, dict[str, Any]]] = {}
     for goal in stored:
-        mark = {True: "met", False: "**missed**", None: ""}[goal.get("met")]
-        lines.append(
-            f"| {goal['title']} | {goal['fit']} | {goal['n']:,} | {goal['target']} | {_share(goal['reached'])} | {mark} |"
-        )
+        by_title.setdefault(_title(goal), {})["in" if goal["fit"] == "in-sample" else "out"] = goal
+    for title, found in by_title.items():
+        cells = [cell for fit in ("in", "out") for cell in (_reached(found.get(fit)), found.get(fit, {}).get("target", ""))]
+        judged = {name: goal["met"] for name, goal in found.items() if "met" in goal}
+        words = {"in": "in-sample", "out": "held out"}
+        missed = [words[name] for name, met in judged.items() if not met]
+        mark = f"**missed** {' and '.join(missed)}" if missed else "met" if judged else ""
+        rows = max(goal["n"] for goal in found.values())
+        lines.append(f"| {title} | {rows:,} | {' | '.join(cells)} | {mark} |")
+    return "\n".join(lines)
+
+
+def _title(goal: dict[str, Any]) -> str:
+    """What a line is about; a figure after an anchor row is a line of its own."""
+    return f"{goal['title']}, after one anchor row" if goal["fit"].endswith("anchor row") else str(goal["title"])
+
+
+def _reached(goal: dict[str, Any] | None) -> str:
+    return "" if goal is None else _share(goal["reached"])
+
+
+def _verdict_counts(documents: dict[str, dict[str, float]]) -> str:
+    """Held-out verdicts on GPU memory by source, where there is a run that any was given on."""
+    lines = [
+        "| source, held out | ran | said not to fit | ran out of memory | said to fit | uncertain |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, figures in documents.items():
+        if figures.get("ran", 0) + figures.get("ran_out", 0):
+            cells = (figures[key] for key in ("ran", "false_oom", "ran_out", "false_fit", "uncertain"))
+            lines.append(f"| `{name}` | {' | '.join(f'{each:g}' for each in cells)} |")
     return "\n".join(lines)
 
 
