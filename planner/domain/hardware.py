@@ -18,7 +18,7 @@ class GpuSpec:
 
     ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the marketing size.
     ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
-    ``best_matmul_flop_per_s`` is the best that somebody measured for a bf16 product of any shape, below ``bf16_flop_per_s``.
+    ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product of any shape.
     ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
     Any other ``None`` is unknown as well: whatever needs that number is not answered.
     ``origins`` gives the origin of each known numeric field by the name it has here.

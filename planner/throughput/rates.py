@@ -125,14 +125,18 @@ def accumulates_at_half_rate(gpu: GpuSpec) -> bool:
 
 
 def reached_share(gpu: GpuSpec) -> float:
-    """Best bf16 product that was measured on the card, as a share of its peak, over that share of an A100 SXM; 1 where unknown.
+    """Best 16-bit product that was measured on the card, as a share of its peak, over that of the reference; 1 where unknown.
 
     The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of their peak.
-    Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78, MI300X 0.51.
+    The reference is an A100 SXM; cards that accumulate at half rate boost above the rated clock and reach all of it (RTX 4090).
+    Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78, MI300X 0.51;
+    zzc0721/torch-performance-test-data: L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.
     """
-    if gpu.best_matmul_flop_per_s is None or gpu.bf16_flop_per_s is None:
+    rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    if gpu.best_matmul_flop_per_s is None or rated is None:
         return 1.0
-    return gpu.best_matmul_flop_per_s / gpu.bf16_flop_per_s / _REFERENCE_BEST_SHARE
+    reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE
+    return gpu.best_matmul_flop_per_s / rated / reference
 
 
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
