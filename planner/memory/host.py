@@ -10,7 +10,7 @@ from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.job import Job
 from planner.memory.optimizer import SUB_GROUP_PARAMS
-from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes
+from planner.memory.weights import quantized_weight_bytes
 
 _HERE = "planner.memory.host"
 
@@ -115,7 +115,7 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     plain = job.counts.total - (job.counts.quantizable if job.regime.quantized else 0)
     stored: Number = job.regime.compute * plain / job.hardware.world_size
     if job.regime.quantized and job.recipe.divides_base:
-        stored = stored + quantized_weight_bytes(job) + quantization_constant_bytes(job)
+        stored = stored + quantized_weight_bytes(job)
     groups = maximum(1, ceil_div(plain / job.hardware.world_size, SUB_GROUP_PARAMS))
     return groups * pinned_bytes(job, stored / groups)
 

@@ -32,7 +32,9 @@ def quantization_constant_bytes(job: Job) -> Number:
 
     nf4/fp4: one fp32 scale per 64 elements, 4/64 B; with double quantisation one byte per 64 and one fp32 per 64 x 256 elements.
     int8: one fp32 scale per output feature.  GPTQ: an fp16 scale and a 4-bit zero per 128 elements, an int32 group index per
-    input. Source: bitsandbytes 0.50 functional.quantize_4bit and int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear.
+    input.  Whole on every GPU: engines divide parameters, and scales are none (``Params4bit.quant_state``, ``Int8Params.SCB``,
+    GPTQ's buffers), and they stay on the GPU where parameters are offloaded.  Source: bitsandbytes 0.50 nn/modules.py,
+    functional.quantize_4bit and int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear; seen in traces of ZeRO-3 and FSDP2.
     Ignored: code books of about 1 KiB per matrix.
     """
     numerics, counts = job.recipe.numerics, job.counts
@@ -45,7 +47,7 @@ def quantization_constant_bytes(job: Job) -> Number:
         constants = counts.quantizable * (2 + 0.5) / _GPTQ_GROUP + counts.quantizable_inputs * 4
     else:
         constants = 0
-    return constants / job.weight_shards
+    return constants
 
 
 def unquantized_weight_bytes(job: Job) -> Number:
