@@ -182,7 +182,10 @@ def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:
     if key.method == "full":
         return base
     adapter = DTYPE_BYTES[key.adapter_dtype or "fp32"]
-    # DeepSpeed's 16-bit engine casts adapters too under stages 1 and 2; stage 3 keeps them as PEFT made them.
-    if engine == "deepspeed" and key.numerics.mixed and key.sharding != "zero3":
+    # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 1 and 2, and a k-bit model under
+    # stage 3, which Transformers loads without zero.Init; other adapters stay under stage 3 as PEFT made them.
+    # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23 modeling_utils.py
+    # get_init_context.
+    if engine == "deepspeed" and key.numerics.mixed and (key.sharding != "zero3" or key.packs):
         return min(adapter, compute)
     return adapter
