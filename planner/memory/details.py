@@ -155,7 +155,10 @@ def _bucket(job: Job, _: str) -> str:
 
 def _gathered(job: Job, label: str) -> str:
     gathered = sharding.gathered_parameter_bytes(job)
-    n_bytes = gathered.first if "first" in label else gathered.loss if "loss" in label else gathered.passes
+    if "first" in label:
+        n_bytes = gathered.first_loss if "loss" in label else gathered.first
+    else:
+        n_bytes = gathered.loss if "loss" in label else gathered.passes
     return f"{format_count(float(n_bytes) / job.regime.compute)} parameters x {job.regime.compute} B"
 
 
@@ -205,6 +208,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "sharding:kept_bucket_bytes": _bucket,
     "sharding:offload_staging_bytes": lambda job, _: f"largest trained tensor x {job.regime.gradient} B",
     "sharding:gathered_parameter_bytes": _gathered,
+    "sharding:received_buffer_bytes": lambda job, _: "the head" if not job.model.tied else "the last block",
     "sharding:loaded_parameter_bytes": lambda job, _: f"largest parameter x {job.regime.compute} B",
     "sharding:persistent_parameter_bytes": lambda job, _: (
         f"{format_count(job.counts.norms + job.counts.block_rest)} parameters x {job.regime.compute} B"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.anatomy.adapters import adapter_shapes
+from planner.anatomy.parameters import is_quantizable
 from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
@@ -87,10 +88,12 @@ def offload_staging_bytes(job: Job) -> Number:
 class Gathered:
     """Bytes of parameters that are whole on a GPU while blocks compute, by moment.
 
-    ``first``: in the first pass; ``passes``: in the forward and backward of later passes; ``loss``: in their loss.
+    ``first`` and ``first_loss``: in the first pass and its loss; ``passes``: in the forward and backward of later passes;
+    ``loss``: in their loss.
     """
 
     first: Number
+    first_loss: Number
     passes: Number
     loss: Number
 
@@ -98,18 +101,69 @@ class Gathered:
 def gathered_parameter_bytes(job: Job) -> Gathered:
     """Bytes of parameters that are whole on a GPU while a block computes, under ZeRO-3 and FSDP.
 
-    FSDP holds the current and the prefetched block in compute dtype.  ZeRO-3: :func:`_gathered_by_zero3`.
-    Source: torch 2.13 distributed/fsdp (fully_shard, implicit prefetch of one module).
+    FSDP2: :func:`_gathered_by_fsdp2`.  ZeRO-3: :func:`_gathered_by_zero3`.  FSDP1 holds the current and the prefetched block in
+    compute dtype, and the head.  Source: torch 2.13 distributed/fsdp.
     """
     regime, counts = job.regime, job.counts
     if job.recipe.sharding == "zero3":
         return _gathered_by_zero3(job)
-    if job.recipe.sharding in ("fsdp", "fsdp1", "hsdp", "fsdp-grad-op"):
-        # A table that is tied to the head is gathered with it, and stays from the first layer to the loss.
-        ends = job.model.token_embedding.param_count if job.model.tied else counts.head
-        n_bytes = 2 * min(counts.block_largest, divided_float_params(job)) * regime.compute + ends * regime.compute
-        return Gathered(n_bytes, n_bytes, n_bytes)
-    return Gathered(0, 0, 0)
+    if job.recipe.sharding in ("fsdp", "hsdp"):
+        return _gathered_by_fsdp2(job)
+    if job.recipe.sharding in ("fsdp1", "fsdp-grad-op"):
+        n_bytes = 2 * min(counts.block_largest, divided_float_params(job)) * regime.compute + _ends_bytes(job)
+        return Gathered(n_bytes, n_bytes, n_bytes, n_bytes)
+    return Gathered(0, 0, 0, 0)
+
+
+def _ends_bytes(job: Job) -> int:
+    """Bytes of the head in the compute dtype, or of the table that is tied to it and comes with it."""
+    ends = job.model.token_embedding.param_count if job.model.tied else job.counts.head
+    return ends * job.regime.compute
+
+
+def _gathered_by_fsdp2(job: Job) -> Gathered:
+    """Bytes of parameters that FSDP2 holds whole.
+
+    While blocks compute, two of them: the one at work, and the buffer that the one before (forward) or after it (backward) came
+    in; and a table that is tied to the head, which stays from the first layer to the end.  In the loss the head, and no block;
+    what lies beside it until the forward ends is :func:`received_buffer_bytes`.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py wait_for_unshard, post_forward (``reshard``),
+    pre_backward; accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (the units); seen in traces.
+    Ignored: an untied table, whole twice before the first block, when there is nothing else yet.
+    """
+    ends = _ends_bytes(job)
+    passes = 2 * block_unit_bytes(job) + (ends if job.model.tied else 0)
+    return Gathered(passes, ends, passes, ends)
+
+
+def block_unit_bytes(job: Job) -> Number:
+    """Bytes that FSDP2 gathers of its largest block: floats and adapters in the compute dtype, 4-bit matrices packed.
+
+    Formula: 4-bit bytes stored as floats (``quant_storage``) travel as they are stored; those stored as bytes stay whole and do
+    not travel, like int8.  Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (``ignored_params``); torch 2.13
+    distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_all_gather.
+    Ignored: adapters are spread evenly over the layers.
+    """
+    packed = 0.5 if job.recipe.divides_base else 0
+    sizes: list[Number] = []
+    for group in job.model.groups:
+        block = group.block
+        kbit = sum(each.weight_count for each in block.linears if is_quantizable(each, job.stack.fused_experts))
+        kbit = kbit if job.regime.quantized else 0
+        sizes.append((block.param_count - kbit) * job.regime.compute + kbit * packed)
+    return max(sizes) + job.adapter_params / max(job.model.n_layers, 1) * job.regime.adapter_seen
+
+
+def received_buffer_bytes(job: Job) -> Number:
+    """Bytes of the last buffer that FSDP2 received, which stays beside the logits until the forward has ended.
+
+    Formula: the head's own where it is gathered by itself; the last block's where the head is a table gathered before.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py wait_for_unshard (``all_gather_state``),
+    _fsdp_state.py _post_forward; seen in traces.
+    """
+    if job.recipe.sharding not in ("fsdp", "hsdp"):
+        return 0
+    return block_unit_bytes(job) if job.model.tied else _ends_bytes(job)
 
 
 def _gathered_by_zero3(job: Job) -> Gathered:
@@ -125,10 +179,10 @@ def _gathered_by_zero3(job: Job) -> Gathered:
     largest, floats = _largest_gathered(job), divided_float_params(job)
     live = max(MAX_LIVE_PARAMS, largest)
     ahead = where(head_comes_with_others(job), live, MAX_LIVE_PARAMS) + largest
-    elements = Gathered(largest, minimum(floats, ahead), minimum(floats, live + prefetch_elements(job)))
+    passes, loss = minimum(floats, ahead), minimum(floats, live + prefetch_elements(job))
     gathers = job.recipe.offloads_params or job.hardware.world_size > 1
     width = where(gathers, job.regime.compute, 0)
-    return Gathered(elements.first * width, elements.passes * width, elements.loss * width)
+    return Gathered(largest * width, largest * width, passes * width, loss * width)
 
 
 def divided_float_params(job: Job) -> int:

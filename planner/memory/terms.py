@@ -24,7 +24,7 @@ from planner.memory.phases import (
 
 GATHERED = "planner.memory.sharding:gathered_parameter_bytes"
 _LOAD: frozenset[Phase] = frozenset({"load"})
-_FIRST_PASS: frozenset[Phase] = frozenset({"forward", "loss", "backward"})
+_FIRST_PASS: frozenset[Phase] = frozenset({"forward", "backward"})
 _LATER_PASS: frozenset[Phase] = frozenset({"forward_2", "backward_2"})
 _FIRST_LOSS: frozenset[Phase] = frozenset({"loss"})
 _LATER_LOSS: frozenset[Phase] = frozenset({"loss_2"})
@@ -66,10 +66,10 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
         make_term(
             "quantization_constants",
             "quantization constants",
-            gpu_base * weights.quantization_constant_bytes(job),
+            weights.quantization_constant_bytes(job),
             ALL_PHASES,
             "weights:quantization_constant_bytes",
-            kind,
+            "replicated",
         ),
         make_term("adapters", "LoRA adapters", adapters, TRAINING, "weights:adapter_bytes", kind),
         make_term(
@@ -174,9 +174,9 @@ def _loss_terms(job: Job) -> tuple[Term, ...]:
     )
 
 
-def _loss_peak_bytes(job: Job, beside_backward: Number) -> Number:
-    """Most bytes of the loss, forward or backward, with ``beside_backward`` bytes that are there in its backward only."""
-    forward = logits.logits_forward_bytes(job) + act.norm_output_bytes(job)
+def _loss_peak_bytes(job: Job, beside_backward: Number, beside_forward: Number = 0) -> Number:
+    """Most bytes of the loss, forward or backward, with bytes that are there in its backward or its forward only."""
+    forward = beside_forward + logits.logits_forward_bytes(job) + act.norm_output_bytes(job)
     backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
     return maximum(forward, maximum(backward, logits.head_backward_bytes(job)) + beside_backward)
 
@@ -228,14 +228,18 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
 def _gathered_terms(job: Job) -> tuple[Term, ...]:
     """Parameters that are whole: while they are loaded, in the first pass, and in later ones."""
     gathered, formula = sharding.gathered_parameter_bytes(job), GATHERED.removeprefix("planner.memory.")
+    received = _loss_peak_bytes(job, 0, sharding.received_buffer_bytes(job)) - _loss_peak_bytes(job, 0)
+    receiving = "sharding:received_buffer_bytes"
     loaded, loading = sharding.loaded_parameter_bytes(job), "sharding:loaded_parameter_bytes"
     amounts = (
         ("gathered parameters, first pass", gathered.first, _FIRST_PASS),
+        ("gathered parameters, first loss", gathered.first_loss, _FIRST_LOSS),
         ("gathered parameters, later passes", gathered.passes, _LATER_PASS),
         ("gathered parameters, later loss", gathered.loss, _LATER_LOSS),
     )
     return (
         make_term("gathered_parameters", "parameter before it is divided", loaded, _LOAD, loading, "transient"),
+        make_term("gathered_parameters", "received buffer beside the logits", received, LOSS, receiving, "transient"),
         *(make_term("gathered_parameters", label, size, phases, formula, "transient") for label, size, phases in amounts),
     )
 
