@@ -43,19 +43,24 @@ def read_hostfile(path: str | Path) -> Hosts:
         if match is None or int(match["slots"]) < 1:
             raise InputFileError(file, f"a line must be like 'node-1 slots=8', but it is '{show(entry)}'", number)
         if match["name"] in found:
-            raise InputFileError(file, f"machine '{match['name']}' is there twice", number)
+            raise InputFileError(file, f"machine '{match['name']}' is there twice; write one line for each", number)
         found[match["name"]] = int(match["slots"])
     if not found:
         raise InputFileError(file, "names no machine: write a line like 'node-1 slots=8' for each")
     if len(set(found.values())) > 1:
-        raise InputFileError(file, "machines give different numbers of slots; one job needs as many GPUs of each")
+        raise InputFileError(
+            file, "different numbers of slots; one job needs as many GPUs of each machine: give all the smallest"
+        )
     return Hosts(tuple(found), next(iter(found.values())))
 
 
 def _text(file: Path) -> str:
     try:
         if file.stat().st_size > _MAX_BYTES:
-            raise InputFileError(file, "too large for a hostfile")
+            raise InputFileError(
+                file,
+                f"larger than {_MAX_BYTES // MIB} MiB, which is no hostfile; write a line like 'node-1 slots=8' for each machine",
+            )
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputFileError(file, "no such file") from None

@@ -73,11 +73,13 @@ def _slurm_settings(submission: Submission) -> dict[str, Any]:
     settings: dict[str, Any] = {"gpus_per_node": 1}
     if submission.partition is not None:
         settings["slurm_partition"] = submission.partition
-    pairs = [text.partition("=") for text in submission.more]
-    for name, _, value in pairs:
+    more: dict[str, str] = {}
+    for text in submission.more:
+        name, _, value = text.partition("=")
         if not (name.replace("-", "").isalnum() and value.isprintable() and value):
-            raise UsageError(f"--slurm must be like account=lab, an option of sbatch, but it is '{show(name)}'")
-    return settings | ({"slurm_additional_parameters": {name: value for name, _, value in pairs}} if pairs else {})
+            raise UsageError(f"--slurm must be like account=lab, an option of sbatch, but it is '{show(text)}'")
+        more[name] = value
+    return settings | ({"slurm_additional_parameters": more} if more else {})
 
 
 def parse_share(text: str) -> tuple[int, int]:

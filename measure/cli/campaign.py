@@ -64,10 +64,14 @@ class Asked:
 def campaign(**said: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
-    from measure.options import duration_s
+    from measure.options import duration_s, outcomes
 
     asked = Asked(**said)
     budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
+    outcomes("--retry", asked.retry)  # before a job is submitted that would only say the same
+    for flag, value in (("--partition", asked.partition), ("--slurm", asked.slurm)):
+        if value and asked.executor != "slurm":
+            raise UsageError(f"{flag} says nothing without Slurm: add --executor slurm, or leave {flag} out")
     planned = read_campaign(asked.file)
     if asked.history:
         planned = planned.with_histories()

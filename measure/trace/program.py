@@ -25,6 +25,7 @@ from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sh
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
+from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError
 
@@ -163,8 +164,6 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         NotModelledError: names the setting and the way out.
     """
     recipe, stack = scenario.recipe, scenario.stack
-    numerics, storage = recipe.numerics, recipe.numerics.quant_storage
-    divides, four_bit = recipe.sharding == "zero3" or recipe.uses_fsdp, numerics.quantization in ("nf4", "fp4")
     trained = recipe.adapter.dtype if recipe.adapter else "fp32" if stack.trainable_fp32 else recipe.numerics.load_dtype
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
@@ -176,17 +175,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         ),
         (recipe.sharding not in _SHARDINGS, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
-        (divides and numerics.quantization == "int8", f"an int8 base under {recipe.sharding}", "--sharding zero2"),
-        (
-            recipe.sharding == "zero3" and four_bit and storage is None,
-            "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
-            f"--quant-storage {numerics.compute_dtype}",
-        ),
-        (
-            divides and four_bit and storage not in (None, numerics.compute_dtype),
-            f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to {numerics.compute_dtype},",
-            f"--quant-storage {numerics.compute_dtype}",
-        ),
+        *_divided_kbit_bases(recipe),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,
@@ -199,3 +188,22 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     for applies, what, way_out in refused:
         if applies:
             raise NotModelledError(f"{what} cannot be traced yet; use {way_out}, or ask the closed form: plan --model ...")
+
+
+def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+    """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is, the way out."""
+    numerics, storage = recipe.numerics, recipe.numerics.quant_storage
+    divides, four_bit = recipe.sharding == "zero3" or recipe.uses_fsdp, numerics.quantization in ("nf4", "fp4")
+    return (
+        (divides and numerics.quantization == "int8", f"an int8 base under {recipe.sharding}", "--sharding zero2"),
+        (
+            recipe.sharding == "zero3" and four_bit and storage is None,
+            "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
+            f"--quant-storage {numerics.compute_dtype}",
+        ),
+        (
+            divides and four_bit and storage not in (None, numerics.compute_dtype),
+            f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to {numerics.compute_dtype},",
+            f"--quant-storage {numerics.compute_dtype}",
+        ),
+    )

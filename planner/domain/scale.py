@@ -1,7 +1,8 @@
 """How far a measurement may lie from one prediction, relative to others: more where less of it was counted, said or ever seen.
 
 A scale has no unit of its own: intervals are quantiles of ``log(measured / predicted) / scale``, so only ratios of scales matter.
-All functions take numbers or arrays.
+All functions take numbers or arrays.  The five constants were chosen with the published tables in sight; the README says what
+intervals hold where they are chosen without the judged source.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # waits for them: machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
 # :mod:`planner.domain.hierarchy`).
 _MACHINE_PART = 1.0
-# Issuing operators hides behind kernels until the host is slower than thought; all of it counts, hidden or not.
+# Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts, hidden or not.
 _ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
 _LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
 

@@ -179,11 +179,9 @@ def optimizer_temporary_bytes(job: Job) -> Number:
 
     foreach AdamW: a full copy of the second moment (``_foreach_sqrt``), two before torch 2.1 (``_foreach_add`` was not in
     place). DeepSpeed: the flattened 16-bit gradients and their fp32 copy, 6 bytes per parameter of the partition; stage 3: of one
-    sub-group of at most 1e9 parameters.
-    Offloaded under stages 1 and 2: :func:`upload_staging_bytes`.
-    Stage 3: fp32 gradients of one sub-group of at most 1e9 parameters. Adafactor: two fp32 tensors of the size of the largest
-    one, four where weight and gradient are cast to fp32 first, and one of the size of the tensor before it. Fused, 8-bit and
-    paged kernels: none.
+    sub-group of at most 1e9 parameters. Offloaded under stages 1 and 2: :func:`upload_staging_bytes`. Adafactor: two fp32
+    tensors of the size of the largest one, four where weight and gradient are cast to fp32 first, and one of the size of the
+    tensor before it. Fused, 8-bit and paged kernels: none.
     Source: torch 2.13 optim/adam.py _multi_tensor_adam; DeepSpeed 0.19 zero/stage_1_and_2.py step, zero/stage3.py
     _prepare_sub_group.
     """

@@ -60,9 +60,8 @@ def reserved_in_step_bytes(job: Job, step_bytes: Number, pass_bytes: Number) -> 
 
     ``pass_bytes`` is what the passes hold beyond the blocks that setting up left (:func:`optimizer.initial_block_bytes`).
     The step flattens all gradients into single blocks larger than any that the passes freed, so on the first step both are
-    reserved side
-    by side.  Formula: bytes allocated in the step plus the transient bytes of the passes, where the step's largest block
-    exceeds the largest logits tensor; else 0.
+    reserved side by side.  Formula: bytes allocated in the step plus ``pass_bytes``, where the step's largest block exceeds the
+    largest logits tensor; else 0.
     Source: DeepSpeed 0.19 zero/stage_1_and_2.py step (flatten, then fp32 copy); c10/cuda/CUDACachingAllocator.cpp best fit.
     """
     block = step_block_bytes(job)

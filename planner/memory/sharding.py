@@ -260,7 +260,7 @@ def persistence_elements(job: Job) -> int:
     return 10 * job.model.hidden_size if job.stack.zero_auto_buckets else _PERSISTENCE
 
 
-# Elements.
+# DeepSpeed's own default, in elements.
 _PERSISTENCE = 100_000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matrix.models import text_fields
+from matrix.models import WIDTH_NAMES, text_fields
 
 _HEADS = 4
 _EXPERTS = 4
@@ -16,22 +16,6 @@ _HEAD_NAMES = ("num_attention_heads", "n_head", "n_heads")
 _KEY_HEAD_NAMES = frozenset({"num_key_value_heads", "num_kv_heads"})
 _LAYER_NAMES = frozenset({"num_hidden_layers", "n_layer", "n_layers"})
 _EXPERT_NAMES = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
-_WIDTH_NAMES = frozenset(
-    {
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "intermediate_size",
-        "ffn_dim",
-        "ffn_hidden_size",
-        "word_embed_proj_dim",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "n_inner",
-    }
-)
 # Groups of experts, and layers without any, have to fit the smaller numbers; grouped products want rows of whole 16 bytes.
 _OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
@@ -59,7 +43,7 @@ def _small(name: str, value: Any, heads: int, layers: int) -> Any:
         return value
     if name in _HEAD_NAMES:
         return _HEADS
-    if name in _WIDTH_NAMES:
+    if name in WIDTH_NAMES:
         return value * _HEADS // heads
     if name in _KEY_HEAD_NAMES:
         return max(1, value * _HEADS // heads)

@@ -271,7 +271,7 @@ def held_out_tables() -> str:
 
 
 def _missed(stored: list[dict[str, Any]]) -> str:
-    """In words, how many aims are met and which are not, the furthest first."""
+    """In words, how many aims are met, and which are not in the order of the table."""
     judged = [goal for goal in stored if "met" in goal]
     missed = [goal for goal in judged if not goal["met"]]
     head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"

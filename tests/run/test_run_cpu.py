@@ -141,7 +141,8 @@ def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launch
     parent = launcher._zygote._process
 
     def kill_when_a_case_runs() -> None:
-        while not psutil.Process(parent.pid).children():
+        until_s = time.monotonic() + 120
+        while not psutil.Process(parent.pid).children() and time.monotonic() < until_s:
             time.sleep(0.05)
         time.sleep(0.5)
         parent.kill()

@@ -14,6 +14,7 @@ from measure.campaign.remote import take_share
 from measure.campaign.runner import Tally, plan_agenda
 from measure.campaign.summary import tally_text
 from measure.case import RunOptions, case_key
+from measure.cli.main import main
 from measure.environment import collect_environment
 from measure.host import HostPeaks
 from measure.machine import Machine
@@ -173,3 +174,20 @@ def test_shares_are_disjoint_and_whole() -> None:
     for text in ("0/3", "4/3", "x", "1"):
         with pytest.raises(UsageError, match="--share must be"):
             take_share(cases, text)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (["--partition", "gpu"], "--partition says nothing without Slurm"),
+        (["--executor", "local", "--slurm", "account=lab"], "--slurm says nothing without Slurm"),
+        (["--executor", "slurm", "--retry", "sadness"], "allowed: ok, oom"),
+    ],
+)
+def test_what_no_job_would_heed_is_refused_before_one_is_submitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: list[str], reason: str
+) -> None:
+    """Slurm's options without Slurm and outcomes that do not exist: exit code 2 and a sentence, and nothing is started."""
+    assert main(["campaign", str(written(tmp_path, HEAD + CASE)), "--out", str(tmp_path / "out"), *said]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

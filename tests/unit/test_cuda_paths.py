@@ -284,6 +284,7 @@ def test_offload_needs_a_compiler(driver: Driver, monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("deepspeed")
     said = {"model": "qwen2.5-0.5b", "method": "full", "seq": 512, "sharding": "zero2"}
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UsageError, match=r"'c\+\+' is not here: install a C\+\+ compiler"):
         prepare({**said, "offload": "optimizer"}, RunOptions(workload="loop"), machine(driver), force=False)
     assert prepare(said, RunOptions(workload="loop"), machine(driver), force=False).scenario.recipe.sharding == "zero2"

@@ -64,7 +64,7 @@ SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192
 _SMALL_EXPERTS = 8
 _DIVISOR = 4
-_WIDTHS = frozenset(
+WIDTH_NAMES = frozenset(
     {
         "hidden_size",
         "n_embd",
@@ -110,7 +110,7 @@ def _small(name: str, value: Any, fields: dict[str, Any]) -> Any:
         return value
     if name in _CAPS:
         return min(value, _CAPS[name])
-    if name in _WIDTHS:
+    if name in WIDTH_NAMES:
         return value // _DIVISOR
     if name in _HEADS:
         return max(1, value // _DIVISOR)
