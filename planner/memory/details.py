@@ -164,7 +164,7 @@ def _gathered(job: Job, label: str) -> str:
 
 def _offloaded_params(job: Job, _: str) -> str:
     partition = format_count(float(job.counts.total / job.hardware.world_size))
-    return f"{partition} parameters per process x {job.regime.compute} B, pinned, rounding {job.stack.pinned_rounding}"
+    return f"{partition} parameters per process x {job.regime.compute} B, each tensor by itself, {_pinning(job)}"
 
 
 def _over(*shards: object) -> str:
@@ -221,6 +221,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "host:offloaded_gradient_bytes": _pinned,
     "host:upload_buffer_bytes": _pinned,
     "host:offloaded_parameter_bytes": _offloaded_params,
+    "host:pinned_cache_bytes": lambda job, _: f"trained parts one by one, rounding {job.stack.pinned_rounding}",
     "host:offloaded_activation_bytes": lambda job, _: f"{job.model.n_layers} block inputs, rounding {job.stack.pinned_rounding}",
     "host:paged_host_bytes": _states,
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.arrays import ceil_div, ceil_pow2, maximum, minimum
+from planner.arrays import ceil_div, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
+from planner.memory.host_tensors import frozen_tensors, parts_bytes, parts_pinned_alone_bytes, pinned_bytes, trained_tensors
 from planner.memory.job import Job
 from planner.memory.optimizer import SUB_GROUP_PARAMS
-from planner.memory.weights import quantized_weight_bytes
+from planner.memory.sharding import offload_staging_bytes
 
 _HERE = "planner.memory.host"
 
@@ -35,15 +36,6 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
     return job.counts.total * DTYPE_BYTES[job.model.checkpoint_dtype]
 
 
-def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
-    """Bytes that a pinned allocation of ``exact_bytes`` really takes.
-
-    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
-    measured 1.78x for 2.25 GiB.  DeepSpeed allocates its flat buffers one by one, so each is rounded.
-    """
-    return ceil_pow2(exact_bytes) if job.stack.pinned_rounding == "power_of_two" else exact_bytes
-
-
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
     """Bytes of an offload buffer: pinned, and rounded as pinned memory is, where ``pin_memory`` says so."""
     return pinned_bytes(job, exact_bytes) if job.stack.pins_offload else exact_bytes
@@ -61,10 +53,15 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
     Formula: 12 bytes per parameter of the partition; masters of stages 1 and 2 that are pinned (switch ``pins_masters``) are
     rounded as pinned memory is.  NVMe keeps two sub-groups of 1e9 parameters in RAM.  Source: DeepSpeed 0.12-0.19 zero/stage3.py
     _create_fp32_partitions, zero/stage_1_and_2.py (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.
+    FSDP has no masters: the trained shards themselves are there, each pinned by itself, and two moments in their dtype.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``, ``pin_memory``).
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
         return 0
+    if recipe.uses_fsdp:
+        trained = trained_tensors(job)
+        return parts_pinned_alone_bytes(job, trained) + 2 * parts_bytes(job, trained)
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         return 12 * minimum(partition, 2 * SUB_GROUP_PARAMS)
@@ -75,19 +72,36 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
 def offloaded_gradient_bytes(job: Job) -> Number:
     """Gradients of this process's partition in host RAM, pinned where ``pin_memory`` says so (switch ``pins_offload``).
 
-    Formula: 4 bytes per parameter, in one buffer under stages 1 and 2, in sub-groups of at most 1e9 parameters under stage 3,
-    which also keeps one flat buffer in the gradient's own dtype.  Source: DeepSpeed 0.19 zero/stage3.py
-    (subgroup_gradient_buffer, grad_partitions_flat_buffer), zero/stage_1_and_2.py (single_grad_partition).
+    Formula: stages 1 and 2: :func:`_gradients_of_stages_1_and_2`.  Stage 3: 4 bytes per parameter, in sub-groups of at most 1e9
+    parameters, and one flat buffer in the gradient's own dtype.  FSDP: one pinned tensor for each trained shard, in its dtype.
+    Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer, grad_partitions_flat_buffer); torch 2.13
+    distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce (``new_sharded_grad`` to the CPU).
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer:
         return 0
+    if recipe.uses_fsdp:
+        return parts_pinned_alone_bytes(job, trained_tensors(job))
     partition = job.trained / job.optimizer_shards
     if recipe.sharding != "zero3":
-        return _offload_bytes(job, 4 * partition)
+        return _gradients_of_stages_1_and_2(job)
     groups = maximum(1, ceil_div(partition, SUB_GROUP_PARAMS))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
     return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(job, job.regime.gradient * partition)
+
+
+def _gradients_of_stages_1_and_2(job: Job) -> Number:
+    """4 bytes per parameter of the partition, the largest gradient once, and with accumulation each own gradient by itself.
+
+    Formula: the last two in the gradient's own dtype.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py (single_grad_partition,
+    temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu: async_accumulate_grad_in_cpu_via_gpu); two real processes.
+    Ignored: the partition has a buffer for each group of the optimizer; tensors on the border of a partition are kept whole.
+    """
+    flat = _offload_bytes(job, 4 * job.trained / job.optimizer_shards)
+    own: Number = 0
+    for each in trained_tensors(job):
+        own = own + each.count * _offload_bytes(job, each.elements * job.regime.gradient) / job.optimizer_shards
+    return flat + _offload_bytes(job, offload_staging_bytes(job)) + where(job.recipe.batch.grad_accum > 1, own, 0)
 
 
 def upload_buffer_bytes(job: Job) -> Number:
@@ -98,26 +112,41 @@ def upload_buffer_bytes(job: Job) -> Number:
     Source: DeepSpeed zero/stage_1_and_2.py step: 0.12.6, 0.14.1, 0.17.0 (#7307) and 0.19.8 differ.
     """
     recipe, way = job.recipe, job.stack.zero12_upload
-    if not recipe.offloads_optimizer or recipe.sharding == "zero3" or way == "fp32_on_gpu":
+    if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2") or way == "fp32_on_gpu":
         return 0
     exact: Number = 2 * job.trained / job.optimizer_shards
     return _offload_bytes(job, exact) if way == "buffer_on_host" else exact
 
 
 def offloaded_parameter_bytes(job: Job) -> Number:
-    """16-bit weight shards in host RAM, frozen ones included, when parameters are offloaded; k-bit ones as they are stored.
+    """Weight shards in host RAM when parameters are offloaded, as they are stored; k-bit ones of bytes stay on the GPU.
 
-    k-bit matrices that the engine cannot divide stay on the GPU.  Pinned whatever ``pin_memory`` says.  Source: DeepSpeed
-    0.12-0.19 zero/stage3.py _create_param_groups_fp16_flat_cpu_memory.
+    Formula: each frozen parameter's part by itself, pinned where ``pin_memory`` says so; ZeRO-3 moves the trained parts into one
+    buffer that is pinned in any case.  FSDP pins each frozen part, and its trained ones are in :func:`offloaded_optimizer_bytes`.
+    Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param, zero/stage3.py
+    _create_param_groups_fp16_flat_cpu_memory; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py; two real processes.
+    Ignored: parameters without weight decay have a buffer of their own.
     """
-    if not job.recipe.offloads_params or job.recipe.offloads_to_nvme:
+    recipe = job.recipe
+    if not recipe.offloads_params or recipe.offloads_to_nvme:
         return 0
-    plain = job.counts.total - (job.counts.quantizable if job.regime.quantized else 0)
-    stored: Number = job.regime.compute * plain / job.hardware.world_size
-    if job.regime.quantized and job.recipe.divides_base:
-        stored = stored + quantized_weight_bytes(job)
-    groups = maximum(1, ceil_div(plain / job.hardware.world_size, SUB_GROUP_PARAMS))
-    return groups * pinned_bytes(job, stored / groups)
+    frozen = frozen_tensors(job)
+    if recipe.uses_fsdp:
+        return parts_pinned_alone_bytes(job, frozen)
+    alone = parts_pinned_alone_bytes(job, frozen) if job.stack.pins_offload else parts_bytes(job, frozen)
+    return alone + pinned_bytes(job, job.trained_weight_bytes / job.hardware.world_size)
+
+
+def pinned_cache_bytes(job: Job) -> Number:
+    """Pinned blocks that torch keeps for requests of their own size: trained parts before ZeRO-3 moved them into one buffer.
+
+    Source: DeepSpeed 0.19.8 zero/stage3.py _create_param_groups_fp16_flat_cpu_memory; torch 2.13
+    ATen/core/CachingHostAllocator.h (one free list for each power of two); two real processes.
+    """
+    recipe = job.recipe
+    if recipe.sharding != "zero3" or not recipe.offloads_params or recipe.offloads_to_nvme or not job.stack.pins_offload:
+        return 0
+    return parts_pinned_alone_bytes(job, trained_tensors(job))
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
@@ -148,14 +177,17 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     """Host RAM per process and per node.  Mapped checkpoint files are shared by the processes of a node and counted once."""
     host = job.hardware.host
     mapped = mapped_checkpoint_bytes(job)
-    pins = job.stack.pins_offload
+    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
     buffered = job.stack.zero12_upload == "buffer_on_host"
     private = (
         _term("process", process_baseline_bytes(job), process_baseline_bytes),
-        _term("offloaded_optimizer", offloaded_optimizer_bytes(job), offloaded_optimizer_bytes, pinned=_pins_masters(job)),
-        _term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=pins),
+        _term(
+            "offloaded_optimizer", offloaded_optimizer_bytes(job), offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)
+        ),
+        _term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
         _term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
         _term("offloaded_parameters", offloaded_parameter_bytes(job), offloaded_parameter_bytes, pinned=True),
+        _term("pinned_cache", pinned_cache_bytes(job), pinned_cache_bytes, pinned=True),
         _term("offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True),
         _term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
     )
@@ -168,7 +200,7 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     )
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
-    early = process_baseline_bytes(job) + offloaded_parameter_bytes(job)
+    early = process_baseline_bytes(job) + offloaded_parameter_bytes(job) + pinned_cache_bytes(job)
     gpus = job.hardware.gpus_per_node
     return HostPrediction(
         terms=(*private, mapping),

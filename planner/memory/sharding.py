@@ -75,7 +75,7 @@ def offload_staging_bytes(job: Job) -> Number:
     """Bytes of the GPU buffer through which stages 1 and 2 send gradients to an offloaded optimizer, from start to end.
 
     Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py
-    (temp_grad_buffer_for_gpu_offload).  Ignored: its twin in host RAM, of the same size.
+    (temp_grad_buffer_for_gpu_offload).  Its twin in host RAM is in :func:`planner.memory.host.offloaded_gradient_bytes`.
     """
     recipe = job.recipe
     if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2"):

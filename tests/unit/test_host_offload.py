@@ -1,0 +1,62 @@
+"""What offload keeps in host RAM, counted by hand: buffers one by one, each pinned one rounded up by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.host import predict_host
+from planner.memory.job import Job, job_of
+
+# Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944; 28 layers.
+LORA = ((9, 8 * 3_584), (2, 8 * 512), (3, 8 * 18_944))
+LAYERS = 28
+
+
+def job(**flags: object) -> Job:
+    """A LoRA of every matrix of Qwen2.5-7B over two cards; DeepSpeed pins what it offloads."""
+    base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "gpus": 2, "seq": 1024, "batch": 1, "stack": "hf-trainer@5"}
+    lora = {"method": "lora", "lora_rank": 8, "lora_targets": "all-linear"}
+    return job_of(resolve(from_flags({**base, **lora, **flags})), Coefficients())
+
+
+def held(subject: Job) -> dict[str, float]:
+    """Host memory of a process by name."""
+    return {term.name: float(term.n_bytes) for term in predict_host(subject, 0).terms}
+
+
+def up(n_bytes: float) -> int:
+    """The power of two that a pinned block takes."""
+    return 1 << (int(n_bytes) - 1).bit_length()
+
+
+def test_zero2_keeps_the_largest_gradient_and_with_accumulation_each_of_its_own() -> None:
+    """4 bytes for each parameter of the half; 16-bit gradients one by one; the largest, of 8 x 18,944 elements, once more."""
+    trained = LAYERS * sum(count * elements for count, elements in LORA)
+    once = held(job(sharding="zero2", offload="optimizer", grad_accum=1))["offloaded_gradients"]
+    assert once == up(4 * trained / 2) + up(2 * 8 * 18_944)
+    twice = held(job(sharding="zero2", offload="optimizer", grad_accum=4))["offloaded_gradients"]
+    assert twice - once == LAYERS * sum(count * up(2 * elements) for count, elements in LORA) / 2
+
+
+def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
+    """fp32 shards and gradients are pinned one by one, two moments are not pinned; nothing waits in 16 bits to be sent."""
+    found = held(job(sharding="fsdp", offload="optimizer+params"))
+    alone = LAYERS * sum(count * up(4 * elements / 2) for count, elements in LORA)
+    exact = LAYERS * sum(count * 4 * elements / 2 for count, elements in LORA)
+    assert found["offloaded_gradients"] == alone
+    assert found["offloaded_optimizer"] == pytest.approx(alone + 2 * exact)
+    assert found["upload_buffer"] == found["pinned_cache"] == 0
+
+
+def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
+    """Half of each 16-bit matrix above the threshold of 35,840 elements, then fp32 adapters in one buffer; old blocks stay."""
+    found = held(job(sharding="zero3", offload="optimizer+params"))
+    square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
+    layer = 2 * up(square) + 2 * up(narrow) + 3 * up(wide)
+    buffer = up(4 * LAYERS * sum(count * elements for count, elements in LORA) / 2)
+    assert found["offloaded_parameters"] == LAYERS * layer + 2 * up(table) + buffer
+    # Matrices of 8 x 3,584 and less persist on the card.
+    assert found["pinned_cache"] == LAYERS * 3 * up(4 * 8 * 18_944 / 2)
