@@ -79,19 +79,22 @@ def _fused_step(view: BlockView, stream: Number) -> Step:
 def _unfused_step(view: BlockView, stream: Number) -> Step:
     """SDPA with one key and value head that it has to broadcast: no fused kernel takes that, and the unfused form runs in fp32.
 
-    Kept: fp32 query, expanded key and value (4 bytes each), and the fp32 softmax, 4 bytes per head, token and key.
-    Backward: gradients of the softmax and of the scores, and that of the value; those of query and key come when the first of
-    them has gone.  Ignored: sequences shorter than twice a head's width, where these two are the larger.
+    Kept: fp32 query, expanded key and value (4 bytes each; of one sample nothing is copied to expand them), and the fp32
+    softmax, 4 bytes per head, token and key.
+    Backward: gradients of the softmax and of the scores; the expanded value has gone by then, and its gradient is summed up at
+    once.
+    Those of query and key come when the first of the two has gone.  Ignored: sequences shorter than twice a head's width, where
+    these two are the larger.
     Source: torch 2.13 aten/src/ATen/native/transformers/sdp_utils_cpp.h check_batch_size_and_num_heads_dense, attention.cpp
     _scaled_dot_product_attention_math; seen with models/falcon/modeling_falcon.py of transformers 5.23.
     """
     attention = view.block.attention
-    wide = 4 * (2 * attention.q_width + attention.out_width)
+    expanded = attention.k_width + attention.v_width if view.single else attention.q_width + attention.out_width
     return Step(
         "attention",
-        saves=wide,
+        saves=4 * (attention.q_width + expanded),
         forward=stream,
-        backward=stream + 4 * attention.out_width,
+        backward=stream - (0 if view.single else 4 * attention.out_width),
         pair_saves=4 * attention.n_heads,
         pair_forward=4 * attention.n_heads,
         pair_backward=8 * attention.n_heads,
@@ -101,7 +104,9 @@ def _unfused_step(view: BlockView, stream: Number) -> Step:
 def _eager_step(view: BlockView, stream: Number) -> Step:
     """Attention written out: scores, softmax and its cast are full ``heads x tokens x keys`` tensors.
 
-    Backward: gradients of the output and of query, key and value.
+    Backward is fullest when the softmax has its own: the product with the values has gone by then, and of features per token the
+    value's gradient stands in the room of the value.  Ignored: sequences shorter than a head's width, where the gradients of
+    output and value together are more than those of the scores.
     Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward, models/gptj, models/falcon, models/gemma2.
     """
     attention, regime = view.block.attention, view.regime
@@ -109,16 +114,46 @@ def _eager_step(view: BlockView, stream: Number) -> Step:
     operand = 4 if attention.eager_scores == "fp32" and not regime.autocast else c
     # Query, expanded key and expanded value; the product with the values is kept by the output projection if that needs it.
     expanded = 2 * operand * attention.q_width + c * attention.out_width
+    if view.single and attention.fused_qkv and attention.position == "rope" and regime.linear_out == c:
+        # Of one sample the product takes the value where it lies, and so keeps all of the product that it is a part of.
+        expanded += c * (attention.q_width + attention.k_width)
     saves, forward, backward = score_bytes(view)
+    heads_bytes = _heads_bytes(view)
+    # The value's copy for the product comes when the softmax is there: in the room of the scores, unless these are held on to.
+    holds = attention.eager_scores != "compute" and attention.returned_scores != "none"
+    copied = c * attention.out_width
     return Step(
         "attention",
         saves=expanded,
-        forward=stream,
-        backward=stream + c * (2 * attention.out_width + 2 * attention.q_width),
+        forward=stream + heads_bytes + (copied if holds else -copied),
+        plain=stream + heads_bytes + (2 * copied if holds else 0),
+        backward=stream,
         pair_saves=heads * saves,
         pair_forward=heads * (forward - saves),
         pair_backward=heads * (backward - saves),
     )
+
+
+def _heads_bytes(view: BlockView) -> int:
+    """Bytes per token of queries, keys and values that variables hold while attention is written out, beside products' copies.
+
+    Counted: what the projections returned (all of it where they are one), turned queries and keys, the copies that some code
+    makes of the three, and keys and values repeated for all heads.
+    Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward, repeat_kv; models/bloom, models/falcon;
+    torch 2.13 ATen/native/LinearAlgebra.cpp matmul (copies what does not lie in batches).
+    """
+    attention, regime = view.block.attention, view.regime
+    lo, c = regime.linear_out, regime.compute
+    turned = max(lo, regime.residual) if attention.position == "rope" else lo
+    product = (attention.q_width + attention.k_width + attention.v_width) * lo if attention.fused_qkv else 0
+    held = (attention.q_width + attention.k_width) * turned + attention.v_width * lo
+    if attention.fused_qkv and (view.single or not attention.copies_heads):
+        # Values, and queries and keys that are not turned, are parts of the product.
+        held = (attention.q_width + attention.k_width) * turned if attention.position == "rope" else 0
+    if attention.n_kv_heads < attention.n_heads:
+        # In the dtype of the product the repeated ones are the copies themselves.
+        held += (attention.q_width * turned if turned != c else 0) + (attention.out_width * lo if lo != c else 0)
+    return product + held
 
 
 def score_bytes(view: BlockView) -> tuple[int, int, int]:
@@ -150,8 +185,9 @@ def score_bytes(view: BlockView) -> tuple[int, int, int]:
         return c + capped + dropped, 2 * c + capped + dropped, 3 * c + capped + dropped
     holds = attention.eager_scores != "fp32_biased" and attention.returned_scores != "none"
     held = c if holds or attention.eager_scores == "compute" else 0
-    # Where the layer returns the softmax itself, the cast comes when the scores have gone.
-    copied = 8 if masked < 4 and not fused else 4 + (0 if attention.returned_scores == "softmax" else cast)
+    # The cast comes when the scores have gone where it is the product's own: the softmax has the query's dtype, fp32.
+    late = attention.returned_scores == "softmax" or (attention.returned_scores == "none" and _query_bytes(view) == 4)
+    copied = 8 if masked < 4 and not fused else 4 + (0 if late else cast)
     return 4 + cast + capped + dropped, masked + copied + held + capped + dropped, (10 if fused else 12) + capped + dropped
 
 
@@ -165,6 +201,16 @@ def softmax_reads_half(view: BlockView) -> bool:
     reads = attention.eager_scores == "fp32_softmax" or (attention.eager_scores == "compute" and regime.autocast)
     fp16 = view.recipe.numerics.compute_dtype == "fp16" and regime.compute == 2
     return reads and fp16 and regime.residual < 4 and not attention.sinks
+
+
+def _query_bytes(view: BlockView) -> int:
+    """Bytes per element of the query, to whose dtype written-out attention casts its softmax.
+
+    Rotary tables have the dtype of the embeddings and widen what they turn.
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, eager_attention_forward.
+    """
+    regime, attention = view.regime, view.block.attention
+    return max(regime.linear_out, regime.residual if attention.position == "rope" else 0)
 
 
 def returned_score_bytes(view: BlockView) -> int:

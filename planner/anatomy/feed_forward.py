@@ -23,16 +23,21 @@ def mlp_steps(view: BlockView, stream: Number) -> list[Step]:
 def _activation_step(view: BlockView, stream: Number) -> Step:
     """The activation over all features that a token passes, those of routed experts in the dtype of their weights.
 
-    Backward: gradients of both sides of the activation, and of the other factor of a gated one (or of parts written in Python).
+    Backward: gradients of both sides of the activation, and of the other factor of a gated one (or of parts written in Python);
+    routed and shared experts run one after the other.  The gate of gpt-oss holds the clamped second factor, and the biases
+    gathered for both, while it runs.  BLOOM's own function writes its derivative out: six tensors at once, and four forward.
+    Source of the last: transformers 5.23 models/bloom/modeling_bloom.py bloom_gelu_back.
     """
     mlp = view.block.mlp
-    live = 3 if mlp.gated or is_written_out(view) else 2
+    by_hand = mlp.activation == "bloom_gelu"
+    live = 6 if by_hand else 3 if mlp.gated or is_written_out(view) else 2
     routed = mlp.active_width - mlp.shared_width if mlp.n_experts else 0
-    saves = results = 0
+    saves = results = largest = 0
     for width, element_bytes in ((routed, view.expert_bytes), (mlp.active_width - routed, view.regime.linear_out)):
         kept, result = activation_bytes(view, element_bytes)
-        saves, results = saves + width * kept, results + width * result
-    return Step("activation", saves, stream + results, stream + live * results)
+        saves, results, largest = saves + width * kept, results + width * result, max(largest, width * result)
+    held = 3 * routed * view.expert_bytes if mlp.activation == "clamped_swiglu" else 3 * results if by_hand else 0
+    return Step("activation", saves, stream + results + held, stream + live * largest)
 
 
 def _routing_step(view: BlockView, stream: Number) -> Step:

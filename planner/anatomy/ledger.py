@@ -18,7 +18,10 @@ class Step:
 
     ``saves`` bytes per token stay until the step's backward; ``forward`` and ``backward`` are the other bytes per token alive
     while it runs.  ``pair_*`` are the same per token and key, ``fixed_*`` do not depend on tokens (dequantised weights).
-    ``gradients`` are bytes of weight gradients that its backward makes, ``largest_gradient`` the biggest of them.
+    ``gradients`` are bytes of weight gradients that its backward makes, ``largest_gradient`` the most that one of them adds.
+    ``released``, ``fixed_released``: of all in its backward, what has gone when the last of its gradients comes.
+    ``plain``: bytes per token alive while it runs in a forward that keeps nothing, where that is not ``saves`` and ``forward``.
+    ``unrebuilt``: of ``forward``, what comes after its last saved tensor, which a layer that is rebuilt does not make at its end.
     """
 
     name: str
@@ -33,6 +36,10 @@ class Step:
     fixed_backward: Number = 0
     gradients: Number = 0
     largest_gradient: Number = 0
+    released: Number = 0
+    fixed_released: int = 0
+    plain: Number | None = None
+    unrebuilt: Number = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +48,8 @@ class BlockView:
 
     ``padded`` says whether an attention mask exists, because of padding or of a window that the sequence reaches, which switches
     grouped-query kernels to expanded keys and values.
+    ``is_first``: the layer's input needs no gradient, because nothing before it is trained.
+    ``single``: a micro-batch is one sample, so that heads are batches of products without a copy.
     Views are equal when their ledgers are: of the recipe only method, dtypes, adapters and attention kernel count.
     """
 
@@ -50,6 +59,8 @@ class BlockView:
     recipe: Recipe
     stack: Stack
     padded: bool
+    is_first: bool = False
+    single: bool = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockView) and self._settings() == other._settings()
@@ -61,7 +72,7 @@ class BlockView:
     def _settings(self) -> tuple[object, ...]:
         recipe = self.recipe
         of_recipe = (recipe.method, recipe.numerics, recipe.adapter, recipe.attention)
-        return (self.block, self.hidden, self.regime, self.stack, self.padded, *of_recipe)
+        return (self.block, self.hidden, self.regime, self.stack, self.padded, self.is_first, self.single, *of_recipe)
 
     @property
     def is_one_scenario(self) -> bool:
@@ -78,6 +89,14 @@ class BlockView:
         """Whether LoRA adapts this matrix."""
         adapter = self.recipe.adapter
         return adapter is not None and is_adapted(linear, adapter.targets)
+
+    def needs_gradient(self, linear: LinearSpec) -> bool:
+        """Whether what this matrix reads needs a gradient; norms of the first layer's input make nothing that does.
+
+        Source: torch 2.13 derivatives.yaml, ``linear`` and ``native_layer_norm`` save for the gradients that are asked for.
+        """
+        reads_input = linear.reads == "attn_in" or (self.block.parallel and linear.reads == "mlp_in")
+        return not (self.is_first and reads_input)
 
     def quantized(self, linear: LinearSpec) -> bool:
         """Whether this matrix is stored in 8 or 4 bits."""

@@ -21,6 +21,18 @@ class NormAmounts:
     fixed_saves: int = 0
 
 
+def keeps_its_input(view: BlockView) -> bool:
+    """Whether norms of the stream keep it as it is: neither a wider copy nor the centred values.
+
+    Source: as for :func:`norm_amounts`.
+    """
+    kinds = [norm for norm in view.block.norms if norm.on == "hidden"]
+    if not kinds or any(norm.scaling == "centred" for norm in kinds):
+        return False
+    wide = view.regime.residual == 4 or not view.regime.autocast
+    return view.regime.residual == 4 or view.stack.fused_norm or (wide and all(norm.kind == "layer" for norm in kinds))
+
+
 def norm_amounts(view: BlockView, norm: NormSpec, in_bytes: int) -> NormAmounts:
     """Bytes of one norm (of its ``copies``) over features of ``in_bytes`` each.
 

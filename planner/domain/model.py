@@ -99,6 +99,8 @@ class AttentionSpec:
     ``returned_scores``: a layer that always returns its
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).
+    ``copies_heads``: query, key and value are copied out of the fused product, which stays beside them.
+    ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
     """
 
     n_heads: int
@@ -116,6 +118,8 @@ class AttentionSpec:
     dropout: bool = False
     returned_scores: Literal["none", "softmax", "cast"] = "none"
     value_product_width: int = 0
+    makes_mask: bool = False
+    copies_heads: bool = False
 
     @property
     def q_width(self) -> int:
@@ -167,6 +171,7 @@ class BlockSpec:
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
+    ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
     ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero.
     """
 
@@ -178,6 +183,7 @@ class BlockSpec:
     extra_params: int = 0
     dropouts: int = 0
     reads_stream: bool = False
+    norms_first: bool = False
 
     @property
     def param_count(self) -> int:

@@ -104,23 +104,26 @@ def activations(job: Job) -> Activations:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``count`` layers that follow each other, rebuilt in backward or not."""
+    """``count`` layers that follow each other, rebuilt in backward or not; ``is_first`` if their input needs no gradient."""
 
     count: int
     rebuilt: bool
+    is_first: bool = False
 
 
 def _runs(job: Job, first: int, count: int) -> list[_Run]:
     """How checkpointing divides layers ``first`` to ``first + count - 1``."""
     recipe = job.recipe
     if not recipe.rebuilds_some:
-        return [_Run(count, recipe.gradient_checkpointing)]
+        bare = int(first == 0 and not job.input_needs_gradient)
+        runs = [_Run(bare, False, True), _Run(count - bare, recipe.gradient_checkpointing)]
+        return [run for run in runs if run.count]
     rebuilt = (index % recipe.checkpoint_every == 0 for index in range(first, first + count))
     return [_Run(sum(1 for _ in run), again) for again, run in groupby(rebuilt)]
 
 
 def _layer_bytes(job: Job, kind: BlockSpec, run: _Run) -> LayerBytes:
-    block = block_bytes(job.view(kind), job.tokens, job.recipe.batch.seq_len)
+    block = block_bytes(job.view(kind, is_first=run.is_first), job.tokens, job.recipe.batch.seq_len)
     peaks = block.backward_peak, block.growing_peak, block.adding_peak
     if run.rebuilt:
         stays, forward, extras = _checkpointed(job, block, peaks)
@@ -136,16 +139,17 @@ def _layer_bytes(job: Job, kind: BlockSpec, run: _Run) -> LayerBytes:
 def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tuple[Number, Number, list[Number]]:
     """(kept, forward extra, backward extras) of one checkpointed layer whose backward has the ``peaks``.
 
-    The stored input is the first norm's fp32 input itself when the stream is fp32, so the rebuilt layer does not pay for it
-    twice.  Where parts of a layer are wrapped one by one, the rebuilt layer shares their stored inputs.
+    The stored input is the first norm's fp32 input itself when the stream is fp32 (unless it keeps the centred one), so the
+    rebuilt layer does not pay for it twice.
+    Where parts of a layer are wrapped one by one, the rebuilt layer shares their stored inputs.
     Ignored: that then only one part is rebuilt at a time.
     """
-    regime = job.regime
-    shared = (block.boundary if regime.residual == 4 else 0) + block.stored - block.boundary
+    shared = (block.boundary if block.keeps_input else 0) + block.stored - block.boundary
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
     # While the layer is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
     # What int8 contexts hold from the first forward serves the backward; the rebuilding makes another set until it ends.
-    extras = [maximum(peak - held, block.forward_peak + block.boundary) - shared for peak in peaks]
+    again = block.forward_peak if job.recipe.checkpoint_reentrant else block.rebuilt_peak + block.early_gradients
+    extras = [maximum(peak - held, again + block.boundary) - shared for peak in peaks]
     # The first forward keeps nothing for autograd: what one step makes goes when the next has read it.
     forward = block.plain_peak + block.returned
     return block.stored + held, forward, [maximum(extra, 0) for extra in extras]
@@ -164,7 +168,8 @@ def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
 def attention_mask_bytes(job: Job) -> Number:
     """Bytes of the attention masks that layers share: one element per pair of positions and sample.
 
-    Eager attention adds a mask in the dtype of the embeddings.  SDPA has one where the batch is padded or the sequence reaches
+    Eager attention adds a mask in the dtype of the embeddings, another one for layers with a window.
+    SDPA has one where the batch is padded or the sequence reaches
     the window of some layers, boolean or in that dtype (switch ``sdpa_mask``); what a layer makes of it is in its ledger.
     Where it is boolean, layers with a window and those without have a mask each.  Flash attention has none.
     Source: transformers 5.23 masking_utils.py sdpa_mask, models/gemma3/modeling_gemma3.py ``causal_mask_mapping``; 4.37
@@ -174,11 +179,11 @@ def attention_mask_bytes(job: Job) -> Number:
     if recipe.attention == "flash2":
         return 0
     pairs = batch.micro_batch * batch.seq_len * batch.seq_len
-    if recipe.attention == "eager":
-        return pairs * job.regime.outside
-    element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
     blocks = [group.block for group in job.model.groups]
-    windows = {job.window_needs_mask(block) for block in blocks if batch.is_padded or job.window_needs_mask(block)}
+    if recipe.attention == "eager":
+        return pairs * job.regime.outside * len({block.attention.window_tokens for block in blocks})
+    element = {"bool": 1, "stream": job.regime.outside, "none": 0}[job.stack.sdpa_mask]
+    windows = {job.needs_mask(block) for block in blocks if batch.is_padded or job.needs_mask(block)}
     return pairs * element * len(windows)
 
 
@@ -200,6 +205,8 @@ def embedding_saved_bytes(job: Job) -> Number:
     Source: transformers 5.23 models/bloom/modeling_bloom.py word_embeddings_layernorm, models/gpt2/modeling_gpt2.py drop.
     """
     model = job.model
+    if not job.input_needs_gradient:
+        return 0
     kept: Number = model.hidden_size if model.embedding_dropout else 0
     if not model.embedding_norm:
         return job.tokens * kept
@@ -223,7 +230,8 @@ def final_norm_bytes(job: Job) -> Number:
 def norm_output_bytes(job: Job) -> Number:
     """Bytes of the final norm's output and input, which the program holds on to until the forward returns.
 
-    Formula: tokens * hidden in the dtypes of the norm's output and of the stream.
+    Formula: tokens * hidden in the dtypes of the norm's output and of the stream; an fp32 input is what the norm keeps already.
     Source: transformers 5.23 models/llama/modeling_llama.py LlamaForCausalLM.forward (``outputs.last_hidden_state``).
     """
-    return job.tokens * job.model.hidden_size * (job.regime.norm_out + job.regime.residual)
+    held = job.regime.residual if job.regime.residual < 4 else 0
+    return job.tokens * job.model.hidden_size * (job.regime.norm_out + held)

@@ -14,6 +14,7 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
 from planner.memory.job import Job
+from planner.memory.loss import cached_copy_bytes, loss_moment
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
@@ -34,7 +35,9 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
     """
     # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
-    logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job)
+    # So are autocast's copies of weights, once it has ended.
+    ended = cached_copy_bytes(job) - loss_moment(job).copies
+    logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + ended
     scores, small = stranded_scores_bytes(job), small_pool_leftover_bytes(job)
     free = {phase: idle_after_widening_bytes(job, terms, phase) for phase in PHASES}
     by_phase: dict[Phase, Number] = {

@@ -80,20 +80,34 @@ class Job:
         """The hardware."""
         return self.scenario.hardware
 
-    def view(self, block: BlockSpec) -> BlockView:
+    @property
+    def input_needs_gradient(self) -> bool:
+        """Whether the first layer's input needs a gradient: the token table is trained, or checkpointing asks for one.
+
+        Source: peft 0.21 and transformers 5.23 trainer.py call ``enable_input_require_grads`` with gradient checkpointing only.
+        """
+        adapter = self.recipe.adapter
+        return adapter is None or bool(adapter.modules_to_save) or self.recipe.gradient_checkpointing
+
+    def view(self, block: BlockSpec, *, is_first: bool = False) -> BlockView:
         """One of the model's blocks under this job."""
-        masked = self.recipe.batch.is_padded or self.window_needs_mask(block)
-        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, masked)
+        masked = self.recipe.batch.is_padded or self.needs_mask(block)
+        one: Any = self.recipe.batch.micro_batch == 1
+        single = one if isinstance(one, bool) else bool(one.all())
+        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, masked, is_first, single)
 
-    def window_needs_mask(self, block: BlockSpec) -> bool:
-        """Whether SDPA gets a mask because the sequence reaches the window of the block: ``is_causal`` cannot say that.
+    def needs_mask(self, block: BlockSpec) -> bool:
+        """Whether SDPA gets a mask of an unpadded batch: the code always makes one, or the sequence reaches the block's window.
 
-        In a grid: whether it does in any of its scenarios, as for padding.
-        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``kv_length < local_attention_size``).
+        ``is_causal`` cannot say a window.  In a grid: whether it does in any of its scenarios, as for padding.
+        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``kv_length < local_attention_size``),
+        models/falcon/modeling_falcon.py FalconModel.forward (``allow_is_causal_skip=False``).
         """
         window = block.attention.window_tokens
-        if window is None or self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
+        if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
             return False
+        if window is None or block.attention.makes_mask:
+            return block.attention.makes_mask
         reached: Any = self.recipe.batch.seq_len >= window
         return reached if isinstance(reached, bool) else bool(reached.any())
 

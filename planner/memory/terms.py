@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from planner.arrays import is_zero, maximum
-from planner.domain.recipe import Number
 from planner.domain.term import Phase, Term
 from planner.memory import activations as act
-from planner.memory import logits, optimizer, runtime, sharding, weights
+from planner.memory import logits, loss, optimizer, runtime, sharding, weights
 from planner.memory.backward import backward_terms
 from planner.memory.job import Job
 from planner.memory.phases import (
@@ -116,7 +115,6 @@ def _state_terms(job: Job) -> tuple[Term, ...]:
 
 def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     """What the forward and backward passes of the blocks hold."""
-    copies = weights.autocast_copy_bytes(job)
     mask = act.attention_mask_bytes(job)
     mask_phases = FORWARD | LOSS | BACKWARD if act.mask_is_held(job) else FORWARD
     formula = "activations:activations"
@@ -133,16 +131,23 @@ def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
         make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
         make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
         make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
-        *_copy_terms(copies, job.recipe.rebuilt_share(job.model.n_layers)),
+        *_copy_terms(job),
     )
 
 
-def _copy_terms(copies: Number, rebuilt: float) -> tuple[Term, ...]:
+def _copy_terms(job: Job) -> tuple[Term, ...]:
     """Autocast's copies of weights: its cache alone holds those of rebuilt layers, the graph the others until their backward."""
     label, formula = "autocast weight copies", "weights:autocast_copy_bytes"
-    parts = ((rebuilt, FORWARD | LOSS), (1 - rebuilt, FORWARD | LOSS | BACKWARD))
+    kept = weights.autocast_copy_bytes(job) - loss.cached_copy_bytes(job)
+    parts = (
+        (loss.cached_copy_bytes(job), FORWARD, formula),
+        (loss.loss_moment(job).copies, LOSS, "loss:loss_moment"),
+        (kept, FORWARD | LOSS | BACKWARD, formula),
+    )
     return tuple(
-        make_term("autocast_copies", label, copies * share, phases, formula, "transient") for share, phases in parts if share
+        make_term("autocast_copies", label, n_bytes, phases, source, "transient")
+        for n_bytes, phases, source in parts
+        if not is_zero(n_bytes)
     )
 
 
@@ -163,22 +168,14 @@ def _uncounted_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
 def _loss_terms(job: Job) -> tuple[Term, ...]:
     """Logits and what is made of them, in training and in evaluation."""
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
-    forward = logits.logits_forward_bytes(job)
-    loss = _loss_peak_bytes(job, 0) + head
+    forward, in_loss = logits.logits_forward_bytes(job), loss.loss_moment(job).logits
     final_norm, formula = act.final_norm_bytes(job), "logits:logits_forward_bytes"
     evaluation: frozenset[Phase] = frozenset({"eval"})
     return (
         make_term("logits_and_loss", "final norm and head input", final_norm, LOSS, "activations:final_norm_bytes", "transient"),
-        make_term("logits_and_loss", "logits and loss", loss, LOSS, formula, "transient"),
+        make_term("logits_and_loss", "logits and loss", in_loss + head, LOSS, "loss:loss_moment", "transient"),
         make_term("logits_and_loss", "evaluation logits", forward + head, evaluation, formula, "transient"),
     )
-
-
-def _loss_peak_bytes(job: Job, beside_backward: Number, beside_forward: Number = 0) -> Number:
-    """Most bytes of the loss, forward or backward, with bytes that are there in its backward or its forward only."""
-    forward = beside_forward + logits.logits_forward_bytes(job) + act.norm_output_bytes(job)
-    backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
-    return maximum(forward, maximum(backward, logits.head_backward_bytes(job)) + beside_backward)
 
 
 def _temporary_terms(job: Job) -> tuple[Term, ...]:
@@ -228,7 +225,8 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
 def _gathered_terms(job: Job) -> tuple[Term, ...]:
     """Parameters that are whole: while they are loaded, in the first pass, and in later ones."""
     gathered, formula = sharding.gathered_parameter_bytes(job), GATHERED.removeprefix("planner.memory.")
-    received = _loss_peak_bytes(job, 0, sharding.received_buffer_bytes(job)) - _loss_peak_bytes(job, 0)
+    moment = loss.loss_moment(job, beside_forward=sharding.received_buffer_bytes(job))
+    received = moment.logits - loss.loss_moment(job).logits
     receiving = "sharding:received_buffer_bytes"
     loaded, loading = sharding.loaded_parameter_bytes(job), "sharding:loaded_parameter_bytes"
     amounts = (
@@ -250,7 +248,7 @@ def _bucket_terms(job: Job) -> tuple[Term, ...]:
     buckets, kept = sharding.gradient_bucket_bytes(job), sharding.kept_bucket_bytes(job)
     # Stage 3 makes its bucket once and for all, the others theirs anew in every backward.
     phases = STEPS if job.recipe.sharding == "zero3" else BACKWARD
-    early = _loss_peak_bytes(job, sharding.early_bucket_bytes(job)) - _loss_peak_bytes(job, 0)
+    early = loss.loss_moment(job, sharding.early_bucket_bytes(job)).logits - loss.loss_moment(job).logits
     between, beside = "sharding:kept_bucket_bytes", "sharding:early_bucket_bytes"
     return (
         make_term("gradient_buckets", "ZeRO gradient buckets", buckets, phases, "sharding:gradient_bucket_bytes", "transient"),

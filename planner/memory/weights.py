@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.anatomy.int8 import outlier_weight_bytes as outlier_bytes_of_layer
-from planner.anatomy.matrices import is_recast
+from planner.anatomy.weight_copies import is_recast
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job

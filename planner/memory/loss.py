@@ -1,0 +1,46 @@
+"""Where the loss has its peak: at the end of the forward, or in its own backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.arrays import maximum, where
+from planner.domain.recipe import Number
+from planner.memory import logits
+from planner.memory.activations import norm_output_bytes
+from planner.memory.job import Job
+from planner.memory.weights import autocast_copy_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LossMoment:
+    """Bytes alive at the peak of the loss: ``logits`` and what is made of them, ``copies`` of weights in autocast's cache."""
+
+    logits: Number
+    copies: Number
+
+
+def loss_moment(job: Job, beside_backward: Number = 0, beside_forward: Number = 0) -> LossMoment:
+    """The fuller of two moments: logits and loss at the end of the forward, and the backward of the loss.
+
+    ``beside_backward`` and ``beside_forward``: bytes that are there in the backward of the loss only, or until the forward ends.
+
+    Autocast ends with the forward and empties its cache of weight copies; those of rebuilt layers are nowhere else.  In the
+    backward of the loss, and in that of the head, they are gone, as is the norm's output.
+    Source: torch 2.13 amp/autocast_mode.py autocast.__exit__ (``clear_autocast_cache``); accelerate 1.15 accelerator.py
+    prepare_model wraps the model's forward in autocast.
+    """
+    cached = cached_copy_bytes(job)
+    forward = beside_forward + logits.logits_forward_bytes(job) + norm_output_bytes(job)
+    backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
+    backward = maximum(backward, logits.head_backward_bytes(job)) + beside_backward
+    ahead = forward + cached >= backward
+    return LossMoment(where(ahead, forward, backward), where(ahead, cached, 0))
+
+
+def cached_copy_bytes(job: Job) -> Number:
+    """Autocast's copies of the weights of layers that are rebuilt in backward: only its cache holds them.
+
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast; utils/checkpoint.py saves nothing of a rebuilt layer.
+    """
+    return autocast_copy_bytes(job) * job.recipe.rebuilt_share(job.model.n_layers)
