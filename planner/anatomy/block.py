@@ -65,9 +65,7 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
     kept: Number = 0
     kept_pair: Number = 0
     fixed: Number = 0
-    forward: list[Number] = []
-    plain: list[Number] = []
-    backward: list[Number] = []
+    forward, plain, backward = list[Number](), list[Number](), list[Number]()
     contexts = _contexts(view)
     later: Number = sum(contexts.values())
     held = tokens * later

@@ -101,6 +101,10 @@ def _group_activations(job: Job, group: BlockGroup, tokens: float, length: Numbe
     )
 
 
+def _loss_moment(job: Job, label: str) -> str:
+    return _adapters(job, label) if label == "autocast weight copies" else _logits(job, label)
+
+
 def _logits(job: Job, _: str) -> str:
     forward, backward = " + ".join(job.stack.loss_forward), " + ".join(job.stack.loss_backward)
     size = f"{float(job.tokens):.0f} tokens x {job.model.vocab_size} logits"
@@ -194,6 +198,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
         f"{job.recipe.batch.micro_batch} x {job.recipe.batch.seq_len} x {job.recipe.batch.seq_len}"
     ),
     "logits:logits_forward_bytes": _logits,
+    "loss:loss_moment": _loss_moment,
     "logits:uncounted_logits_bytes": _coefficient("logits_extra_copies"),
     "activations:uncounted_activation_bytes": _coefficient("activation_share"),
     "moments:tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
