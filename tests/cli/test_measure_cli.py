@@ -213,7 +213,7 @@ def test_allocator_settings_change_the_replay(config: str) -> None:
     [
         (["--model", "chatglm3-6b", "--method", "lora"], "its code ships with the checkpoint"),
         (["--model", "7b", "--method", "full", "--gpus", "4", "--sharding", "fsdp1"], "--sharding fsdp"),
-        (["--model", "7b", "--method", "qlora", "--gpus", "4", "--sharding", "zero3"], "--sharding zero2"),
+        (["--model", "7b", "--method", "qlora", "--gpus", "4", "--sharding", "zero3"], "--quant-storage bf16"),
         (["--model", "7b", "--method", "lora", "--quantization", "gptq-int4"], "quantization 'gptq-int4'"),
     ],
 )

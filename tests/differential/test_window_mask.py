@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from matrix.cells import Cell, scenario_of
-from matrix.compare import planned, traced
+from matrix.compare import planned
 
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Attention
@@ -25,11 +26,16 @@ def job(seq_tokens: int, attention: Attention = "sdpa") -> Job:
 
 @pytest.mark.parametrize("seq_tokens", [511, 512])
 def test_closed_form_and_trace_agree_on_both_sides_of_the_window(seq_tokens: int) -> None:
-    """Below the window no layer has a mask; from it on each keeps one in 16 bits.  The peaks agree on both sides."""
+    """Below the window no layer has a mask; from it on each keeps one in 16 bits.  The peaks agree on both sides.
+
+    Compared are bytes that tensors ask for: of 511 tokens the allocator's blocks are 2 % larger, as much as the masks.
+    """
     pytest.importorskip("peft", reason="tracing needs the measure extra")
+    from measure.trace.program import trace_events
+
     cell = replace(GEMMA, seq_tokens=seq_tokens)
-    trace = traced(cell)
-    assert planned(cell, trace.phase).allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.02)
+    changes = (each.n_bytes if each.action == "alloc" else -each.n_bytes for each in trace_events(scenario_of(cell)))
+    assert planned(cell, "loss_2").allocated_bytes == pytest.approx(max(accumulate(changes)), rel=0.005)
 
 
 def test_the_mask_begins_at_the_window() -> None:
