@@ -13,8 +13,10 @@ from planner.anatomy.attention import softmax_reads_half
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
+from planner.memory.activations import activations
 from planner.memory.job import Job
 from planner.memory.loss import cached_copy_bytes, loss_moment
+from planner.memory.moments import BackwardMoment, first_moments, later_moments
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
@@ -50,15 +52,34 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
         "loss_2": logits + maximum(in_forward, free["loss_2"]) + small,
         "backward_2": scores + small + free["backward_2"],
     }
-    flattened = flattened_leftover_bytes(job)
-    if is_zero(flattened):
-        return {**dict.fromkeys(PHASES, 0), **by_phase}
-    return {phase: by_phase.get(phase, 0) + maximum(flattened - _passing(terms, phase), 0) for phase in PHASES}
+    flattened = _idle_flattened(job, terms)
+    return {phase: by_phase.get(phase, 0) + flattened.get(phase, 0) for phase in PHASES}
 
 
-def _passing(terms: tuple[Term, ...], phase: Phase) -> Number:
-    """Bytes of activations in ``phase``, whose tensors are as small as weights."""
-    return sum(_of(terms, name, phase) for name in ("saved_activations", "block_recompute"))
+def _idle_flattened(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
+    """The part of :func:`flattened_leftover_bytes` that the activations of each phase leave idle.
+
+    In a backward the moment that reserves most is not always the one that allocates most: one with fewer activations and more
+    gradients leaves more of these blocks idle.  So each moment has its own, and the largest sum counts.
+    """
+    left = flattened_leftover_bytes(job)
+    if is_zero(left):
+        return {}
+    # Activations are as small as weights, so they can lie in these blocks.
+    small = {phase: _of(terms, "saved_activations", phase) + _of(terms, "block_recompute", phase) for phase in PHASES}
+    idle = {phase: maximum(left - n_bytes, 0) for phase, n_bytes in small.items()}
+    amounts = activations(job)
+    first, later = first_moments(job, amounts), later_moments(job, amounts)
+    beside = _idle_in_backward(left, first)
+    idle["backward"] = beside
+    idle["backward_2"] = where(job.recipe.batch.grad_accum > 1, _idle_in_backward(left, later), beside)
+    return idle
+
+
+def _idle_in_backward(left: Number, moments: tuple[BackwardMoment, ...]) -> Number:
+    """Most that is allocated and idle at one of ``moments``, less the most that is allocated."""
+    together = maximum(*(each.total + maximum(left - each.activations, 0) for each in moments))
+    return together - maximum(*(each.total for each in moments))
 
 
 def flattened_leftover_bytes(job: Job) -> Number:

@@ -26,11 +26,21 @@ class BackwardMoment:
     @property
     def total(self) -> Number:
         """All of it."""
-        return self.kept + self.extra + self.gradients + self.table
+        return self.activations + self.gradients + self.table
+
+    @property
+    def activations(self) -> Number:
+        """What is as small as activations, and so can lie in blocks as small as weights."""
+        return self.kept + self.extra
 
 
 def first_backward(job: Job, amounts: Activations) -> BackwardMoment:
-    """The peak of a backward that starts without gradients.
+    """The peak of a backward that starts without gradients."""
+    return _largest(first_moments(job, amounts))
+
+
+def first_moments(job: Job, amounts: Activations) -> tuple[BackwardMoment, ...]:
+    """The moments of a backward that starts without gradients, of which one is its peak.
 
     Between two layers one layer's activations go and one layer's gradients come, so the peak is where a run of equal layers
     begins or ends.  At the first layer the gradients of the token table are still missing: they come last of all, when no
@@ -40,19 +50,23 @@ def first_backward(job: Job, amounts: Activations) -> BackwardMoment:
     if job.regime.engine != "native":
         gradients, norm = gradient_bytes(job), offload_norm_bytes(job)
         table = table_gradient_bytes(job) if job.model.tied else 0
-        ends = (
+        return (
             BackwardMoment(amounts.kept, amounts.backward_extra, standing_gradient_bytes(job)),
             BackwardMoment(amounts.one_layer, amounts.backward_extra, gradients),
             # The head's gradient comes first of all, a tied table's last.
             BackwardMoment(0 if job.model.tied else amounts.kept, norm, 0),
             _table_moment(job, table),
         )
-        return _largest(ends)
-    return _largest((*_layer_moments(job, amounts.layers), _table_moment(job, tied_table_bytes(job))))
+    return (*_layer_moments(job, amounts.layers), _table_moment(job, tied_table_bytes(job)))
 
 
 def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
-    """The peak of a backward that finds all gradients: everything is kept, and each new gradient is added to the one there.
+    """The peak of a backward that finds all gradients."""
+    return _largest(later_moments(job, amounts))
+
+
+def later_moments(job: Job, amounts: Activations) -> tuple[BackwardMoment, ...]:
+    """The moments of a backward that finds all gradients: everything is kept, and each new gradient is added to the one there.
 
     Source: torch 2.13 autograd/functions/accumulate_grad.h (in place where a gradient exists).
     """
@@ -60,7 +74,7 @@ def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
     table = table_gradient_bytes(job)
     start = BackwardMoment(amounts.kept, amounts.adding_extra, carried_gradient_bytes(job), table if job.model.tied else 0)
     added = table + tied_table_bytes(job)
-    return _largest((start, _table_moment(job, added)))
+    return (start, _table_moment(job, added))
 
 
 def _layer_moments(job: Job, layers: tuple[LayerBytes, ...]) -> Iterator[BackwardMoment]:
