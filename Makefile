@@ -7,12 +7,13 @@ TORCH_INDEX ?=
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 XDIST ?= 2
 
-.PHONY: help env lint test test-slow differential bench calibrate accuracy regenerate clean
+.PHONY: help env lint test test-slow explore differential bench calibrate accuracy regenerate clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
+	@echo "make explore    the property tests with examples drawn anew (ROUNDS=5)"
 	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
@@ -40,6 +41,13 @@ test: lint
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow
+
+ROUNDS ?= 5
+explore: env
+	for round in $$(seq $(ROUNDS)); do \
+	  $(BIN)/python -m pytest tests/properties tests/calibration/test_intervals.py tests/cli/test_cli.py -m "" -n $(XDIST) \
+	    --hypothesis-profile=explore || exit 1; \
+	done
 
 # Both run only what is not stored yet; AGAIN=--again traces everything anew (hours on two cores).
 AGAIN ?=

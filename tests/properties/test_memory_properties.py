@@ -174,6 +174,19 @@ def test_a_larger_batch_never_needs_less(flags: Flags, more: int) -> None:
     assert_no_level_falls(smaller, larger, tensors_only=cache_serves_more(smaller, larger))
 
 
+def test_reserved_does_not_fall_where_another_moment_of_the_backward_is_the_largest() -> None:
+    """With more activations the start of a backward overtakes its end, and the blocks that the end leaves idle still count."""
+    flags = {"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "stack": "trl", "sharding": "zero2", "attention": "eager"}
+    base = resolve(from_flags({**flags, "padding": "packed", "seq": 17, "lora_rank": 1, "modules_to_save": "lm_head"}))
+    smaller, larger = sized(base, batch=6), sized(base, batch=8)
+    kept = [
+        next(float(term.n_bytes) for term in memory(each).terms if term.label == "saved, first backward")
+        for each in (smaller, larger)
+    ]
+    assert kept[1] > 10 * kept[0], "the peak is to change its moment between the two"
+    assert_no_level_falls(smaller, larger)
+
+
 @PROPERTY
 @given(jobs(), st.integers(1, 4096))
 def test_a_longer_sequence_never_needs_less(flags: Flags, more: int) -> None:
