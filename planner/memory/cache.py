@@ -13,10 +13,9 @@ from planner.anatomy.attention import softmax_reads_half
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
-from planner.memory.activations import activations
 from planner.memory.job import Job
-from planner.memory.loss import cached_copy_bytes, loss_moment
-from planner.memory.moments import BackwardMoment, first_moments, later_moments
+from planner.memory.loss import loss_moment
+from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
@@ -38,7 +37,7 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
     # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
     # So are autocast's copies of weights, once it has ended.
-    ended = cached_copy_bytes(job) - loss_moment(job).copies
+    ended = loss_moment(job).idle_copies
     logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + ended
     scores, small = stranded_scores_bytes(job), small_pool_leftover_bytes(job)
     free = {phase: idle_after_widening_bytes(job, terms, phase) for phase in PHASES}
@@ -57,29 +56,14 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
 
 
 def _idle_flattened(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
-    """The part of :func:`flattened_leftover_bytes` that the activations of each phase leave idle.
-
-    In a backward the moment that reserves most is not always the one that allocates most: one with fewer activations and more
-    gradients leaves more of these blocks idle.  So each moment has its own, and the largest sum counts.
-    """
+    """The part of :func:`flattened_leftover_bytes` that the activations of each phase leave idle."""
     left = flattened_leftover_bytes(job)
     if is_zero(left):
         return {}
     # Activations are as small as weights, so they can lie in these blocks.
     small = {phase: _of(terms, "saved_activations", phase) + _of(terms, "block_recompute", phase) for phase in PHASES}
     idle = {phase: maximum(left - n_bytes, 0) for phase, n_bytes in small.items()}
-    amounts = activations(job)
-    first, later = first_moments(job, amounts), later_moments(job, amounts)
-    beside = _idle_in_backward(left, first)
-    idle["backward"] = beside
-    idle["backward_2"] = where(job.recipe.batch.grad_accum > 1, _idle_in_backward(left, later), beside)
-    return idle
-
-
-def _idle_in_backward(left: Number, moments: tuple[BackwardMoment, ...]) -> Number:
-    """Most that is allocated and idle at one of ``moments``, less the most that is allocated."""
-    together = maximum(*(each.total + maximum(left - each.activations, 0) for each in moments))
-    return together - maximum(*(each.total for each in moments))
+    return idle | idle_in_backward(job, lambda moment: maximum(left - moment.activations, 0))
 
 
 def flattened_leftover_bytes(job: Job) -> Number:

@@ -14,10 +14,14 @@ from planner.memory.weights import autocast_copy_bytes
 
 @dataclass(frozen=True, slots=True)
 class LossMoment:
-    """Bytes alive at the peak of the loss: ``logits`` and what is made of them, ``copies`` of weights in autocast's cache."""
+    """Bytes alive at the peak of the loss: ``logits`` and what is made of them, ``copies`` of weights in autocast's cache.
+
+    ``idle_copies``: what the emptied cache adds to the most that is reserved.
+    """
 
     logits: Number
     copies: Number
+    idle_copies: Number
 
 
 def loss_moment(job: Job, beside_backward: Number = 0, beside_forward: Number = 0) -> LossMoment:
@@ -35,7 +39,9 @@ def loss_moment(job: Job, beside_backward: Number = 0, beside_forward: Number = 
     backward = logits.logits_backward_bytes(job) + logits.normhead_backward_bytes(job)
     backward = maximum(backward, logits.head_backward_bytes(job)) + beside_backward
     ahead = forward + cached >= backward
-    return LossMoment(where(ahead, forward, backward), where(ahead, cached, 0))
+    # Logits and their gradients do not fit into blocks of weights: the emptied cache is reserved beside the fuller of the two.
+    idle = cached + maximum(forward, backward) - maximum(forward + cached, backward)
+    return LossMoment(where(ahead, forward, backward), where(ahead, cached, 0), idle)
 
 
 def cached_copy_bytes(job: Job) -> Number:

@@ -86,8 +86,8 @@ def _reserved_by_phase(
     reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
     pool, streams = pools.gradient_pool_bytes(job), runtime.side_stream_bytes(job)
     if not is_zero(pool):
-        pooled = pools.pooled_gradients(job, _sum_by_phase(terms, frozenset({"gradients"})))
-        reserved = {phase: n_bytes - minimum(pooled.get(phase, 0), pool) + pool for phase, n_bytes in reserved.items()}
+        beside = pools.idle_gradient_pool_bytes(job, pool, _sum_by_phase(terms, frozenset({"gradients"})))
+        reserved = {phase: n_bytes + beside[phase] for phase, n_bytes in reserved.items()}
     return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 
 

@@ -6,6 +6,7 @@ from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
 from planner.memory.job import Job
+from planner.memory.moments import idle_in_backward
 from planner.memory.sharding import (
     MAX_LIVE_PARAMS,
     divided_float_params,
@@ -81,14 +82,17 @@ def gradient_pool_bytes(job: Job) -> Number:
     return where(recipe.batch.grad_accum > 1, 2, 1) * job.trained * job.regime.gradient / job.optimizer_shards
 
 
-def pooled_gradients(job: Job, gradients: dict[Phase, Number]) -> dict[Phase, Number]:
-    """Bytes of each phase's ``gradients`` in that pool: none that FSDP accumulates whole, nor stage 1 before its step.
+def idle_gradient_pool_bytes(job: Job, pool: Number, gradients: dict[Phase, Number]) -> dict[Phase, Number]:
+    """Bytes of that ``pool`` in which none of a phase's ``gradients`` lies.
 
+    None lie there that FSDP accumulates whole, nor those of stage 1 before its step.
     Source: as of :func:`gradient_pool_bytes`; torch 2.13 _fsdp_param_group.py post_backward (``reduce_grads``).
     """
     whole = job.recipe.sharding == "zero1" or job.recipe.uses_fsdp
-    accumulated = where(job.recipe.batch.grad_accum > 1, 0, 1) if whole else 1
-    return {phase: n_bytes if phase == "optimizer_step" else n_bytes * accumulated for phase, n_bytes in gradients.items()}
+    inside = where(job.recipe.batch.grad_accum > 1, 0, 1) if whole else 1
+    idle = {phase: pool - minimum(n_bytes * inside, pool) for phase, n_bytes in gradients.items()}
+    idle["optimizer_step"] = pool - minimum(gradients["optimizer_step"], pool)
+    return idle | idle_in_backward(job, lambda moment: pool - minimum(moment.gradients * inside, pool))
 
 
 def fsdp_gather_pool_bytes(job: Job) -> Number:

@@ -178,12 +178,29 @@ def test_reserved_does_not_fall_where_another_moment_of_the_backward_is_the_larg
     """With more activations the start of a backward overtakes its end, and the blocks that the end leaves idle still count."""
     flags = {"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "stack": "trl", "sharding": "zero2", "attention": "eager"}
     base = resolve(from_flags({**flags, "padding": "packed", "seq": 17, "lora_rank": 1, "modules_to_save": "lm_head"}))
-    smaller, larger = sized(base, batch=6), sized(base, batch=8)
-    kept = [
-        next(float(term.n_bytes) for term in memory(each).terms if term.label == "saved, first backward")
-        for each in (smaller, larger)
-    ]
-    assert kept[1] > 10 * kept[0], "the peak is to change its moment between the two"
+    assert_moment_changes(sized(base, batch=6), sized(base, batch=8), "saved, first backward")
+
+
+def test_reserved_does_not_fall_where_the_pool_of_gradients_is_idle() -> None:
+    """Where the start of a backward is the largest, the gradients' own pool is idle beside it."""
+    flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80gb", "stack": "torchtune", "sharding": "fsdp", "batch": 30}
+    kernels = {"attention": "eager", "loss": "liger", "optimizer": "adamw_torch", "padding": "packed"}
+    base = resolve(from_flags({**flags, **kernels, "seq": 92, "lora_rank": 108, "checkpoint_reentrant": False}))
+    assert_moment_changes(base, with_rank(base, 109), "gradients, first backward")
+
+
+def test_reserved_does_not_fall_where_autocast_has_ended() -> None:
+    """Where the end of the forward overtakes the loss's backward, the copies of weights that it holds are reserved in both."""
+    flags = {"model": "qwen2.5-14b", "method": "lora", "gpu": "a100-80gb", "stack": "hf-trainer@4", "optimizer": "adamw_torch"}
+    recipe = {"padding": "packed", "lora_rank": 200, "grad_accum": 4, "modules_to_save": "lm_head", "checkpoint_reentrant": False}
+    base = resolve(from_flags({**flags, **recipe, "seq": 759}))
+    assert_moment_changes(base, sized(base, length=1495), "autocast weight copies")
+
+
+def assert_moment_changes(smaller: Scenario, larger: Scenario, label: str) -> None:
+    """The terms called ``label`` differ between the two by more than their sizes do, and still no level falls."""
+    held = [[float(term.n_bytes) for term in memory(each).terms if term.label == label] for each in (smaller, larger)]
+    assert max(map(sum, held)) > 2 * min(map(sum, held)), "the peak is to change its moment between the two"
     assert_no_level_falls(smaller, larger)
 
 
