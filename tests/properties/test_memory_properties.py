@@ -192,7 +192,14 @@ def test_reserved_does_not_fall_where_the_pool_of_gradients_is_idle() -> None:
 def test_reserved_does_not_fall_where_autocast_has_ended() -> None:
     """Where the end of the forward overtakes the loss's backward, the copies of weights that it holds are reserved in both."""
     flags = {"model": "qwen2.5-14b", "method": "lora", "gpu": "a100-80gb", "stack": "hf-trainer@4", "optimizer": "adamw_torch"}
-    recipe = {"padding": "packed", "lora_rank": 200, "grad_accum": 4, "modules_to_save": "lm_head", "checkpoint_reentrant": False}
+    recipe = {
+        "padding": "packed",
+        "gradient_checkpointing": True,
+        "lora_rank": 200,
+        "grad_accum": 4,
+        "modules_to_save": "lm_head",
+        "checkpoint_reentrant": False,
+    }
     base = resolve(from_flags({**flags, **recipe, "seq": 759}))
     assert_moment_changes(base, sized(base, length=1495), "autocast weight copies")
 
@@ -200,7 +207,7 @@ def test_reserved_does_not_fall_where_autocast_has_ended() -> None:
 def assert_moment_changes(smaller: Scenario, larger: Scenario, label: str) -> None:
     """The terms called ``label`` differ between the two by more than their sizes do, and still no level falls."""
     held = [[float(term.n_bytes) for term in memory(each).terms if term.label == label] for each in (smaller, larger)]
-    assert max(map(sum, held)) > 2 * min(map(sum, held)), "the peak is to change its moment between the two"
+    assert max(map(sum, held)) > 1.5 * min(map(sum, held)), "the peak is to change its moment between the two"
     assert_no_level_falls(smaller, larger)
 
 
