@@ -124,6 +124,7 @@ def idle_in_backward(job: Job, idle: Callable[[BackwardMoment], Number]) -> dict
 
     Formula: the most that is alive and idle at one moment, less the most that is alive.  The moment that reserves most is not
     always the one that allocates most: one with fewer tensors may leave more blocks idle.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: segments stay reserved until the cache is emptied.
     """
     amounts = activations(job)
     first = _beside(first_moments(job, amounts), idle)
