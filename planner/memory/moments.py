@@ -36,7 +36,7 @@ class BackwardMoment:
 
 
 def first_backward(job: Job, amounts: Activations) -> BackwardMoment:
-    """The peak of a backward that starts without gradients."""
+    """The peak of a backward that starts without gradients.  Source: :func:`first_moments`, the largest of them."""
     return _largest(first_moments(job, amounts))
 
 
@@ -62,7 +62,7 @@ def first_moments(job: Job, amounts: Activations) -> tuple[BackwardMoment, ...]:
 
 
 def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
-    """The peak of a backward that finds all gradients."""
+    """The peak of a backward that finds all gradients.  Source: :func:`later_moments`, the largest of them."""
     return _largest(later_moments(job, amounts))
 
 
