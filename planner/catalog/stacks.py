@@ -94,18 +94,21 @@ def _versioned(entry: StackEntry, asked: Mapping[str, str]) -> StackEntry:
     return entry.model_copy(update={"versions": versions, "switches": {**settings, **entry.switches}})
 
 
-def _extended(entry: StackEntry, path: Path) -> StackEntry:
-    """``entry`` laid over the stack it extends.  One level only: a base that itself extends is refused."""
+def _extended(entry: StackEntry, path: Path, above: tuple[str, ...] = ()) -> StackEntry:
+    """``entry`` laid over the stack it extends, and that over its own; ``extends`` then names the last of them.
+
+    ``above``: the stacks that lie over ``entry``.
+    """
     if entry.extends is None:
         return entry
+    if entry.extends in (*above, entry.id):
+        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which extends this stack")
     base_path = path.with_name(f"{entry.extends.replace('@', '-')}.toml")
     if not (_FILE_NAME.fullmatch(entry.extends) and base_path.is_file()):
         raise InputFileError(path, f"key 'extends' names '{entry.extends}', which is no stack")
-    base = validate(StackEntry, read_toml(base_path), base_path)
-    if base.extends is not None:
-        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which itself extends another stack")
+    base = _extended(validate(StackEntry, read_toml(base_path), base_path), base_path, (*above, entry.id))
     tables = {name: {**getattr(base, name), **getattr(entry, name)} for name in _TABLES}
-    return entry.model_copy(update=tables)
+    return entry.model_copy(update={**tables, "extends": base.extends or base.id})
 
 
 def _stack_of(entry: StackEntry, path: Path) -> Stack:

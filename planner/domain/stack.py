@@ -74,11 +74,12 @@ class Stack:
     ``checkpoints_parts``: checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
     ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
     ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to nothing.
+    ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
-    ``extends``: id of the stack that this one is a variant of; empty where it is none's.
+    ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
     """
 
@@ -116,6 +117,7 @@ class Stack:
     checkpoints_parts: bool
     flash_generation: int
     sorts_lengths: bool
+    drops_long_samples: bool
     keeps_outgrown_blocks: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

@@ -1,8 +1,9 @@
 """The cache that lengths pile up which change from step to step.
 
 Where samples are padded to the longest of their batch, a batch that is longer than all before it finds no cached block of its
-size: its logits get new segments, and those of the record before stay reserved.  Shorter batches fit into what is there.  So only
-records count, and the longest one is already in the peak: what is stranded belongs to the records before it.
+size: its fp32 logits get new segments, and those of the record before stay reserved; 16-bit logits find room in these.  Shorter
+batches fit into what is there.  So only records count, and the longest one is already in the peak: what is stranded belongs to
+the records before it.
 Settled on replays (``measure/trace/allocator.py``) of eleven traced jobs, four models of 0.5B to 8B, 9 orders of lengths each,
 kinds of base and checkpointing: a step without a record changes nothing, and the formula here is 2.9 % of reserved away from the
 replays, where no term at all is 17.9 % away.
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 
 from planner.arrays import exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Number
-from planner.memory.cache import stranded_logits_bytes
 from planner.memory.job import Job
 from planner.memory.logits import logits_backward_bytes, logits_forward_bytes
 
@@ -22,7 +22,7 @@ from planner.memory.logits import logits_backward_bytes, logits_forward_bytes
 _ROOM_FOUND = 0.9
 # Micro-steps of a run where the scenario does not say how many samples there are; ten times more adds 2.3 records at most.
 _MICRO_STEPS = 1000
-_POINTS = 32
+_POINTS = 64
 _NEWTON_STEPS = 12
 _LEVELS_BEYOND = 8.0
 # Below this share of the orders nothing is asked of them; it keeps quotients finite.
@@ -31,6 +31,8 @@ _LEAST_SHARE = 1e-9
 _LOGISTIC = 1.702
 # Lengths have at least this smallest value, in units of the spread: an exponential that starts at 0 has none.
 _LEAST_START = 0.02
+# And the cap at least this level, in the same units: means next to the cap.
+_LEAST_LEVEL = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,12 @@ class Records:
 def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
     """Blocks that hold nothing because longer batches than theirs came later; reserved, never needed.
 
-    Formula: coefficient ``length_cache_share`` of the logits and loss of all records but the last (:func:`middle_sum`), the
-    median over orders, because a run has one order and the mean is that of a few large sums; less the part of
-    ``activation_bytes`` (at the cap) that grew since the first batch, which takes its room there.  Blocks that k-bit preparation
-    left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  A run of unknown length is taken to have 1,000
-    micro-steps.  0 for packed and padded lengths of one size, segments that grow or caches that are emptied, and losses in
-    pieces.  A card that is full gets it all back, so it does not count in what must be held.
+    Formula: coefficient ``length_cache_share`` of the widest copies of the logits (:func:`_outgrown_bytes`) of all records but
+    the last (:func:`middle_sum`), the median over orders, because a run has one order and the mean is that of a few large sums;
+    less the part of ``activation_bytes`` (at the cap) that grew since the first batch, which takes its room there.  Blocks
+    that k-bit preparation left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  A run of unknown length
+    is taken to have 1,000 micro-steps.  0 for packed and padded lengths of one size, segments that grow or caches that are
+    emptied, and losses in pieces.  A card that is full gets it all back, so it does not count in what must be held.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block, alloc_block; records: Arnold, Balakrishnan and
     Nagaraja, "Records", 2.3.
     Ignored: scores of eager attention, which grow with the square; that activations find no room before records leave it.
@@ -76,10 +78,22 @@ def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
         return NOTHING
     found = records(job)
     share = job.coefficients.length_cache_share
-    logits = maximum(logits_forward_bytes(job), logits_backward_bytes(job)) + stranded_logits_bytes(job)
-    lost = maximum(share * logits - _served_by_tables(job), 0)
+    lost = maximum(share * _outgrown_bytes(job) - _served_by_tables(job), 0)
     stranded = lost * middle_sum(found) - _ROOM_FOUND * activation_bytes * (1 - found.first)
     return LengthCache(maximum(stranded, 0), lost * sqrt(found.squares))
+
+
+def _outgrown_bytes(job: Job) -> Number:
+    """Bytes of those copies of a batch's logits that find no block in what a shorter batch left.
+
+    Formula: the copies of the loss (:mod:`planner.memory.logits`).  Where autocast meets 16-bit logits two thirds of them, the
+    fp32 ones: the logits and their log-softmax have half the width, and fit into outgrown blocks of these.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block (best fit), alloc_block; replays of both chains, see
+    ``tests/differential/test_trace_lengths.py``.
+    """
+    copies = maximum(logits_forward_bytes(job), logits_backward_bytes(job))
+    half_width = job.regime.autocast and job.regime.compute < 4 and not job.model.fp32_logits
+    return copies * 2 / 3 if half_width else copies
 
 
 def middle_sum(found: Records) -> Number:
@@ -88,7 +102,8 @@ def middle_sum(found: Records) -> Number:
     A share ``at_once`` of the orders has none.  The sums of the others are taken as gamma distributed with the mean m and the
     variance v that are left for them.  Formula: m (1 - c + z sqrt(c))^3 with c = v / (9 m^2), where z is the normal quantile of
     the place of the middle among these others, by the logistic curve.
-    Source: Wilson and Hilferty, "The distribution of chi-square", 1931; within 0.12 of the cap of 1,500 drawn runs.
+    Source: Wilson and Hilferty, "The distribution of chi-square", 1931; within 0.12 of the cap of 1,500 drawn runs, within 0.25
+    where long samples are left out (the first record is certain, and counts here as if it were not).
     """
     others = maximum(1 - found.at_once, _LEAST_SHARE)
     mean = found.total / others
@@ -114,35 +129,40 @@ def _served_by_tables(job: Job) -> Number:
 def records(job: Job) -> Records:
     """Expected records among the longest samples of the batches of a run, all but the last.
 
-    Lengths follow a shifted exponential of coefficient of variation ``length_variation``, cut at the cap, whose mean is that of
-    the samples.  With the level t = -ln(1 - F) of a length in that law, records are rare at levels that whole batches exceed and
-    one per unit of t above: density ``u_b' (sum of u_b^i, i < n, - n u_b^(n-1))`` with ``u_b = (1 - e^-t)^samples`` and ``n``
-    micro-steps, integrated by midpoints.
+    Lengths follow a shifted exponential of coefficient of variation ``length_variation`` that ends at the cap, with the mean that
+    the samples have: longer ones are cut, and there are samples at the cap itself, or left out (switch ``drops_long_samples``),
+    and there are none.  With the record level ``r = -ln(1 - w)``, where ``w`` is the share of the batches that stay below a
+    length, the records of ``n`` micro-steps have the density ``1 - w^n - n w^(n-1) e^-r``, integrated by midpoints.
     Source: Arnold, Balakrishnan and Nagaraja, "Records", 2.3; compared with 2,000 drawn runs, within 3 %.
     """
     batch = job.recipe.batch
-    variation = job.coefficients.length_variation
+    variation, drops = job.coefficients.length_variation, job.stack.drops_long_samples
     start = maximum((1 - variation) / variation, _LEAST_START)
-    end = _level_of_cap(minimum(batch.tokens_per_sample, batch.seq_len) / batch.seq_len, start)
+    mean = minimum(batch.tokens_per_sample, batch.seq_len) / batch.seq_len
+    end = _level_of_last(mean, start) if drops else _level_of_cap(mean, start)
     samples: Number = 1 if job.stack.sorts_lengths else batch.micro_batch
     steps = _micro_steps(job)
+    below_cap = 1 - exp(-end)
+    # Of the samples' law: what lies below the cap, which is all of it where longer samples are left out.
+    kept: Number = below_cap if drops else 1.0
+    at_once = 0 * end if drops else 1 - below_cap**samples
+    # Beyond this level a run of that many batches has next to no record.
+    top = log(steps) + _LEVELS_BEYOND
+    last_level = top if drops else minimum(-log(maximum(at_once, _LEAST_SHARE)), top)
     total: Number = 0
     squares: Number = 0
-    below: Number = 0
-    # Beyond this level a run of that many samples has next to no record.
-    width = minimum(end, log(steps * samples) + _LEVELS_BEYOND) / _POINTS
     for point in range(_POINTS):
-        level = width * (point + 0.5)
-        one = 1 - exp(-level)
-        all_below = one**samples
+        rest = exp(-last_level * (point + 0.5) / _POINTS)
+        all_below = 1 - rest
         last = all_below ** (steps - 1)
-        slope = samples * one ** (samples - 1) * (1 - one)
-        density = width * slope * ((1 - last * all_below) / (1 - all_below) - steps * last)
-        length = (start + level) / (start + end)
+        density = (1 - last * all_below - steps * last * rest) * last_level / _POINTS
+        length = (start - log(1 - all_below ** (1 / samples) * kept)) / (start + end)
         total, squares = total + density * length, squares + density * length * length
-        below = below + width * (1 - all_below)
-    at_once = 1 - (1 - exp(-end)) ** samples
-    return Records(total, squares, (start + below) / (start + end), at_once)
+    longer: Number = 0
+    for point in range(_POINTS):
+        share = (1 - exp(-end * (point + 0.5) / _POINTS)) / kept
+        longer = longer + end / _POINTS * (1 - share**samples)
+    return Records(total, squares, (start + longer) / (start + end), at_once)
 
 
 def _micro_steps(job: Job) -> Number:
@@ -162,4 +182,18 @@ def _level_of_cap(mean: Number, start: Number) -> Number:
     for _ in range(_NEWTON_STEPS):
         tail = exp(-level)
         level = level - (start + 1 - tail - mean * (start + level)) / (tail - mean)
+    return level
+
+
+def _level_of_last(mean: Number, start: Number) -> Number:
+    """The same where samples above the cap are left out.
+
+    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, whose right side is concave, by Newton's method from above.
+    """
+    level = (start + 1) / mean - start
+    for _ in range(_NEWTON_STEPS):
+        rest = exp(-level)
+        left_out = level * rest / (1 - rest)
+        slope = mean + left_out / level - left_out / (1 - rest)
+        level = maximum(level - (mean * (start + level) - start - 1 + left_out) / slope, _LEAST_LEVEL)
     return level

@@ -23,7 +23,7 @@ from planner.intake.resolve import resolve
 from planner.memory.job import job_of
 from planner.memory.lengths import records
 from planner.memory.peak import predict_memory
-from planner.units import MIB
+from planner.units import GIB, MIB
 
 CAP, MEAN, BATCH, STEPS = 1024, 400, 2, 100
 TRACED = (256, 512, 1024)
@@ -91,14 +91,41 @@ def test_only_a_longer_batch_than_all_before_reserves_more() -> None:
 
 
 def test_what_is_stranded_is_a_share_of_the_logits_of_the_records_before_the_last() -> None:
-    """Over eight orders, coefficient ``length_cache_share`` of 16 bytes per logit of those records, within 15 %."""
+    """Over eight orders, coefficient ``length_cache_share`` of 12 bytes per logit of those records, within 10 %."""
     vocabulary = job_of(resolve(from_flags({**FLAGS, "seq": CAP})), Coefficients()).model.vocab_size
     found, expected = 0.0, 0.0
     for seed in range(8):
         longest = tops(drawn(seed))
         found += stream().reserved_bytes(longest) - stream().reserved_bytes(longest[-1:])
-        expected += Coefficients().length_cache_share * 16 * vocabulary * BATCH * sum(longest[:-1])
-    assert found == pytest.approx(expected, rel=0.15)
+        expected += Coefficients().length_cache_share * 12 * vocabulary * BATCH * sum(longest[:-1])
+    assert found == pytest.approx(expected, rel=0.1)
+
+
+# Tensors of one loss in the order of the program: ``+`` made, ``-`` dropped, with bytes per logit.  The second chain is that of
+# code that keeps its logits in 16 bits under autocast: logits, log-softmax, its fp32 copy for the nll loss, fp32 logits returned.
+_WIDENED = "+a2 +b4 -a +c4 -b +d4 +e4 -d -c +f2 -e -f"
+_KEPT = "+a2 +b2 +c4 +d4 -a -d +e4 -c +f2 -e +g2 -b -f -g"
+
+
+@pytest.mark.parametrize(("chain", "fp32_bytes"), [(_WIDENED, 12), (_KEPT, 8)], ids=["widened", "kept-in-16-bit"])
+def test_a_longer_batch_finds_room_for_its_16_bit_logits_in_outgrown_fp32_blocks(chain: str, fp32_bytes: int) -> None:
+    """What growing batches strand is their fp32 copies, all records but the last, within 10 %."""
+    lengths = (0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9, 0.95, 1.0)
+
+    def reserved_bytes(batches: Sequence[float]) -> int:
+        allocator, live = CachingAllocator(DEFAULT_SETTINGS), dict[str, Block]()
+        for length in batches:
+            for step in chain.split():
+                if step[0] == "+":
+                    made = allocator.malloc(int(length * int(step[2]) * GIB))
+                    assert made is not None
+                    live[step[1]] = made
+                else:
+                    allocator.free(live.pop(step[1]))
+        return allocator.reserved_bytes
+
+    stranded = reserved_bytes(lengths) - reserved_bytes(lengths[-1:])
+    assert stranded == pytest.approx(fp32_bytes * GIB * sum(lengths[:-1]), rel=0.1)
 
 
 def test_segments_that_grow_strand_nothing() -> None:
