@@ -159,6 +159,10 @@ class Launcher:
             self.close()
         if self._zygote is None:
             self._zygote = Zygote()
+            if self._zygote.facts["cuda_initialized"]:
+                # Something that it imported to save time opened the device.
+                self._zygote.close()
+                self._zygote = Zygote(only_needed=True)
         return self._zygote
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from measure.protocol import LOG_FILE
+from measure.protocol import LOG_FILE, ONLY_NEEDED
 from planner.errors import PlannerError
 
 _START_TIMEOUT_S = 180.0
@@ -42,11 +42,11 @@ class ZygoteError(PlannerError):
 
 
 class Zygote:
-    """The warm parent of forked workers."""
+    """The warm parent of forked workers.  ``only_needed``: it imports nothing that some cases could do without."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_needed: bool = False) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "measure.zygote"],
+            [sys.executable, "-m", "measure.zygote", *([ONLY_NEEDED] if only_needed else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

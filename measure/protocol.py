@@ -28,6 +28,8 @@ from typing import Any
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"
 HISTORY_FILE = "history.jsonl.gz"
+# Said to the warm parent: import nothing that some cases could do without.
+ONLY_NEEDED = "--only-needed"
 
 
 def events_file(folder: Path, rank: int) -> Path:

@@ -7,7 +7,9 @@ and never touches CUDA: a child that inherits either can hang or fail.  One case
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -15,9 +17,13 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from measure.protocol import LOG_FILE
+from measure.protocol import LOG_FILE, ONLY_NEEDED
 
 _PR_SET_PDEATHSIG = 1
+# What every case needs.  Transformers' own names are imported when they are asked for, which would be in each child.
+_NEEDED = ("torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
+# The compiler, which bitsandbytes imports with itself: half of a child's start.
+_COMPILER = "torch._inductor.compile_fx"
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -37,7 +43,7 @@ def main() -> int:
     # What libraries print must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    _answer(answers, _warm_up())
+    _answer(answers, _warm_up(ONLY_NEEDED in sys.argv))
     own = os.getpid()
     for line in sys.stdin:
         folder = Path(json.loads(line)["folder"])
@@ -50,11 +56,15 @@ def main() -> int:
     return 0
 
 
-def _warm_up() -> dict[str, Any]:
+def _warm_up(only_needed: bool) -> dict[str, Any]:
     """Import what every case needs and say what is here."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+    if not only_needed and importlib.util.find_spec("bitsandbytes") is not None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_COMPILER)
     import torch
     import transformers
-    import transformers.models.auto.modeling_auto
 
     return {
         "torch": torch.__version__,

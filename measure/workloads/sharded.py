@@ -28,6 +28,10 @@ def join_ranks(device: torch.device, scenario: Scenario) -> None:
     if scenario.recipe.uses_deepspeed:
         import deepspeed  # type: ignore[import-untyped]
 
+        if device.type == "cpu":
+            # Collectives of its own in shared memory, which it would compile for a minute on first use; gloo's do the same.
+            # Source: DeepSpeed 0.19 comm/torch.py build_shm_op, the only reader of this table.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(backend)
     else:
         dist.init_process_group(backend)
