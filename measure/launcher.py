@@ -243,7 +243,9 @@ def _verdict(events: Sequence[Sequence[Event]], end: _End, case: Case) -> tuple[
     if end.status == -signal.SIGKILL and end.killed_for_memory:
         return "host_oom", "killed by the kernel because the container ran out of memory"
     died = f"killed by signal {signal.Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
-    return "crash", f"{died} and said nothing; the end of its log: {_tail(end.log)}"
+    on_cpu_with_limit = end.status < 0 and case.options.memory_limit_bytes is not None and case.values.get("gpu") == CPU
+    limit = "; native code may die so when a memory limit refuses it memory, which a larger limit would show"
+    return "crash", f"{died} and said nothing{limit * on_cpu_with_limit}; the end of its log: {_tail(end.log)}"
 
 
 def _read_if_there(path: Path) -> bytes | None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from measure.cli.main import main
 from measure.launcher import Launcher
 from measure.machine import Machine
+from measure.store import Store
 from planner.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,18 +87,18 @@ def test_the_time_budget_ends_a_campaign_in_order(launcher: Launcher, config: st
     assert lines(out) == []
 
 
-def test_records_are_checked(launcher: Launcher, config: str, tmp_path: Path) -> None:
+def test_records_are_checked(measure: Any, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``measure check`` says why each record is doubtful; a record file of a newer schema stops a campaign before it starts."""
     file, out = campaign_file(tmp_path, config, 1), tmp_path / "out"
-    done = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    check = [sys.executable, "-m", "measure", "check", str(out / "*.jsonl")]
-    checked = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stderr
-    assert "1 record: 0 good, 1 doubtful; 1 environment\n" in checked.stdout
-    assert "too few steps: 1 record\n" in checked.stdout
-    assert "1 warm-up and 1 counted, at least 3 and 5" in checked.stdout
-    assert "a CPU run: 1 record" in checked.stdout
+    store = Store(out)
+    store.prepare()
+    store.add(measure(options={"warmup": 1, "steps": 1, "max_steps": 1}))
+    assert main(["check", str(out / "*.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert "1 record: 0 good, 1 doubtful; 1 environment\n" in said
+    assert "too few steps: 1 record\n" in said
+    assert "1 warm-up and 1 counted, at least 3 and 5" in said
+    assert "a CPU run: 1 record" in said
     (path,) = out.glob("*.jsonl")
     path.write_text(path.read_text(encoding="utf-8").replace("planner/record@1", "planner/record@9"), encoding="utf-8")
     refused = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
@@ -106,12 +109,12 @@ def test_records_are_checked(launcher: Launcher, config: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"), [(["nowhere.toml"], "no such file"), (["x", "--time-budget", "soon"], "must be a time")]
 )
-def test_bad_calls_of_a_campaign(arguments: list[str], message: str) -> None:
+def test_bad_calls_of_a_campaign(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence and exit code 2."""
-    call = [sys.executable, "-m", "measure", "campaign", *arguments]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert message in done.stderr
+    code = main(["campaign", *arguments])
+    said = capsys.readouterr().err
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert message in said
 
 
 def test_the_environment_is_said(machine: Machine) -> None:
@@ -135,13 +138,13 @@ def test_a_campaign_for_a_gpu_needs_one() -> None:
 def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tmp_path: Path) -> None:
     """submitit's local executor runs the job in a process of its own; its records are those of the same campaign here."""
     pytest.importorskip("submitit")
-    file, out = campaign_file(tmp_path, config, 2), tmp_path / "out"
+    file, out = campaign_file(tmp_path, config, 1), tmp_path / "out"
     done = subprocess.run(
         command(file, out, "--executor", "local", "--share", "1/1"), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "submitted to local" in done.stdout
-    assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180)
+    assert wait_for(lambda: len(lines(out / "job-1")) == 1, 180)
 
 
 # What sbatch and srun do, as far as submitit sees it: a job runs in the background and in the environment of one.
@@ -176,11 +179,11 @@ def test_a_campaign_goes_through_slurm(launcher: Launcher, config: str, tmp_path
     assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180), (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
-def test_an_executor_that_is_not_here(config: str, tmp_path: Path) -> None:
+def test_an_executor_that_is_not_here(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown one is named with those that are known, and nothing is written."""
     file = campaign_file(tmp_path, config, 1)
-    done = subprocess.run(
-        command(file, tmp_path / "out", "--executor", "pigeon"), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "allowed: slurm, local" in done.stderr
+    assert main(["campaign", str(file), "--out", str(tmp_path / "out"), "--executor", "pigeon"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "allowed: slurm, local" in said.err
+    assert not (tmp_path / "out").exists()

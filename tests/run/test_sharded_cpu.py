@@ -77,7 +77,7 @@ def test_ddp_runs(measure: Any) -> None:
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job(measure: Any) -> None:
     """Memory that runs out on a rank is the outcome of the job, and nobody waits for the other until the timeout."""
-    done = measure(**{**TWO, "batch": 16_384}, sharding="ddp", options={"memory_limit_bytes": 1_000_000_000})
+    done = measure(**{**TWO, "batch": 131_072}, sharding="ddp", options={"memory_limit_bytes": 1_000_000_000})
     assert done.record.outcome == "host_oom", raw(done).error
 
 
