@@ -23,7 +23,10 @@ class Pull:
 _SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
 _PULLS_WITH_MACHINES = (*(Pull(shared) for shared in (1.0, 4.0, 12.0, 10_000.0)), Pull(0.3, 40.0), Pull(1.0, 40.0))
 DEFAULT_PULL = Pull(3.0)
-# Residuals beyond this many standard deviations count linearly instead of squared.
+# Spreads are stated with their priors, so a prior counts once unless another pull is clearly better.  Not with effects of
+# machines: there weak priors of what is shared predict worse than none.
+_USUAL_PULL = Pull(1.0)
+# Residuals beyond this many standard deviations count less than squared.
 _ROBUST_FROM = 1.5
 _FAR = 4.0
 _MAX_ROUNDS = 8
@@ -56,6 +59,11 @@ class Linear:
 def pulls_to_try(problem: Problem) -> tuple[Pull, ...]:
     """Pulls of which a fit of this problem may take one."""
     return tuple(map(Pull, _SHARED_PULLS)) if problem.is_shared.all() else _PULLS_WITH_MACHINES
+
+
+def usual_pull(problem: Problem) -> Pull | None:
+    """The pull that a fit of this problem takes unless another predicts clearly better; ``None``: the best, by however little."""
+    return _USUAL_PULL if problem.is_shared.all() else None
 
 
 def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
@@ -109,7 +117,7 @@ class _Search:
 def solve_linear(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:
     """The point that minimises the robust objective of a linearised problem, by iteratively reweighted least squares.
 
-    A reading counts by its soft-L1 weight at the last point, and not at all on the right side of a bound.  Knobs that no seen
+    A reading counts by its robust weight at the last point, and not at all on the right side of a bound.  Knobs that no seen
     reading depends on stay at their prior.
     """
     seen = weights > 0
@@ -144,15 +152,22 @@ def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
 
 
 def _robust(errors: Floats, problem: Problem) -> Floats:
-    """Residual whose square is the soft-L1 loss: quadratic near 0, linear far away."""
+    """Residual whose square is the robust loss: quadratic near 0; far away linear for times, logarithmic for bytes.
+
+    Bytes follow from the configuration.  A reading far outside the noise has another one or lacks a mechanism, and says nothing
+    about coefficients (Cauchy's loss); a time may just be that of a slow machine (soft-L1).
+    """
     limit = _ROBUST_FROM * problem.noise
-    shaped: Floats = np.sign(errors) * limit * np.sqrt(2 * (np.sqrt(1 + (errors / limit) ** 2) - 1))
+    squared = (errors / limit) ** 2
+    loss = 2 * (np.sqrt(1 + squared) - 1) if problem.quantity == "throughput" else np.log1p(squared)
+    shaped: Floats = np.sign(errors) * limit * np.sqrt(loss)
     return shaped
 
 
 def _robust_weight(errors: Floats, problem: Problem) -> Floats:
-    """Weight of a squared residual under the soft-L1 loss."""
-    weight: Floats = 1 / np.sqrt(1 + (errors / (_ROBUST_FROM * problem.noise)) ** 2)
+    """Weight of a squared residual under the robust loss."""
+    squared = (errors / (_ROBUST_FROM * problem.noise)) ** 2
+    weight: Floats = 1 / np.sqrt(1 + squared) if problem.quantity == "throughput" else 1 / (1 + squared)
     return weight
 
 

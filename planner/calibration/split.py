@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.fit import DEFAULT_PULL, Pull, Solution, mean_error, pulls_to_try, solve
+from planner.calibration.fit import DEFAULT_PULL, Pull, Solution, mean_error, pulls_to_try, solve, usual_pull
 from planner.calibration.machines import kept_effects
 from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats
@@ -92,19 +93,32 @@ def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks
         found = solve(problem, seen, [pull for _, pull in jobs]).errors
         errors = dict(zip(jobs, found, strict=True))
 
-    def score(pull: Pull, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> float:
-        each = [
-            mean_error(problem, errors[tuple(group for group in inside if group not in fold), pull], group)
-            for fold in folds
-            for group in fold
-        ]
-        return float(np.mean(each))
+    def by_group(pull: Pull, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> Floats:
+        return np.array(
+            [
+                mean_error(problem, errors[tuple(group for group in inside if group not in fold), pull], group)
+                for fold in folds
+                for group in fold
+            ]
+        )
 
-    chosen = []
-    for inside, folds in zip(masks, plans, strict=True):
-        scores = [score(pull, inside, folds) for pull in choices] if folds else []
-        chosen.append(choices[int(np.argmin(scores))] if scores else DEFAULT_PULL)
-    return chosen
+    usual = usual_pull(problem)
+    return [
+        clearly_best({pull: by_group(pull, inside, folds) for pull in choices}, usual) if folds else DEFAULT_PULL
+        for inside, folds in zip(masks, plans, strict=True)
+    ]
+
+
+def clearly_best(scores: Mapping[Pull, Floats], usual: Pull | None) -> Pull:
+    """The pull with the least mean error over groups; ``usual`` where that is within one standard error of the difference.
+
+    Groups differ in error by far more than pulls do, so a least mean alone is mostly chance.
+    """
+    best = min(scores, key=lambda pull: float(np.mean(scores[pull])))
+    if usual is None or best == usual:
+        return best
+    gain = scores[usual] - scores[best]
+    return best if np.mean(gain) > np.std(gain, ddof=1) / math.sqrt(len(gain)) else usual
 
 
 def _inner_folds(groups: Sequence[str]) -> list[tuple[str, ...]]:

@@ -37,6 +37,7 @@ _SPEC_FIELDS = {
     "pcie_lanes": "pcie_lanes",
     "tdp_w": "tdp_w",
     "best_matmul_tflop_per_s": "best_matmul_flop_per_s",
+    "multiprocessors": "multiprocessors",
 }
 NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib", "fp8_tflop_per_s")
 
@@ -72,6 +73,7 @@ class GpuEntry(BaseModel):
     pcie_lanes: PositiveInt | None = None
     tdp_w: Positive | None = None
     best_matmul_tflop_per_s: Positive | None = None
+    multiprocessors: PositiveInt | None = None
     source: str = Field(min_length=1)
     origins: dict[str, CatalogOrigin]
 
@@ -179,6 +181,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         origins=_spec_origins(entry),
         source=entry.source,
         best_matmul_flop_per_s=_scaled(entry.best_matmul_tflop_per_s, TERA),
+        multiprocessors=entry.multiprocessors,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from planner.domain.prior import Prior, by, prior
-from planner.units import GIB, GIGA, MEGA, MIB
+from planner.units import GIB, GIGA, KIB, MEGA, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,17 @@ class Coefficients:
     name: str = "uncalibrated"
 
     context_bytes: float = prior(
-        600 * MIB,
-        200 * MIB,
-        1200 * MIB,
-        "bytes",
+        200 * MIB, 50 * MIB, 800 * MIB, "bytes", by("assumed", "100-300 MiB of kernels; lazy loading saves 362, pytorch#86509")
+    )
+    thread_memory_bytes: float = prior(
+        2.0 * KIB,
+        1.0 * KIB,
+        6.0 * KIB,
+        "bytes per thread that the GPU can hold",
         by(
-            "table_fit",
-            "about 400 MiB from CUDA 11.7 on (pytorch#109888, #107667, #86509), 100-300 of kernels that the first steps "
-            "load; 600 in all was chosen with published tables in sight",
+            "document_text",
+            "bare contexts of torch 2.7.1+cu128 are 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on an H200 "
+            "(slide2vec#326): 2.1 and 2.0 KiB for each thread; 1 KiB is the default stack, and kernels that need more raise it",
         ),
     )
     nccl_bytes: float = prior(
@@ -176,11 +179,7 @@ class Coefficients:
         ),
     )
     memory_efficiency: float = prior(
-        0.8,
-        0.4,
-        0.95,
-        "of memory bandwidth",
-        by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise and reductions 0.7-0.9"),
+        0.8, 0.4, 0.95, "of memory bandwidth", by("assumed", "copies reach 0.91 (H100 NVL), eager elementwise 0.7-0.9")
     )
     launch_s: float = prior(
         17.5 / MEGA,

@@ -19,6 +19,7 @@ class GpuSpec:
     ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the marketing size.
     ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
     ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product of any shape.
+    ``multiprocessors``: streaming multiprocessors that are switched on.
     ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
     Any other ``None`` is unknown as well: whatever needs that number is not answered.
     ``origins`` gives the origin of each known numeric field by the name it has here.
@@ -44,6 +45,7 @@ class GpuSpec:
     origins: tuple[tuple[str, NumberOrigin], ...]
     source: str
     best_matmul_flop_per_s: float | None = None
+    multiprocessors: int | None = None
 
     @property
     def is_cuda(self) -> bool:

@@ -37,12 +37,15 @@ class Freedom:
 
 FREEDOM: Mapping[str, Freedom] = MappingProxyType(
     {
-        "context_bytes": Freedom(0.35, ("generation",)),
+        "context_bytes": Freedom(0.5, ("generation",)),
+        "thread_memory_bytes": Freedom(0.35),
         "nccl_bytes": Freedom(0.5),
         "host_process_bytes": Freedom(0.25),
-        "slack_fraction": Freedom(0.04, ("family",)),
-        "activation_share": Freedom(0.05, ("family",)),
-        "logits_extra_copies": Freedom(0.25, ("family",)),
+        # The next three: traces of thousands of jobs leave little unexplained (data/differential): 0.01-0.03 of fragments, terms
+        # within 2 % in 97 of 100; what is left is for stacks of which no code was read.  Narrowed with published tables in sight.
+        "slack_fraction": Freedom(0.02, ("family",)),
+        "activation_share": Freedom(0.02, ("family",)),
+        "logits_extra_copies": Freedom(0.1, ("family",)),
         "orphan_fraction": Freedom(0.25),
         "length_cache_share": Freedom(0.1),
         "int8_outlier_fraction": Freedom(0.1),  # decided by the data a model reads: from a thousandth to a fifth

@@ -9,13 +9,35 @@ from planner.memory.optimizer import step_block_bytes
 from planner.memory.pools import fsdp_gather_pool_bytes, reduction_stream_bytes
 from planner.units import KIB, MIB
 
+# Threads that one multiprocessor can hold, by compute capability; torch prints the same as max_threads_per_multi_processor.
+_THREADS_BY_CAPABILITY = {"7.0": 2048, "7.5": 1024, "8.0": 2048, "8.6": 1536, "8.9": 1536, "9.0": 2048, "10.0": 2048}
+_THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
+# Where a card's multiprocessors are not known: as on an A100, 108 x 2,048.
+_USUAL_THREADS = 108 * 2048
 
-def context_bytes(job: Job) -> float:
-    """CUDA context with lazily loaded kernels, on top of what the allocator reserves.
 
-    Coefficient ``context_bytes``.  Source: pytorch#86509 (274 MiB lazy, 636 MiB eager), #107667, #109888.
+def resident_threads(job: Job) -> int:
+    """Threads that the whole GPU can hold at once; those of an A100 where the card's multiprocessors are not known.
+
+    Source: ``multiprocessors`` of data/gpus x threads each can hold, CUDA C++ Programming Guide, technical specifications.
     """
-    return job.coefficients.context_bytes
+    gpu = job.hardware.gpu
+    each = _THREADS_BY_CAPABILITY.get(gpu.compute_capability)
+    return _USUAL_THREADS if each is None or gpu.multiprocessors is None else each * gpu.multiprocessors
+
+
+def context_bytes(job: Job) -> Number:
+    """CUDA context on top of what the allocator reserves: local memory of every thread that the GPU can hold, and loaded kernels.
+
+    Formula: multiprocessors x threads each can hold x coefficient ``thread_memory_bytes`` + coefficient ``context_bytes``.
+    The driver keeps local memory for all of them at once, as much for each as the largest kernel so far asked for, and never less
+    than the default stack.
+    Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the stack grows with the
+    kernels and is not reset); bare contexts of torch 2.7.1+cu128: 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on an
+    H200 (slide2vec#326), 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
+    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509).
+    """
+    return job.coefficients.thread_memory_bytes * resident_threads(job) + job.coefficients.context_bytes
 
 
 def cublas_workspace_bytes(job: Job) -> int:

@@ -20,10 +20,12 @@ from planner.domain.hierarchy import FREEDOM, moved
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.memory.job import job_of
+from planner.memory.runtime import context_bytes
 from planner.units import MIB
 from tests.calibration.simulated import MACHINES, SHAPES, simulated
 
-TRUTH = replace(Coefficients(), context_bytes=800.0 * MIB, slack_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
+TRUTH = replace(Coefficients(), context_bytes=380.0 * MIB, slack_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
 EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 
 
@@ -36,6 +38,12 @@ def fitted_to_truth() -> Fitted:
 def resolved(record: RunRecord, fitted: Fitted) -> Coefficients:
     """Coefficients that the calibration gives to the configuration of ``record``."""
     return fitted.calibration.coefficients_for(resolve(from_record(record), force=True))
+
+
+def context_on(machine: str, coefficients: Coefficients) -> float:
+    """Bytes of context on the card of one simulated machine: readings tell the sum of its two parts, hardly each."""
+    scenario = resolve(from_record(simulated({machine: TRUTH})[0]), force=True)
+    return float(context_bytes(job_of(scenario, coefficients)))
 
 
 def problem_of(records: list[RunRecord], quantity: str = "memory") -> Problem:
@@ -65,10 +73,13 @@ def test_known_coefficients_are_recovered(quantity: str) -> None:
         totals[knob.coefficient] += offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
     reached = {name: moved(name, total) for name, total in totals.items()}
     freed = {knob.coefficient for knob in problem.knobs}
-    for name in {"context_bytes", "matmul_efficiency", "memory_efficiency"} & freed:
+    contexts = {name: reached[name] for name in ("context_bytes", "thread_memory_bytes")}
+    assert quantity != "memory" or context_on("doc-a", replace(TRUTH, **contexts)) == pytest.approx(
+        context_on("doc-a", TRUTH), rel=0.05
+    )
+    for name in {"matmul_efficiency", "memory_efficiency"} & freed:
         # The rate of a machine's GPU multiplies both efficiencies, so only products can be told.
-        rate = 1.0 if name == "context_bytes" else reached["gpu_rate"]
-        assert reached[name] * rate == pytest.approx(getattr(TRUTH, name), rel=0.05)
+        assert reached[name] * reached["gpu_rate"] == pytest.approx(getattr(TRUTH, name), rel=0.05)
 
 
 def test_effects_of_one_machine_stay_its_own() -> None:
@@ -93,11 +104,12 @@ def test_held_out_predictions_are_better_than_without_a_fit() -> None:
 
 def test_a_generation_gets_its_own_offset() -> None:
     """A coefficient that differs on one generation is fitted there, and shrunk towards the value for all."""
-    hopper = replace(TRUTH, context_bytes=1000.0 * MIB)
+    hopper = replace(TRUTH, context_bytes=600.0 * MIB)
     fitted = calibrate(simulated({**EVERYWHERE, "doc-c": hopper}))
-    on = {group: resolved(simulated({group: TRUTH})[0], fitted).context_bytes for group in ("doc-a", "doc-c")}
-    assert on["doc-a"] < on["doc-c"]
-    assert abs(on["doc-c"] - hopper.context_bytes) < 0.35 * (hopper.context_bytes - Coefficients().context_bytes)
+    found = {group: resolved(simulated({group: TRUTH})[0], fitted) for group in ("doc-a", "doc-c")}
+    assert found["doc-a"].context_bytes < found["doc-c"].context_bytes
+    on, true, prior = (context_on("doc-c", each) for each in (found["doc-c"], hopper, Coefficients()))
+    assert abs(on - true) < 0.35 * (true - prior)
 
 
 def test_a_group_that_is_held_out_is_not_seen() -> None:
@@ -153,7 +165,7 @@ def test_a_fit_never_makes_a_number_less_known() -> None:
     for pull in pulls_to_try(problem):
         spread = solve(problem, problem.weights()[None, :], [pull]).spread[0]
         assert np.all(spread <= 1.0 + 1e-9)
-        assert np.min(spread) < 0.7
+        assert np.min(spread) < 0.75
 
 
 def test_a_bound_that_is_kept_tells_nothing() -> None:

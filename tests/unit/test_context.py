@@ -1,0 +1,54 @@
+"""The CUDA context: local memory of all threads that a card can hold, and the kernels that were loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.job import Job, job_of
+from planner.memory.runtime import context_bytes, resident_threads
+from planner.units import GIGA, KIB, MEGA, MIB
+
+BARE = replace(Coefficients(), context_bytes=0.0)
+
+
+def job_on(gpu: str, coefficients: Coefficients = BARE) -> Job:
+    """A small job on one card."""
+    scenario = resolve(from_flags({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512}))
+    return job_of(scenario, coefficients)
+
+
+@pytest.mark.parametrize(("gpu", "bare_mib"), [("rtx3090", 256), ("h200-sxm", 520)])
+def test_contexts_without_kernels_are_those_that_people_saw(gpu: str, bare_mib: float) -> None:
+    """Two cards of which a process of torch 2.7.1 that ran nothing was seen: within a twentieth, by threads alone."""
+    assert context_bytes(job_on(gpu)) == pytest.approx(bare_mib * MIB, rel=0.05)
+
+
+def test_the_context_grows_with_the_threads_that_a_card_holds() -> None:
+    """82 multiprocessors of 1,536 threads, 128 of as many, 108 of 2,048, 132 of 2,048; kernels are on top of it."""
+    threads = [resident_threads(job_on(gpu)) for gpu in ("rtx3090", "rtx4090", "a100-80-sxm", "h100-sxm")]
+    assert threads == [82 * 1536, 128 * 1536, 108 * 2048, 132 * 2048]
+    small, large = job_on("t4", Coefficients()), job_on("h100-sxm", Coefficients())
+    assert float(context_bytes(large) - context_bytes(small)) == 2 * KIB * (132 * 2048 - 40 * 1024)
+
+
+def test_a_card_whose_multiprocessors_are_unknown_counts_as_an_a100() -> None:
+    """A card that the catalog does not describe that far, and one that the user alone describes."""
+    assert load_gpu("b100").multiprocessors is None
+    assert resident_threads(job_on("b100")) == 108 * 2048
+
+
+@pytest.mark.parametrize("gpu_id", [each for each in gpu_ids() if gpu_entry(each).multiprocessors is not None])
+def test_multiprocessors_agree_with_the_rated_fp32_rate(gpu_id: str) -> None:
+    """Rate / (2 x lanes x multiprocessors) is a clock that such cards run at; a wrong count would make it another one."""
+    gpu = load_gpu(gpu_id)
+    assert gpu.multiprocessors is not None
+    assert gpu.fp32_flop_per_s is not None
+    lanes = 64 if gpu.compute_capability in {"7.0", "7.5", "8.0"} else 128
+    clock_hz = gpu.fp32_flop_per_s / (2 * lanes * gpu.multiprocessors)
+    assert 1.2 * GIGA - MEGA < clock_hz < 2.7 * GIGA
