@@ -14,6 +14,9 @@ from measure.processes import worker_environment
 # torch makes the lock, starts ninja in the same folder, and removes the lock when ninja is done.
 _LOCK = "lock"
 _STARTING_S = 20.0
+# A file of DeepSpeed's is compiled in about a minute; processes of other machines cannot be seen, only that nothing changes.
+_QUIET_S = 900.0
+_OWN_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "apfs"})
 
 
 def missing_build_tool() -> str | None:
@@ -38,14 +41,16 @@ def extensions_folder() -> Path:
 def remove_abandoned_locks() -> tuple[Path, ...]:
     """Remove locks whose compilation was killed: whoever compiles next would wait for them without end.  Returns them.
 
-    A lock belongs to somebody while it is new or a process works in its folder.
+    A lock belongs to somebody while it is new or a process works in its folder.  Where the folder may be seen by other machines
+    too, as a home on a cluster is, or by other containers, it belongs to somebody as well until nothing in its folder has changed
+    for a quarter of an hour.
     """
     root = extensions_folder()
     old = [path for path in (*root.glob(f"*/{_LOCK}"), *root.glob(f"*/*/{_LOCK}")) if _age_s(path) > _STARTING_S]
     if not old:
         return ()
-    busy = _working_folders()
-    abandoned = tuple(path for path in old if path.parent.resolve() not in busy)
+    busy, shared = _working_folders(), _may_be_shared(root)
+    abandoned = tuple(path for path in old if path.parent.resolve() not in busy and not (shared and _changed(path.parent)))
     for path in abandoned:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -57,6 +62,28 @@ def _age_s(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _changed(folder: Path) -> bool:
+    """Whether anything in ``folder`` has changed lately."""
+    try:
+        return any(_age_s(path) < _QUIET_S for path in (folder, *folder.iterdir()))
+    except OSError:
+        return True
+
+
+def _may_be_shared(folder: Path) -> bool:
+    """Whether processes that cannot be seen from here may work in ``folder``: on a disk of a network, or lent to a container."""
+    import psutil
+
+    disks = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    place = next((each for each in (folder.resolve(), *folder.resolve().parents) if each in disks), None)
+    if place == Path("/"):
+        return disks[place].startswith("nfs")
+    if place is None or disks[place] not in _OWN_DISKS:
+        return True
+    # The root of a container lies on an overlay; what is not below it came from outside.
+    return disks.get(Path("/")) == "overlay" and disks[place] not in {"overlay", "tmpfs"}
 
 
 def _working_folders() -> set[Path]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,34 @@ def test_a_lock_of_a_killed_compilation_is_removed(tmp_path: Path, monkeypatch: 
         compiling.kill()
     assert (abandoned.exists(), new.exists(), used.exists()) == (False, True, True)
     assert remove_abandoned_locks() == (used,)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "shared"),
+    [
+        ({"/": "ext4"}, False),
+        ({"/": "ext4", "FOLDER": "nfs4"}, True),
+        ({"/": "ext4", "FOLDER": "lustre"}, True),
+        ({"/": "overlay"}, False),
+        ({"/": "overlay", "FOLDER": "ext4"}, True),
+    ],
+    ids=["own-disk", "nfs", "lustre", "container", "container-with-a-home-of-its-host"],
+)
+def test_a_lock_that_others_may_hold_stays_until_all_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: dict[str, str], shared: bool
+) -> None:
+    """Another node of a cluster compiles unseen: where the folder is shared, a lock goes only after a quarter of an hour."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    partitions = [
+        SimpleNamespace(mountpoint=str(tmp_path) if place == "FOLDER" else place, fstype=kind) for place, kind in mounts.items()
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: partitions)
+    path = lock(tmp_path / "cpu_adam", 90)
+    assert remove_abandoned_locks() == (() if shared else (path,))
+    long_ago = (time.time() - 1000,) * 2
+    for each in (path.parent, *path.parent.iterdir()):
+        os.utime(each, long_ago)
+    assert remove_abandoned_locks() == ((path,) if shared else ())
 
 
 def test_the_folder_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
