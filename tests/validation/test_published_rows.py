@@ -318,12 +318,15 @@ def test_001_tokens_per_second_and_dataset_size_are_those_of_the_document() -> N
         assert float(row["tokens_per_sample"]) == pytest.approx(mean * 4.53 / bytes_per_token[row["model"]], rel=1e-4)
 
 
-def test_001_host_memory_is_the_stated_minimum_on_offload_rows_only() -> None:
-    """The document's minimum of host memory stands on every ZeRO-3-offload row and on no other."""
-    (minimum, recommended) = re.findall(r"内存至少(\d+)G，推荐(\d+)G", "\n".join(document_lines("001")))[0]
+def test_001_host_memory_is_that_of_the_4090_server_or_the_stated_minimum_on_offload_rows_only() -> None:
+    """ZeRO-3-offload rows have the RAM of the server that is described, or the document's minimum; no other row has any."""
+    text = "\n".join(document_lines("001"))
+    (minimum, recommended) = re.findall(r"内存至少(\d+)G，推荐(\d+)G", text)[0]
+    (card, server) = re.findall(r"服务器配置.*RTX (\d+) 24G \+ (\d+)G内存", text)[0]
     for row in read_source("001_df5137ba138920bd"):
         offload = row["offload"] != "none"
-        assert row["host_memory_mib"] == (str(int(minimum) * 1024) if offload else "")
+        stated = int(server if row["gpu"] == f"rtx{card}" else minimum) * 1024
+        assert row["host_memory_mib"] == (str(stated) if offload else "")
         assert (f"{recommended}G recommended" in row["notes"]) is offload
 
 
@@ -369,11 +372,14 @@ def test_002_every_cell_is_recorded_at_its_line_and_column_and_nothing_else() ->
 
 
 def test_002_out_of_memory_rows_are_the_two_of_the_text() -> None:
-    """The text names LoRA (emb), and LoRA without ZeRO 3, of the 72B model on four cards; both are recorded as out of memory."""
+    """The text names LoRA (emb), and LoRA without ZeRO 3, of the 72B model on four cards; both are recorded as out of memory.
+
+    Neither ran under ZeRO-3: the script of the document raises an error for LoRA (emb) there.
+    """
     text = document_lines("002")[14]
     assert "使用 LoRA (emb) 微调和不带 DeepSpeed ZeRO 3 的 LoRA 微调在4个A100-SXM4-80G GPUs 上都会出现OOM" in text
     rows = [row for row in read_source("002_2c959ab425c28846") if row["outcome"] == "oom"]
-    assert {(row["modules_to_save"], row["sharding"]) for row in rows} == {("wte;lm_head", "zero3"), ("", "zero2")}
+    assert {(row["modules_to_save"], row["sharding"]) for row in rows} == {("wte;lm_head", "zero2"), ("", "zero2")}
     assert {(row["model"], row["gpu"], row["gpus_per_node"], *lines_named(row)) for row in rows} == {
         ("qwen-72b", "a100-80-sxm", "4", 15)
     }
