@@ -8,6 +8,7 @@
     |   +-- InputFileError            exit 2   a file that cannot be read; names file and line
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
+        +-- UnknownArchitectureError  exit 6   a model whose architecture has no formulas; a trace may still run its modules
 """
 
 from __future__ import annotations
@@ -74,3 +75,14 @@ class NotModelledError(PlannerError):
     """Understood, but no formula covers it; there is no verdict rather than a guess."""
 
     exit_code = ExitCode.NOT_MODELLED
+
+
+class UnknownArchitectureError(NotModelledError):
+    """A model whose architecture (``model_type``) has no formulas; ``known`` are those that do."""
+
+    def __init__(self, where: str, model_type: str, known: Iterable[str]) -> None:
+        self.where, self.model_type = where, model_type
+        super().__init__(
+            f"{where}: architecture '{model_type[:60]}' is not modelled; modelled are {', '.join(known)}; "
+            "measure trace runs every causal language model that Transformers ships"
+        )

@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.fields import show
@@ -17,8 +18,10 @@ from planner.units import parse_size_bytes
 _ASSUMED_SEQ = 1024
 
 
-def scenario_of(said: dict[str, Any], *, config: str | None, force: bool, example: str) -> Scenario:
-    """The scenario of flags and a TOML file; flags win.
+def scenario_of(
+    said: dict[str, Any], *, config: str | None, force: bool, example: str, reader: ConfigReader = model_from_config
+) -> Scenario:
+    """The scenario of flags and a TOML file; flags win.  ``reader`` describes a model that the catalog does not have.
 
     Raises:
         UsageError: model or method are missing, or what was said cannot be used.
@@ -30,7 +33,7 @@ def scenario_of(said: dict[str, Any], *, config: str | None, force: bool, exampl
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.
         request = merge(ScenarioRequest({"gpu": Given("a100-80gb", "assumed")}), request)
-    return resolve(request, force=force)
+    return resolve(request, force=force, reader=reader)
 
 
 def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -15,11 +16,14 @@ from measure.trace.report import to_text
 from measure.trace.settings_text import parse_settings
 from measure.trace.summary import Summary, summarize, timeline_of
 from measure.trace.to_json import to_json
+from planner.catalog.hf_config import model_from_config
+from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
-from planner.errors import ExitCode
+from planner.errors import ExitCode, UnknownArchitectureError
 from planner.intake.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 OPTIONS: OwnOptions = {
     "config": (Config, None),
     "force": (Force, False),
@@ -59,13 +63,14 @@ def trace(**said: Any) -> int:
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     settings = parse_settings(answer.allocator or "")
-    scenario = scenario_of(said, config=said.pop("config"), force=said.pop("force"), example=EXAMPLE)
+    said_apart = {"config": said.pop("config"), "force": said.pop("force")}
+    scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
     for path in (answer.plot, answer.export):
         if path is not None:
             check_writable(path)
     if answer.plot is not None:
         need("plots", "matplotlib")
-    need("measure", "torch", "transformers", "peft", "accelerate")
+    need("measure", *_LIBRARIES)
     quiet()
     from measure.trace.program import TraceOptions, trace_step
 
@@ -77,6 +82,20 @@ def trace(**said: Any) -> int:
     sys.stdout.write(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
     full = summary.verdict is not None and summary.verdict.out_of_memory is not None
     return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
+
+
+def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
+    """A model that the catalog does not have: by formulas, or by its modules where there are none."""
+    try:
+        return model_from_config(fields, where)
+    except UnknownArchitectureError as error:
+        need("measure", *_LIBRARIES)
+        quiet()
+        from measure.trace.foreign import described_by_modules
+
+        model = described_by_modules(fields, error)
+    sys.stderr.write(f"measure: the closed form has no formulas for '{model.architecture}'; its modules are traced\n")
+    return model
 
 
 def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from measure.trace.adapters import DTYPES, adapted
-from measure.trace.period import Pattern, find_pattern
 from measure.trace.quantized import CONSTANTS, quantize_on_meta
 from measure.trace.record import Block, Role
 from measure.trace.tracer import Recorder
+from planner.catalog.architectures import reader_for
 from planner.catalog.hf_config import parse_config
 from planner.catalog.hub import fetch_config
 from planner.catalog.models import model_entry
@@ -28,11 +27,9 @@ from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UnknownNameError
 
-# Names under which layers keep their own number, which is no difference between them.
-_LAYER_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "idx"})
 # FlashAttention 2 is switched on when the model is made, because making it asks for the package.
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "sdpa"}
-_REMOTE_CODE = "its code ships with the checkpoint and not with Transformers; the closed form still answers: plan --model ..."
+_REMOTE_CODE = "its code ships with the checkpoint and not with Transformers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,16 @@ def config_fields(model: ModelSpec) -> dict[str, Any]:
     return entry.config_fields()
 
 
+def closed_form_answers(model: ModelSpec) -> str:
+    """The end of a sentence about a model that cannot be traced: that the closed form answers, where it has formulas."""
+    return "; the closed form still answers: plan --model ..." if reader_for(model.architecture) else ""
+
+
+def configuration_of(fields: Mapping[str, Any]) -> Any:
+    """The configuration object for fields of a ``config.json``, without those that name code beside the checkpoint."""
+    return transformers.AutoConfig.for_model(**{name: value for name, value in fields.items() if name != "auto_map"})
+
+
 def make_config(scenario: Scenario) -> Any:
     """The configuration object of Transformers for the scenario's model.
 
@@ -63,11 +70,13 @@ def make_config(scenario: Scenario) -> Any:
     """
     model, recipe = scenario.model, scenario.recipe
     if model.remote_code:
-        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}")
+        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{closed_form_answers(model)}")
     fields = config_fields(model)
     if fields.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise NotModelledError(f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}")
-    config = transformers.AutoConfig.for_model(**fields)
+        raise NotModelledError(
+            f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}{closed_form_answers(model)}"
+        )
+    config = configuration_of(fields)
     config._attn_implementation = _ATTENTION[recipe.attention]
     # The Trainer turns caches off (training_args.use_cache); a composite configuration holds that of its language model.
     config.use_cache = False
@@ -79,7 +88,7 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
     """The model with its adapters, on meta."""
     recipe = scenario.recipe
     with torch.device("meta"):
-        model = _base_model(scenario, config)
+        model = base_model(scenario, config)
         if recipe.method == "full" and scenario.stack.trainable_fp32:
             model = model.to(torch.float32)
         if recipe.numerics.quantization != "none":
@@ -108,12 +117,19 @@ def _use_flash(model: Any, name: str) -> None:
             module.config._attn_implementation_internal = "flash_attention_2"
 
 
-def _base_model(scenario: Scenario, config: Any) -> Any:
+def base_model(scenario: Scenario, config: Any) -> Any:
+    """The model without adapters, on the device of the context.
+
+    Raises:
+        NotModelledError: what Transformers will not make; says its reason.
+    """
     try:
         make: Any = transformers.AutoModelForCausalLM.from_config
         return make(config, dtype=DTYPES[scenario.recipe.numerics.load_dtype])
     except ValueError as error:
         reason = str(error).partition("\n")[0][:200]
+        if scenario.recipe.attention == "sdpa" and "scaled_dot_product_attention" in reason:
+            reason = "its code in Transformers has no SDPA; use --attention eager"
         raise NotModelledError(f"model '{scenario.model.id}' cannot be traced: {reason}") from None
 
 
@@ -155,41 +171,6 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
                 tensor.first_dtype = dtypes[name]
 
 
-def layer_pattern(scenario: Scenario, config: Any) -> Pattern:
-    """How the decoder layers repeat: by their modules, the shapes of their parameters and their settings."""
-    with torch.device("meta"):
-        model = _base_model(scenario, config)
-        layer_list = find_layer_list(model, config)
-    # PEFT wraps the model, which adds to the names.
-    full_name = f"base_model.model.{layer_list}" if scenario.recipe.adapter is not None else layer_list
-    every = scenario.recipe.checkpoint_every if scenario.recipe.rebuilds_some else 1
-    layers = enumerate(model.get_submodule(layer_list))
-    return find_pattern([(_fingerprint(layer), index % every == 0) for index, layer in layers], full_name)
-
-
-def _fingerprint(layer: nn.Module) -> Hashable:
-    parts: list[Hashable] = []
-    for name, module in layer.named_modules():
-        settings = {key: value for key, value in vars(module).items() if isinstance(value, str | int | float | bool | None)}
-        tensors = (*module._parameters.items(), *module._buffers.items())
-        shapes = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors if value is not None]
-        kept = sorted((key, str(value)) for key, value in settings.items() if key not in _LAYER_NUMBERS)
-        parts.append((name, type(module).__qualname__, tuple(kept), tuple(shapes)))
-    return tuple(parts)
-
-
-def shortened(config: Any, n_layers: int) -> Any:
-    """``config`` with its first ``n_layers`` layers only."""
-    short = copy.deepcopy(config)
-    text = short.get_text_config()
-    depth = text.num_hidden_layers
-    for name, value in vars(text).items():
-        if isinstance(value, list) and len(value) == depth:
-            setattr(text, name, value[:n_layers])
-    text.num_hidden_layers = n_layers
-    return short
-
-
 def spare_layers(model: Any, layer_list: str, every: int) -> None:
     """Leave out all layers but 0, n, 2n, ..., as Transformers does (5.23 modeling_utils.py _set_gradient_checkpointing).
 
@@ -208,7 +189,10 @@ def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
     """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
     if not recipe.gradient_checkpointing:
         return
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+    except ValueError as error:
+        raise NotModelledError(f"{error}  Use --no-gradient-checkpointing") from None
     if recipe.rebuilds_some:
         spare_layers(model, layer_list, recipe.checkpoint_every)
     if recipe.method == "lora":

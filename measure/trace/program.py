@@ -10,12 +10,13 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from measure.trace.build import Built, build_on_meta, layer_pattern, make_config, materialize, shortened
+from measure.trace.build import Built, build_on_meta, closed_form_answers, make_config, materialize
 from measure.trace.events import AllocEvent
 from measure.trace.expansion import repeat
 from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.host import HostMemory, host_memory
 from measure.trace.labels import to_events
+from measure.trace.layers import layer_pattern, shortened
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.record import Record, Trace
 from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
@@ -143,7 +144,7 @@ def _is_sharded(scenario: Scenario) -> bool:
 
 
 def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
-    """The sentence for a module that cannot run on fake tensors: operator, module, what happened, and the way out."""
+    """The sentence for a module that cannot run on fake tensors: operator, module, what happened, and the way out if any."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         what = "needs values, which fake tensors do not have"
     else:
@@ -152,8 +153,8 @@ def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
     # torch names the operator where it could not run one; else it is the one before the failure.
     operator = getattr(error, "func", None) or recorder.last_operator or "(none)"
     return (
-        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module {recorder.last_path or '(none)'} {what}; "
-        "the closed form still answers: plan --model ..."
+        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module {recorder.last_path or '(none)'} {what}"
+        f"{closed_form_answers(scenario.model)}"
     )
 
 

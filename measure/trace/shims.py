@@ -19,6 +19,7 @@ from measure.trace.flash import flash_attention
 from measure.trace.grouped import grouped_product_in_every_dtype
 from measure.trace.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.sdpa import attention_on_cuda
+from measure.trace.softmax import softmax_on_cuda
 from measure.trace.tracer import Recorder
 
 
@@ -217,6 +218,13 @@ SHIMS: tuple[Shim, ...] = (
         "CUDA keeps a mask of one byte per element, the CPU one in the dtype of the input",
         "ATen/native/Dropout.cpp is_fused_kernel_acceptable",
         _fused_dropout,
+    ),
+    Shim(
+        "half_softmax",
+        "cuda",
+        "CUDA's softmax into fp32 reads fp16 as it is and returns an fp16 gradient, where the CPU copies to fp32 first",
+        "ATen/native/SoftMax.cpp softmax, log_softmax (half_to_float)",
+        lambda _: softmax_on_cuda(),
     ),
     Shim(
         "autocast_lists",

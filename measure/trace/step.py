@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -62,8 +63,16 @@ class Inputs:
         return {"input_ids": ids, "attention_mask": torch.ones(self.shape, dtype=torch.int64), "labels": labels}
 
 
-def micro_step(model: Any, recorder: Recorder, number: int, batch: Inputs, ended: Callable[[], None] | None = None) -> None:
-    """Forward, loss and backward of one micro-batch; ``ended`` is called when the backward is over and the graph not yet gone."""
+@dataclass(frozen=True, slots=True)
+class BackwardHooks:
+    """What a runtime does before the loss runs backward, and when the backward is over and the graph not yet gone."""
+
+    begins: Callable[[], None]
+    ended: Callable[[], None]
+
+
+def micro_step(model: Any, recorder: Recorder, number: int, batch: Inputs, hooks: BackwardHooks | None = None) -> None:
+    """Forward, loss and backward of one micro-batch."""
     recorder.enter_stage("forward", number)
     inputs = batch.make()
     count = torch.ones((), dtype=torch.int64)
@@ -71,11 +80,13 @@ def micro_step(model: Any, recorder: Recorder, number: int, batch: Inputs, ended
     if batch.scaler is not None:
         loss = batch.scaler.scale(loss)
     recorder.enter_stage("backward", number)
+    if hooks is not None:
+        hooks.begins()
     loss.backward()
     # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
     recorder.enter_stage("backward", number)
-    if ended is not None:
-        ended()
+    if hooks is not None:
+        hooks.ended()
     del loss, inputs, count
     gc.collect()
 

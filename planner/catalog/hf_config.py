@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,37 +11,48 @@ from typing import Any, Literal
 from planner.catalog.architectures import reader_for, supported_architectures
 from planner.catalog.architectures.fields import ConfigFields
 from planner.domain.model import ModelSpec
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError, UnknownArchitectureError
 from planner.units import MIB
 
 MAX_CONFIG_BYTES = 1 * MIB
 _DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def read_config_file(path: Path) -> ModelSpec:
-    """Model described by a ``config.json``, or by the ``config.json`` in a folder.
+def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
+    """Model described by parsed config fields; ``where`` names their place in messages.
 
     Raises:
-        InputFileError: missing, too large, not JSON, or a field out of range.
-        NotModelledError: an architecture without formulas.
+        InputFileError: a field that is missing or out of range.
+        UnknownArchitectureError: an architecture without formulas.
     """
-    file = path / "config.json" if path.is_dir() else path
-    data = _load_json_object(file)
-    spec = model_from_config(data, str(file))
-    return replace(spec, id=path.stem if path.is_file() else path.name, source=str(file))
-
-
-def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
-    """Model described by parsed config fields; ``where`` names their place in messages."""
     model_type = data.get("model_type")
     if not isinstance(model_type, str):
         raise InputFileError(where, "field 'model_type' is missing: this is not the config of a Transformers model")
     reader = reader_for(model_type)
     if reader is None:
-        known = ", ".join(supported_architectures())
-        raise NotModelledError(f"{where}: architecture '{model_type[:60]}' is not modelled; modelled are {known}")
+        raise UnknownArchitectureError(where, model_type, supported_architectures())
     fields = ConfigFields(data, where)
-    spec = reader(fields)
+    return in_checkpoint_dtype(reader(fields), data)
+
+
+ConfigReader = Callable[[Mapping[str, Any], str], ModelSpec]
+"""Turns the fields of a ``config.json``, and the name of their place, into a model."""
+
+
+def read_config_file(path: Path, reader: ConfigReader = model_from_config) -> ModelSpec:
+    """Model described by a ``config.json``, or by the ``config.json`` in a folder.
+
+    Raises:
+        InputFileError: missing, too large, not JSON, or a field out of range.
+        NotModelledError: what ``reader`` cannot describe, such as an architecture without formulas.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    spec = reader(_load_json_object(file), str(file))
+    return replace(spec, id=path.stem if path.is_file() else path.name, source=str(file))
+
+
+def in_checkpoint_dtype(spec: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
+    """``spec`` with the dtype that the config says its checkpoint has, if it says one that is known."""
     dtype = data.get("dtype", data.get("torch_dtype"))
     return replace(spec, checkpoint_dtype=_DTYPES[dtype]) if isinstance(dtype, str) and dtype in _DTYPES else spec
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.catalog.hf_config import model_from_config, read_config_file
+from planner.catalog.hf_config import ConfigReader, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.toml_file import read_toml, validate
@@ -102,8 +102,8 @@ def model_entry(name: str) -> ModelEntry:
     return _read_entry(entry_id)
 
 
-def load_model(name: str) -> ResolvedModel:
-    """The model that ``name`` stands for.
+def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedModel:
+    """The model that ``name`` stands for; ``reader`` describes one that the catalog does not have.
 
     Tried in this order: the path of a ``config.json`` or of a folder with one; a catalog id, alias or Hub id in any spelling;
     a size such as ``7b``; a Hub id that the catalog does not have, whose ``config.json`` is fetched.
@@ -118,7 +118,7 @@ def load_model(name: str) -> ResolvedModel:
         raise UsageError("the model has no name: give a catalog name, a size such as 7b, a Hub id or the path of a config.json")
     path = _as_path(name)
     if path is not None:
-        return _from_file(path)
+        return _from_file(path, reader)
     index = _index()
     if entry_id := index.find(name):
         spec = spec_of(_read_entry(entry_id))
@@ -132,7 +132,7 @@ def load_model(name: str) -> ResolvedModel:
     from planner.catalog.hub import is_hub_id
 
     if is_hub_id(name):
-        return _from_hub(name)
+        return _from_hub(name, reader)
     hint = "or give a Hub id (owner/name) or the path of a config.json"
     raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
 
@@ -174,8 +174,8 @@ def _as_path(name: str) -> Path | None:
     return path if written_like_a_path else None
 
 
-def _from_file(path: Path) -> ResolvedModel:
-    spec = read_config_file(path)
+def _from_file(path: Path, reader: ConfigReader) -> ResolvedModel:
+    spec = read_config_file(path, reader)
     folder = path if path.is_dir() else path.parent
     # "config" says nothing; the folder is what people name after the model.
     model_id = folder.resolve().name if path.is_dir() or path.name == "config.json" else path.stem
@@ -188,10 +188,10 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
     return ResolvedModel(spec, "size", _joined(f"{name.strip()} means {entry.name} (data/{_SIZES_FILE})", _omission(spec)))
 
 
-def _from_hub(hub_id: str) -> ResolvedModel:
+def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
     from planner.catalog.hub import config_url, fetch_config
 
-    spec = model_from_config(fetch_config(hub_id), config_url(hub_id))
+    spec = reader(fetch_config(hub_id), config_url(hub_id))
     spec = replace(spec, id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=config_url(hub_id))
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} fetched from huggingface.co", _omission(spec)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.catalog.models import load_model
 from planner.catalog.stack_versions import versioned_packages
 from planner.catalog.stacks import load_stack
@@ -24,12 +25,13 @@ _EVAL_BATCH = 8
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
-def resolve(request: ScenarioRequest, *, force: bool = False) -> Scenario:
+def resolve(request: ScenarioRequest, *, force: bool = False, reader: ConfigReader = model_from_config) -> Scenario:
     """The scenario that ``request`` asks for.
 
     Args:
         request: what was said.
         force: turn refused combinations into warnings.
+        reader: describes a model that the catalog does not have.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
@@ -39,7 +41,7 @@ def resolve(request: ScenarioRequest, *, force: bool = False) -> Scenario:
     """
     _refuse_parallel(request)
     ledger = Ledger(request)
-    model = _resolve_model(ledger)
+    model = _resolve_model(ledger, reader)
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
     recipe = resolve_recipe(ledger, model, hardware, stack)
@@ -57,11 +59,11 @@ def _refuse_parallel(request: ScenarioRequest) -> None:
             raise NotModelledError(f"{name.replace('_', ' ')} of {degree} is not modelled; only 1 is")
 
 
-def _resolve_model(ledger: Ledger) -> ModelSpec:
+def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
     said = ledger.request.values.get("model")
     if said is None:
         raise UsageError("say the model: a catalog id, a Hub id, a size such as 7b, or the path of a config.json")
-    resolved = load_model(said.value)
+    resolved = load_model(said.value, reader)
     ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
     return resolved.spec
 

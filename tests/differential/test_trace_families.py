@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,14 +11,17 @@ pytest.importorskip("peft", reason="tracing needs the measure extra")
 
 from matrix.models import MODELS
 from scenarios import Setup
-from test_trace_stream import FULL, LORA, assert_same_program
+from test_trace_stream import FULL, LORA, assert_same_program, bytes_in_order, operators_of
 from tiny_families import FUSED_EXPERTS, WITHOUT_SDPA, tiny_fields
-from tiny_traces import Small, fake_trace, real_trace, small_scenario
+from tiny_traces import Small, fake_trace, peaks, real_trace, small_scenario
+from torch.autograd.grad_mode import _force_original_view_tracking
 
 from planner.catalog.models import model_entry, model_ids, spec_of
 
 SMALL = Small(2, 16)
 SETUPS = {"full": FULL, "lora": LORA}
+# Source: torch 2.13 csrc/autograd/variable.cpp grad_fn, functions/tensor.cpp CopySlices.
+WRITES_TO_SLICES = frozenset({"deepseek-v2-lite", "deepseek-v3"})
 # One each of: experts in one tensor, latent attention, sinks, one key head for all, position biases.  The rest is slow.
 QUICK = {
     ("mixtral-8x7b", "full"),
@@ -43,9 +47,30 @@ def setup_of(model: str, method: str) -> Setup:
 
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_fake_tensors_run_the_program_of_the_cpu(model: str, method: str) -> None:
-    """Without the shims for CUDA, operators with their shapes, allocations and peaks are those of a real CPU run, exactly."""
+    """Without the shims for CUDA, operators with their shapes, allocations and peaks are those of a real CPU run, exactly.
+
+    The code of DeepSeek writes into slices.  How autograd then finds the slice of what was written is a switch of torch's: by
+    slicing again, as it always does for subclasses of tensors, or by ``as_strided``, as it does else.  Both runs do the former.
+    """
     case = small_scenario(model, setup_of(model, method), small=SMALL)
-    assert_same_program(fake_trace(model, case), real_trace(model, case))
+    with _force_original_view_tracking(model in WRITES_TO_SLICES):
+        real = real_trace(model, case)
+    assert_same_program(fake_trace(model, case), real)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sorted(WRITES_TO_SLICES))
+def test_how_views_are_found_again_changes_views_only(model: str) -> None:
+    """Real runs with and without that switch: the same allocations and peaks, and the same operators but for views."""
+    case = small_scenario(model, setup_of(model, "full"), small=SMALL)
+    plain = real_trace(model, case)
+    with _force_original_view_tracking(True):
+        replayed = real_trace(model, case)
+    assert bytes_in_order(plain) == bytes_in_order(replayed)
+    assert peaks(plain) == peaks(replayed)
+    counts = [Counter(name.partition(" ")[0] for name in operators_of(trace)) for trace in (plain, replayed)]
+    assert set(counts[0] - counts[1]) == {"aten.as_strided.default"}
+    assert set(counts[1] - counts[0]) == {"aten.slice.Tensor"}
 
 
 def test_every_architecture_of_the_catalog_is_among_them() -> None:

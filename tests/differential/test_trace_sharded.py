@@ -19,6 +19,7 @@ from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, refuse_what_is_not_traced, sharded_records
 from measure.trace.replay import replay
 from measure.trace.summary import summarize
+from planner.catalog.stacks import load_stack
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
@@ -105,6 +106,18 @@ def test_stage_1_keeps_whole_gradients_between_micro_steps() -> None:
         moments = {each.peaks.phase: each.at_peak.terms for each in summarize(events).phases}
         sizes[stage] = moments["forward_2"].get("gradients", 0)
     assert sizes["zero1"] > 1.9 * sizes["zero2"] > 0
+
+
+@pytest.mark.parametrize(("version", "early"), [("0.16.4", True), ("0.19.8", False)])
+def test_buckets_come_when_the_version_of_deepspeed_makes_them(version: str, early: bool) -> None:
+    """Up to 0.18.2 before the loss runs backward, beside its logits; later at the first gradient.  It goes at the end."""
+    case = sharded_llama("zero2")
+    case = replace(case, stack=load_stack("hf-trainer@5", (("deepspeed", version),)))
+    events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
+    made = [index for index, each in enumerate(events) if each.op == "ipg_buffer" and each.action == "alloc"]
+    loss = next(index for index, each in enumerate(events) if each.op == "aten._log_softmax_backward_data.default")
+    assert (made[0] < loss) is early
+    assert len(made) == sum(each.op == "ipg_buffer" and each.action == "free" for each in events) == 2
 
 
 def test_offloaded_states_leave_the_gpu() -> None:

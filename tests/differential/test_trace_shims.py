@@ -29,6 +29,7 @@ TESTED = {
     "mask_question",
     "attention_kernel",
     "fused_dropout",
+    "half_softmax",
     "autocast_lists",
     "autocast_state",
     "step_values",
@@ -164,6 +165,25 @@ def test_dropout_keeps_one_byte_per_element() -> None:
         fused = _saved_by(drop, torch.empty(64, 64, dtype=torch.bfloat16, requires_grad=True))
     assert [dtype for dtype, _ in plain] == [torch.bfloat16]
     assert [dtype for dtype, _ in fused] == [torch.bool]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_softmax_into_fp32_copies_bf16_but_not_fp16(name: str, half: torch.dtype) -> None:
+    """CUDA's kernel reads fp16 scores and returns their gradient in fp16; the CPU, and CUDA of bf16, go through fp32 copies."""
+    copied: dict[bool, list[int]] = {}
+    for shim in (False, True):
+        recorder = Recorder()
+        with shimmed("half_softmax") if shim else FakeTensorMode():
+            scores = torch.empty(4, 64, dtype=half, requires_grad=True)
+            with recorder:
+                out = getattr(functional, name)(scores, dim=-1, dtype=torch.float32)
+                recorder.enter_stage("backward")
+                out.backward(torch.ones_like(out))
+        assert (out.dtype, scores.grad.dtype) == (torch.float32, half)  # type: ignore[union-attr]
+        copied[shim] = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "_to_copy" in each.block.op]
+    assert copied[False] == [4 * 64 * 4, 4 * 64 * 2]
+    assert copied[True] == ([] if half == torch.float16 else copied[False])
 
 
 def test_autocast_casts_what_cuda_casts() -> None:

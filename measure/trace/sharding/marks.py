@@ -15,7 +15,9 @@ from torch import nn
 from measure.trace.record import Role
 from measure.trace.tracer import Recorder
 
-Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient", "end_of_backward"]
+Moment = Literal[
+    "before_forward", "after_forward", "before_backward", "after_backward", "gradient", "start_of_backward", "end_of_backward"
+]
 MARK: Role = "mark"
 
 

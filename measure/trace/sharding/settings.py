@@ -108,6 +108,14 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
     )
 
 
+def makes_buckets_early(scenario: Scenario) -> bool:
+    """Whether stage 1 or 2 makes its buckets before the loss runs backward, as DeepSpeed does up to 0.18.2.
+
+    Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version, with its places in DeepSpeed.
+    """
+    return scenario.recipe.sharding in ("zero1", "zero2") and scenario.stack.zero12_early_buckets
+
+
 def zero_settings(scenario: Scenario) -> ZeroSettings:
     """The settings of a DeepSpeed scenario, as the Trainer finishes them with the bucket sizes of the stack.
 

@@ -14,8 +14,9 @@ from measure.trace.record import ParameterNote
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
+from measure.trace.sharding.settings import makes_buckets_early
 from measure.trace.sharding.units import Unit, UnitHooks, make_units, unit_of
-from measure.trace.step import Inputs, micro_step
+from measure.trace.step import BackwardHooks, Inputs, micro_step
 from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario
 
@@ -51,13 +52,17 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
     mark_gradients(model, recorder)
 
+    def begins() -> None:
+        if makes_buckets_early(scenario):
+            put_mark(recorder, "start_of_backward", "")
+
     def ended() -> None:
         hooks.end_of_backward()
         put_mark(recorder, "end_of_backward", "")
 
     with recorder:
         for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
-            micro_step(model, recorder, number, batch, ended)
+            micro_step(model, recorder, number, batch, BackwardHooks(begins, ended))
         recorder.close()
 
 

@@ -104,7 +104,10 @@ class Zero12:
             self._stream.free(self._stream.keep_on_host(n_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=False))
 
     def at(self, moment: str, module: str, aliases: str) -> None:
-        """Stages 1 and 2 hook into gradients only."""
+        """Stages 1 and 2 hook into gradients only; up to DeepSpeed 0.18.2 buckets are made before (``backward_prologue``)."""
+        del module, aliases
+        if moment == "start_of_backward":
+            self._set_up_buckets()
 
     def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
         """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""

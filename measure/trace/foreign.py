@@ -1,0 +1,116 @@
+"""Models that the closed form has no formulas for: described by their own modules, which Transformers ships.
+
+The description serves the questions that are asked before a trace: names of matrices, widths, the longest text.  Nothing is
+predicted from it; the trace runs the modules themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from measure.trace.build import configuration_of, find_layer_list
+from planner.catalog.hf_config import in_checkpoint_dtype
+from planner.domain.model import (
+    AttentionSpec,
+    BlockGroup,
+    BlockSpec,
+    EmbeddingSpec,
+    InputTensor,
+    LinearGroup,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+)
+from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
+
+_MAX_REASON_CHARS = 200
+
+
+def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitectureError) -> ModelSpec:
+    """The model of a ``config.json`` whose architecture the catalog does not know: ``unknown`` is how it said so.
+
+    Raises:
+        InputFileError: fields that the configuration class of Transformers refuses.
+        UnknownArchitectureError: Transformers does not know it either.
+        NotModelledError: no causal language model, or one whose decoder layers are not found.
+    """
+    if unknown.model_type not in transformers.CONFIG_MAPPING:
+        raise unknown
+    config = _configuration(fields, unknown.where)
+    return in_checkpoint_dtype(_described(config, _on_meta(config, unknown.where), unknown.where), fields)
+
+
+def _configuration(fields: Mapping[str, Any], where: str) -> Any:
+    try:
+        return configuration_of(fields)
+    except Exception as error:  # noqa: BLE001 - whatever a configuration class thinks of a field is about that field
+        raise InputFileError(where, f"Transformers refuses this config: {_reason(error)}") from None
+
+
+def _on_meta(config: Any, where: str) -> Any:
+    try:
+        with torch.device("meta"):
+            make: Any = transformers.AutoModelForCausalLM.from_config
+            return make(config)
+    except Exception as error:  # noqa: BLE001 - a module that cannot be made says why in any way it likes
+        raise NotModelledError(f"{where}: a causal language model cannot be made of it: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:_MAX_REASON_CHARS] or type(error).__name__
+
+
+def _described(config: Any, model: Any, where: str) -> ModelSpec:
+    text, table, head = config.get_text_config(), model.get_input_embeddings(), model.get_output_embeddings()
+    if table is None or head is None:
+        raise NotModelledError(f"{where}: architecture '{config.model_type}' cannot be traced: it has no token table or no head")
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    heads = getattr(text, "num_attention_heads", None)
+    if not isinstance(heads, int) or heads < 1:
+        raise NotModelledError(f"{where}: architecture '{config.model_type}' cannot be traced: it has no attention heads")
+    rows, width = table.weight.shape
+    layers = model.get_submodule(find_layer_list(model, config))
+    blocks = [BlockSpec(_attention(text, heads), _mlp(text), _matrices(layer), ()) for layer in layers]
+    return ModelSpec(
+        id=config.model_type,
+        hub_id="",
+        architecture=config.model_type,
+        hidden_size=int(text.hidden_size),
+        vocab_size=int(text.vocab_size),
+        groups=tuple(BlockGroup(len(list(run)), block) for block, run in groupby(blocks)),
+        token_embedding=EmbeddingSpec(names[table], int(rows), int(width)),
+        head=LinearSpec(names[head], "head", int(head.weight.shape[1]), int(head.weight.shape[0]), "head_in"),
+        tied=bool(text.tie_word_embeddings),
+        max_position_tokens=getattr(text, "max_position_embeddings", None),
+    )
+
+
+def _attention(text: Any, heads: int) -> AttentionSpec:
+    """Heads as the configuration counts them, for the question which kernels take their width."""
+    width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return AttentionSpec(heads, int(getattr(text, "num_key_value_heads", None) or heads), width, width)
+
+
+def _mlp(text: Any) -> MlpSpec:
+    return MlpSpec(int(getattr(text, "intermediate_size", None) or 0), False, str(getattr(text, "hidden_act", "")))
+
+
+def _matrices(layer: Any) -> tuple[LinearSpec, ...]:
+    """Every matrix of a layer that LoRA can be put on; whether it is attention's is told by the module that it is in."""
+    found = []
+    for path, module in layer.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            parent, _, name = path.rpartition(".")
+            rows, columns = module.weight.shape
+            outputs, inputs = (int(columns), int(rows)) if isinstance(module, Conv1D) else (int(rows), int(columns))
+            group: LinearGroup = "attention" if "att" in parent.lower() else "mlp"
+            reads: InputTensor = "attn_in" if group == "attention" else "mlp_in"
+            found.append(LinearSpec(name, group, inputs, outputs, reads, bias=module.bias is not None))
+    return tuple(found)

@@ -1,0 +1,134 @@
+"""Architectures that the closed form has no formulas for are traced all the same, where Transformers ships their modules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("peft", reason="tracing needs the measure extra")
+
+from scenarios import GROUPED, SIZES
+
+from measure.cli.main import main
+from measure.trace import layers
+from measure.trace.build import configuration_of
+from measure.trace.foreign import described_by_modules
+from planner.catalog.hf_config import model_from_config
+from planner.cli.main import main as plan
+from planner.domain.model import ModelSpec
+from planner.errors import ExitCode, InputFileError, NotModelledError, UnknownArchitectureError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+TINY: dict[str, Any] = {"model_type": "starcoder2", **SIZES, **GROUPED, "num_hidden_layers": 8}
+
+
+def _described(fields: dict[str, Any]) -> ModelSpec:
+    return described_by_modules(fields, UnknownArchitectureError("tiny", fields["model_type"], ()))
+
+
+def _written(folder: Path, fields: dict[str, Any]) -> str:
+    path = folder / "tiny.json"
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+def _traced(folder: Path, fields: dict[str, Any], *flags: str) -> int:
+    job = ["--method", "lora", "--seq", "32", *flags]
+    return main(["trace", "--model", _written(folder, fields), *job])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma"])
+def test_modules_describe_a_model_as_its_formulas_do(kind: str) -> None:
+    """Where both are there, they agree on every matrix that LoRA reaches, on tables, head, tying and the longest text."""
+    fields = {"model_type": kind, **SIZES, **GROUPED, "head_dim": 32, "max_position_embeddings": 512}
+    ours, theirs = model_from_config(fields, "tiny"), _described(fields)
+    for name in ("hidden_size", "vocab_size", "n_layers", "tied", "max_position_tokens", "token_embedding"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+    def shapes(model: ModelSpec) -> list[set[tuple[object, ...]]]:
+        blocks = [group.block for group in model.groups for _ in range(group.count)]
+        return [{(each.name, each.group, each.in_features, each.out_features, each.bias) for each in b.linears} for b in blocks]
+
+    assert shapes(ours) == shapes(theirs)
+    heads = [model.groups[0].block.attention for model in (ours, theirs)]
+    assert len({(each.n_heads, each.n_kv_heads, each.head_dim) for each in heads}) == 1
+
+
+def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights are what the modules hold, the note says that no formula covers them, and plan itself points to the trace."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    assert _traced(tmp_path, TINY, "--lora-targets", "attention", "--json", "--precision", "bf16") == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    weights = next(each["bytes"] for each in document["peak"]["terms"] if each["name"] == "weights")
+    model = Starcoder2ForCausalLM(Starcoder2Config(**{name: value for name, value in TINY.items() if name != "model_type"}))
+    held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
+    assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
+    assert "no formulas for 'starcoder2'" in err
+    assert plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
+    assert "measure trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"model_type": "nosuch"}, 6, "architecture 'nosuch' is not modelled"),
+        ({"model_type": "bert", "num_hidden_layers": 1}, 6, "needs values, which fake tensors do not have"),
+        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 32}, 6, "it has no attention heads"),
+        (
+            {"model_type": "t5", "auto_map": {"AutoModelForCausalLM": "evil--x.Y"}},
+            6,
+            "a causal language model cannot be made of it",
+        ),
+        ({"model_type": "starcoder2", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
+        ({**TINY, "num_attention_heads": 0}, 6, "a causal language model cannot be made of it"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(
+    fields: dict[str, Any], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody's architecture, no causal language model, fields of no use: one sentence, no traceback, no code of a checkpoint."""
+    assert _traced(tmp_path, fields) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_targets_are_checked_against_the_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LoRA targets that name no matrix of these modules are refused, as for any model."""
+    assert _traced(tmp_path, TINY, "--lora-targets", "nosuch_proj") == ExitCode.USAGE
+    assert "nosuch_proj" in capsys.readouterr().err
+
+
+def test_layers_that_another_depth_would_order_otherwise_are_not_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A prefix of the layers stands for all only if fewer layers make the same first ones; else every layer is traced."""
+    case = resolve(
+        from_flags({"model": _written(tmp_path, TINY), "method": "lora", "seq": 32, "gpu": "4090"}),
+        reader=lambda fields, _: _described(dict(fields)),
+    )
+    config = configuration_of(TINY)
+    assert layers.layer_pattern(case, config).periods == TINY["num_hidden_layers"]
+    shorten = layers.shortened
+
+    def otherwise(config: Any, n_layers: int) -> Any:
+        short = shorten(config, n_layers)
+        short.intermediate_size *= 2
+        return short
+
+    monkeypatch.setattr(layers, "shortened", otherwise)
+    assert layers.layer_pattern(case, config).periods == 0
+
+
+def test_the_error_that_the_catalog_raises_is_the_one_that_is_caught() -> None:
+    """An unknown architecture keeps its name and its place, and is a gap of the model, not of the input."""
+    with pytest.raises(UnknownArchitectureError) as caught:
+        model_from_config({"model_type": "starcoder2"}, "here")
+    assert (caught.value.where, caught.value.model_type) == ("here", "starcoder2")
+    assert isinstance(caught.value, NotModelledError)
+    assert not isinstance(caught.value, InputFileError)
