@@ -117,7 +117,7 @@ def test_buckets_come_when_the_version_of_deepspeed_makes_them(version: str, ear
     made = [index for index, each in enumerate(events) if each.op == "ipg_buffer" and each.action == "alloc"]
     loss = next(index for index, each in enumerate(events) if each.op == "aten._log_softmax_backward_data.default")
     assert (made[0] < loss) is early
-    assert len(made) == sum(each.op == "ipg_buffer" and each.action == "free" for each in events) == 2
+    assert len(made) == sum(each.op == "ipg_buffer" and each.action == "free" for each in events)
 
 
 def test_offloaded_states_leave_the_gpu() -> None:
