@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 XDIST ?= 2
+# The fits multiply many small matrices: threads of numpy's library cost them more than they bring, and get in each other's way.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: help env lint test test-slow explore differential bench calibrate accuracy regenerate clean
 

@@ -72,6 +72,19 @@ def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
     Gauss-Newton: all fits are linearised together, which costs little more than one; each robust linear problem is solved by
     reweighted normal equations; a step that does not lower the objective is halved.
     """
+    search = _searched(problem, weights, pulls)
+    errors = problem.errors(search.kept)
+    spread = np.stack([_posterior(problem, linear, weights[i], pulls[i]) for i, linear in enumerate(search.linear(errors))])
+    return Solution(search.kept, spread, errors)
+
+
+def errors_of_fits(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Floats:
+    """The errors of :func:`solve` alone: how well each number is known after a fit takes as long as the fit."""
+    return problem.errors(_searched(problem, weights, pulls).kept)
+
+
+def _searched(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> _Search:
+    """All fits where they ended."""
     search = _Search(problem, weights, pulls)
     for _ in range(_MAX_ROUNDS):
         fits = np.flatnonzero(search.moving)
@@ -80,9 +93,7 @@ def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
         errors, slopes = problem.linearise(search.points[fits])
         for row, fit in enumerate(fits):
             search.advance(int(fit), Linear(search.points[fit].copy(), errors[row], slopes[row]))
-    errors = problem.errors(search.kept)
-    spread = np.stack([_posterior(problem, linear, weights[i], pulls[i]) for i, linear in enumerate(search.linear(errors))])
-    return Solution(search.kept, spread, errors)
+    return search
 
 
 class _Search:

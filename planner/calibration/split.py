@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.fit import DEFAULT_PULL, Pull, Solution, mean_error, pulls_to_try, solve, usual_pull
+from planner.calibration.fit import (
+    DEFAULT_PULL,
+    Pull,
+    Solution,
+    errors_of_fits,
+    mean_error,
+    pulls_to_try,
+    solve,
+    usual_pull,
+)
 from planner.calibration.machines import kept_effects
 from planner.calibration.problem import Problem
 from planner.calibration.targets import Floats
@@ -90,7 +99,7 @@ def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks
     errors: dict[tuple[tuple[str, ...], Pull], Floats] = {}
     if jobs:
         seen = np.stack([weights * np.isin(names, groups) for groups, _ in jobs])
-        found = solve(problem, seen, [pull for _, pull in jobs]).errors
+        found = errors_of_fits(problem, seen, [pull for _, pull in jobs])
         errors = dict(zip(jobs, found, strict=True))
 
     def by_group(pull: Pull, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> Floats:

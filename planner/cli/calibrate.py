@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.cli.blas import one_thread_for_small_matrices
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, UsageError
 
@@ -30,6 +31,7 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
         UsageError: neither a folder nor a name, or no record can be used.
         InputFileError: a record file that cannot be read, or a folder that cannot be written to.
     """
+    one_thread_for_small_matrices()
     from planner.records import read_records
 
     if options.name is None and options.out is None:

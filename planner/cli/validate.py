@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.cli.blas import one_thread_for_small_matrices
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, InputFileError, UnknownNameError, UsageError
 
@@ -164,6 +165,7 @@ def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, 
 
 
 def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
+    one_thread_for_small_matrices()
     from planner.calibration.cross_validate import cross_validate
     from planner.records import read_records
 
