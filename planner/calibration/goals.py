@@ -197,7 +197,7 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
         yield Goal(f"{name}, inside the 90 % interval", "held out", len(mine), _inside(mine), 0.94, 0.86)
         sources = list(dict.fromkeys(each.residual.group for each in mine))
         by_source = fmean(_inside([each for each in mine if each.residual.group == group]) for group in sources)
-        yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source)
+        yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source, 0.94, 0.86)
         for kind in kinds if len(kinds) > 1 else ():
             level = [each for each in mine if each.residual.of == kind]
             if level:

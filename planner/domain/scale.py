@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from planner.domain.hierarchy import LEVEL_SPREAD
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipe import Number
-from planner.domain.term import DRIVER_TERMS, LENGTH_CACHE
+from planner.domain.term import DRIVER_TERMS
 from planner.units import GIB
 
 # Weights, states and gradients are counted element by element; what a pass holds depends on kernels and on the allocator.  A peak
 # that is all counted still scatters by this part of one that is all transient (context, alignment, what a document rounds).
 _COUNTED_PART = 0.3
-# What samples of natural lengths pile up depends on the longest of them and on their order, which nobody says: it may be nothing
-# or several times its mean, where the bytes of a pass with known shapes are off by a fifth or so.
-_LENGTH_CACHE_PART = 5.0
+# The bytes of a pass whose shapes are known are off by a sixth or so, as one standard deviation of the logarithm: what a scale of
+# 1 stands for.  A cause whose own deviation is known, like the order of samples, counts beside them in this unit.
+_TRANSIENT_DEVIATION = 1 / 6
 # Where not even the mean length is said, the shapes themselves are guessed, and with them all that a pass holds.
 _UNKNOWN_LENGTHS_PART = 3.0
 # Context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient part of so many.
@@ -59,14 +59,15 @@ def far_factor(n_unseen: int) -> float:
 def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
     """Scale of one level of the peak.
 
-    Formula: sqrt(0.3^2 + (u x uncounted)^2 + (5 x length cache)^2 + (2 GiB / peak)^2) x :func:`far_factor`, with the shares of
-    the peak that are not counted element by element and that natural lengths pile up; u is 3 where lengths are unknown, else 1.
+    Formula: sqrt(0.3^2 + (u x uncounted)^2 + (6 x order)^2 + (2 GiB / peak)^2) x :func:`far_factor`, with the share of the peak
+    that is not counted element by element, and the standard deviation of what natural lengths pile up over orders of the samples
+    as a share of the peak; u is 3 where lengths are unknown, else 1.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
-    piled: Number = 0.0 if level == "allocated" else sum(term.n_bytes for term in memory.terms if term.label == LENGTH_CACHE)
+    order: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / value
     held = _uncounted(memory, value, outside) * (_UNKNOWN_LENGTHS_PART if doubt.lengths_unknown else 1.0)
-    return _root(value, held, _LENGTH_CACHE_PART * piled / value) * far_factor(doubt.n_unseen)
+    return _root(value, held, order / _TRANSIENT_DEVIATION) * far_factor(doubt.n_unseen)
 
 
 def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:

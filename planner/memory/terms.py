@@ -40,11 +40,8 @@ def tensor_terms(job: Job) -> tuple[Term, ...]:
 
 def _weight_terms(job: Job) -> tuple[Term, ...]:
     """Weights and adapters: what is there from loading on."""
-    gpu_weights = 0 if job.recipe.offloads_params else 1
     # k-bit matrices that the engine cannot divide are not its to offload either.
     gpu_base = 0 if job.recipe.offloads_params and job.recipe.divides_base else 1
-    kind = kind_of(job.weight_shards)
-    adapters = gpu_weights * weights.adapter_bytes(job)
     return (
         make_term(
             "weights",
@@ -52,12 +49,12 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
             gpu_base * weights.quantized_weight_bytes(job),
             ALL_PHASES,
             "weights:quantized_weight_bytes",
-            kind,
+            kind_of(job.weight_shards),
         ),
         make_term(
             "weights",
             "weights",
-            gpu_weights * weights.unquantized_weight_bytes(job),
+            (0 if job.recipe.offloads_params else 1) * weights.unquantized_weight_bytes(job),
             ALL_PHASES,
             "weights:unquantized_weight_bytes",
             kind_of(job.hardware.world_size) if job.recipe.sharding in ("zero3", "fsdp", "fsdp1", "hsdp") else "replicated",
@@ -70,6 +67,15 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
             "weights:quantization_constant_bytes",
             "replicated",
         ),
+        *_adapter_terms(job),
+    )
+
+
+def _adapter_terms(job: Job) -> tuple[Term, ...]:
+    """LoRA matrices and copies of modules that are trained whole."""
+    gpu_weights, kind = 0 if job.recipe.offloads_params else 1, kind_of(job.weight_shards)
+    adapters = gpu_weights * weights.adapter_bytes(job)
+    return (
         make_term("adapters", "LoRA adapters", adapters, TRAINING, "weights:adapter_bytes", kind),
         make_term(
             "adapters",

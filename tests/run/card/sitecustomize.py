@@ -102,6 +102,16 @@ class Event:
 
 def patch_torch(torch: ModuleType) -> None:
     """``torch.cuda`` with one card."""
+    _patch_statistics(torch)
+    _patch_history(torch)
+    _patch_embedding(torch)
+    torch.cuda.default_generators = (SimpleNamespace(manual_seed=lambda seed: None, get_state=torch.get_rng_state),)
+    # What compilers of kernels look for where there is a card.
+    torch._C._cuda_getCurrentRawStream = lambda index: 0
+
+
+def _patch_statistics(torch: ModuleType) -> None:
+    """What the card is and what it holds."""
 
     def capped(fraction: float, device: Any = None) -> None:
         assert 0 <= fraction <= 1
@@ -109,13 +119,6 @@ def patch_torch(torch: ModuleType) -> None:
 
     def reset(device: Any = None) -> None:
         CARD.peak, CARD.reserved_peak = CARD.allocated, CARD.reserved
-
-    def record(enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize) -> None:
-        CARD.keeps = [] if enabled == "all" else None
-
-    def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-        settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False}
-        return {"segments": [], "device_traces": [list(CARD.keeps or ())], "allocator_settings": settings}
 
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -145,13 +148,25 @@ def patch_torch(torch: ModuleType) -> None:
     for name, answer in answers.items():
         assert hasattr(torch.cuda, name), name
         setattr(torch.cuda, name, answer)
-    torch.cuda.default_generators = (SimpleNamespace(manual_seed=lambda seed: None, get_state=torch.get_rng_state),)
-    # What compilers of kernels look for where there is a card.
-    torch._C._cuda_getCurrentRawStream = lambda index: 0
+
+
+def _patch_history(torch: ModuleType) -> None:
+    """The allocator's history."""
+
+    def record(enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize) -> None:
+        CARD.keeps = [] if enabled == "all" else None
+
+    def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+        settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False}
+        return {"segments": [], "device_traces": [list(CARD.keeps or ())], "allocator_settings": settings}
+
     for name, function in (("_record_memory_history", record), ("_snapshot", snapshot)):
         assert hasattr(torch.cuda.memory, name), name
         setattr(torch.cuda.memory, name, function)
 
+
+def _patch_embedding(torch: ModuleType) -> None:
+    """A token table that takes memory of the card by the tokens that it reads."""
     forward = torch.nn.Embedding.forward
     held: list[int] = []
 
