@@ -148,7 +148,9 @@ def _changes(subject: Subject) -> Section:
         return Section("What would make it fit", (Note("No single change of this recipe that is modelled saves memory."),))
     columns = (Column("change"), Column("flags"), Column("saves GiB", "right"), Column("step time"), Column("then"))
     rows = tuple(_change_row(change) for change in subject.changes)
-    return Section("What would make it fit", (Grid(columns, rows),))
+    enough = any(change.fits for change in subject.changes)
+    note = () if enough else (Note("None of these is enough, nor any pair of them that was tried.", "warn"),)
+    return Section("What would make it fit", (Grid(columns, rows), *note))
 
 
 def _change_row(change: Change) -> Row:

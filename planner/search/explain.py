@@ -89,7 +89,8 @@ class _Judge:
 def changes_that_fit(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Change, ...]:
     """Changes that save GPU memory, those after which the job fits first.
 
-    Order: what makes it fit, the fastest first; larger cards that hold it, the smallest first; what is not enough alone.
+    Order: what makes it fit, the fastest first; larger cards that hold it, the smallest first; what is not enough alone, the
+    largest saver first.
     Where no single change of the recipe is enough, pairs are tried, the largest savers first; at most ``MAX_ESTIMATES``
     estimates in all.  Meant for a job that does not fit or only just does.
     """
@@ -145,6 +146,7 @@ def _flags_text(flags: Flags) -> str:
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value is not None)
 
 
-def _order(change: Change) -> tuple[bool, float, int]:
+def _order(change: Change) -> tuple[bool, float, float]:
+    """What is enough is chosen by its time; of what is not, people want to know what helps most."""
     ratio = float("inf") if change.step_time_ratio is None else change.step_time_ratio
-    return not change.fits, ratio, -change.saves_bytes
+    return (False, ratio, -change.saves_bytes) if change.fits else (True, -change.saves_bytes, ratio)

@@ -85,14 +85,16 @@ def test_flags_do_what_the_change_promises(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_what_fits_comes_first_and_the_fastest_of_it_first(name: str) -> None:
-    """The list is: changes that make it fit by step time, larger cards by size, then what is not enough by step time."""
+    """The list is: changes that make it fit by step time, larger cards by size, then what is not enough by what it saves."""
     changes = changes_that_fit(scenario(JOBS[name]))
     kinds = [(not change.fits, change.flags.startswith("--gpu ")) for change in changes]
     assert kinds == sorted(kinds)
     for kind in set(kinds):
-        ratios = [change.step_time_ratio for change, each in zip(changes, kinds, strict=True) if each == kind]
-        if not kind[1]:
-            assert ratios == sorted(ratios, key=float)
+        mine = [change for change, each in zip(changes, kinds, strict=True) if each == kind]
+        if kind[0]:
+            assert [change.saves_bytes for change in mine] == sorted((change.saves_bytes for change in mine), reverse=True)
+        elif not kind[1]:
+            assert [change.step_time_ratio for change in mine] == sorted(float(change.step_time_ratio or 0) for change in mine)
 
 
 @pytest.mark.parametrize("name", JOBS)
