@@ -62,7 +62,9 @@ def _require(request: ScenarioRequest) -> None:
 def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:
     from planner.report.sections import build_sections
     from planner.report.subject import exit_code_of, needs_changes
+    from planner.search.unsaid import unsaid_settings
 
+    subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
     if needs_changes(subject.prediction):
         from planner.search.explain import changes_that_fit
 

@@ -224,6 +224,19 @@ class ByteIntervalPart(_Part):
     high: int
 
 
+class UnsaidPart(_Part):
+    """A setting that nobody said, and the answer with another value of it.
+
+    ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``: real tokens per second with it over without.
+    """
+
+    setting: str
+    flags: str
+    moves_bytes: int
+    speed_ratio: Real
+    verdict: Verdict
+
+
 class UncertaintyPart(_Part):
     """Intervals of a calibrated prediction.
 
@@ -258,6 +271,7 @@ class PredictionDocument(_Part):
     time: TimePart | None
     assumptions: list[AssumptionPart]
     changes: list[ChangePart] | None = Field(description="null where the job fits with room to spare")
+    unsaid: list[UnsaidPart] | None = Field(description="what nobody said and moves the answer; null where that was not asked")
     explanations: list[ExplanationPart] | None = Field(description="null without --explain")
     coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
     switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")

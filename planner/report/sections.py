@@ -37,6 +37,7 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         time_section(prediction),
         run_section(prediction, scenario),
         _assumptions(scenario.assumptions),
+        _unsaid(subject),
         _changes(subject),
         *_formulas(subject),
     )
@@ -120,6 +121,19 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
     rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
     notes = tuple(Note(f"{each.name}: {each.note}", "dim") for each in assumptions if each.note)
     return Section("Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes))
+
+
+def _unsaid(subject: Subject) -> Section:
+    """The first place to look where a measurement disagrees: what was taken without being said, and what else people run."""
+    if not subject.unsaid:
+        return Section("", ())
+    columns = (Column("taken"), Column("otherwise"), Column("moves GiB", "right"), Column("tokens/s"), Column("then"))
+    rows = []
+    for each in subject.unsaid:
+        speed = "unknown" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
+        moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))}"
+        rows.append(Row((each.setting, each.flags, moved, speed, _VERDICTS[each.verdict][0].lower())))
+    return Section("What nobody said, and how far it moves the peak", (Grid(columns, tuple(rows)),))
 
 
 def _formulas(subject: Subject) -> tuple[Section, ...]:

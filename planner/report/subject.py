@@ -50,9 +50,33 @@ class Change(Protocol):
         """Whether the job fits with this change alone."""
 
 
+class Unsaid(Protocol):
+    """One setting that nobody said, and the answer with another value of it."""
+
+    @property
+    def setting(self) -> str:
+        """What was taken, ``attention=sdpa``."""
+
+    @property
+    def flags(self) -> str:
+        """The flags that ask for the other value."""
+
+    @property
+    def moves_bytes(self) -> float:
+        """Bytes of the driver's peak, with the other value less without, on a card with room to spare."""
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """Real tokens per second with the other value over those without (``None``: unknown)."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict with the other value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One prediction with its scenario.  ``changes`` is ``None`` where nobody looked for any.
+    """One prediction with its scenario.  ``changes`` and ``unsaid`` are ``None`` where nobody looked for any.
 
     ``coefficients`` are those that the prediction was made with.
     """
@@ -62,6 +86,7 @@ class Subject:
     changes: Sequence[Change] | None = None
     explain: bool = False
     coefficients: Coefficients = field(default_factory=Coefficients)
+    unsaid: Sequence[Unsaid] | None = None
 
 
 def exit_code_of(prediction: Prediction) -> ExitCode:

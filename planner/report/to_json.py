@@ -29,6 +29,7 @@ from planner.report.schema import (
     SettingPart,
     TimePart,
     UncertaintyPart,
+    UnsaidPart,
 )
 from planner.report.settled import settled_coefficients, words_of
 from planner.report.subject import Subject, exit_code_of, level_of, needs_changes
@@ -57,6 +58,7 @@ def prediction_document(subject: Subject) -> PredictionDocument:
         time=TimePart.model_validate(prediction.time) if prediction.time else None,
         assumptions=[AssumptionPart.model_validate(each) for each in scenario.assumptions],
         changes=_changes(subject),
+        unsaid=None if subject.unsaid is None else [UnsaidPart.model_validate(each) for each in subject.unsaid],
         explanations=_explanations(prediction) if subject.explain else None,
         coefficients=_coefficients(subject) if subject.explain else None,
         switches=_switches(scenario.stack) if subject.explain else None,

@@ -1,0 +1,107 @@
+"""What an answer rests on: settings that nobody said, and how far memory and time move where they are otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from planner.catalog.stacks import load_stack
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import Prediction, Verdict
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError, UsageError
+from planner.estimate import PRIORS, predict_with
+from planner.search.variants import Flags, refusals, warnings_about, with_flags
+
+MAX_ROWS = 6
+# What moves the peak or the speed by less is no reason why an estimate was wrong.
+_WORTH_SHARE = 0.05
+# What else people commonly run, by setting and by the value that was assumed.
+_OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "attention": {"sdpa": ("eager",), "eager": ("sdpa",), "flash2": ("eager",)},
+        "load_dtype": {"bf16": ("fp32",), "fp16": ("fp32",), "fp32": ("bf16",)},
+        "precision": {"bf16-mixed": ("bf16",), "fp16-mixed": ("fp32",), "bf16": ("bf16-mixed",)},
+        "optimizer": {"adamw_torch_fused": ("adamw_torch", "adamw_8bit"), "adamw_torch": ("adamw_torch_fused", "adamw_8bit")},
+        "lora_targets": {"all-linear": ("attention",), "attention": ("all-linear",)},
+        "lora_rank": {"8": ("64",), "16": ("64",), "64": ("8",)},
+        "gradient_checkpointing": {"true": ("false",), "false": ("true",)},
+        "batch": {"1": ("4",)},
+        "grad_accum": {"1": ("8",)},
+        "stack": {"hf-trainer@5": ("hf-trainer@4", "trl"), "hf-trainer@4": ("hf-trainer@5", "trl")},
+    }
+)
+_UNSAID = ("assumed", "default:")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    """One setting that nobody said, and the answer where it is otherwise.
+
+    ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: the driver's peak after less before, on a
+    card with room to spare; ``speed_ratio``: real tokens per second, after over before (``None``: unknown); ``verdict``: after.
+    """
+
+    setting: str
+    flags: str
+    moves_bytes: int
+    speed_ratio: float | None
+    verdict: Verdict
+
+
+def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS) -> tuple[Unsaid, ...]:
+    """At most ``MAX_ROWS`` settings that nobody said and that move the peak or the speed by 5 % or more, the largest first.
+
+    ``prediction`` is that of the scenario under ``model``.  A value that a rule refuses or warns about is not tried.
+    """
+    peak_bytes = float(prediction.memory.uncapped_driver_bytes)
+    found = [
+        _unsaid(f"{name}={value}", flags, prediction, predict_with(after, model))
+        for name, value in _assumed(scenario)
+        for flags in _flags_otherwise(name, value)
+        if (after := _variant(scenario, flags)) is not None
+    ]
+
+    def weight(each: Unsaid) -> float:
+        speed = 0.0 if each.speed_ratio is None else abs(each.speed_ratio - 1)
+        return max(abs(each.moves_bytes) / peak_bytes, speed)
+
+    return tuple(sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))[:MAX_ROWS])
+
+
+def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Settings that the answer rests on and nobody said, with the value that was taken."""
+    for each in scenario.assumptions:
+        if each.name in _OTHERWISE and each.origin.startswith(_UNSAID):
+            yield each.name, each.value
+
+
+def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
+    for other in _OTHERWISE[name].get(value, ()):
+        yield {name.replace("_", "-"): {"true": True, "false": False}.get(other, other)}
+
+
+def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
+    """The job with other flags, or ``None`` where a rule speaks against it that did not before."""
+    try:
+        if "stack" in flags:
+            after = with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
+        else:
+            after = with_flags(scenario, flags)
+    except (RefusedCombinationError, UsageError):
+        return None
+    new = refusals(after).keys() - refusals(scenario).keys() or warnings_about(after) - warnings_about(scenario)
+    return None if new else after
+
+
+def _unsaid(setting: str, flags: Flags, before: Prediction, after: Prediction) -> Unsaid:
+    ratio = float(after.time.tokens_per_s) / float(before.time.tokens_per_s) if before.time and after.time else None
+    moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
+    return Unsaid(setting, " ".join(map(_flag_text, flags.items())), round(moved), ratio, after.verdict)
+
+
+def _flag_text(flag: tuple[str, str | bool | None]) -> str:
+    name, value = flag
+    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"

@@ -1,0 +1,101 @@
+"""What nobody said: the settings that are named, how far they move the answer, and that their flags do what is stated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from planner.cli.main import main
+from planner.domain.scenario import Scenario
+from planner.estimate import estimate
+from planner.intake.request import from_flags, merge
+from planner.intake.resolve import resolve
+from planner.report.sections import build_sections
+from planner.report.subject import Subject
+from planner.search.unsaid import MAX_ROWS, Unsaid, unsaid_settings
+
+Flags = dict[str, object]
+LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}
+QLORA: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"}
+SHARDED: Flags = {"model": "7b", "method": "full", "gpu": "h100-sxm:8", "seq": "4096", "sharding": "fsdp"}
+OLD_CARD: Flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "t4", "seq": "512", "precision": "fp16-mixed"}
+JOBS = {"lora": LORA, "qlora": QLORA, "sharded": SHARDED, "t4": OLD_CARD}
+
+
+def named(flags: Flags) -> tuple[Unsaid, ...]:
+    """What is named for a job under the priors."""
+    scenario: Scenario = resolve(from_flags(flags))
+    return unsaid_settings(scenario, estimate(scenario))
+
+
+def typed(flags: str) -> Flags:
+    """``--attention eager`` or ``--no-gradient-checkpointing`` as the flags of a request."""
+    name, _, value = flags.removeprefix("--").partition(" ")
+    if value:
+        return {name.replace("-", "_"): value}
+    return {name.removeprefix("no-").replace("-", "_"): not name.startswith("no-")}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
+    """With the flags after the job's own, the peak, the speed and the verdict are those that are stated."""
+    before = estimate(resolve(from_flags(JOBS[name])))
+    found = named(JOBS[name])
+    assert 3 <= len(found) <= MAX_ROWS
+    for each in found:
+        after = estimate(resolve(merge(from_flags(JOBS[name]), from_flags(typed(each.flags)))))
+        moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
+        assert before.time is not None
+        assert after.time is not None
+        assert moved == pytest.approx(each.moves_bytes, abs=1), each
+        assert float(after.time.tokens_per_s) / float(before.time.tokens_per_s) == pytest.approx(each.speed_ratio), each
+        assert after.verdict == each.verdict, each
+
+
+def test_what_moves_most_comes_first() -> None:
+    """LoRA on long sequences: the batch and written-out attention decide before the checkpoint's dtype does."""
+    found = named(LORA)
+    settings = [each.setting for each in found]
+    assert set(settings[:2]) == {"batch=1", "attention=sdpa"}
+    assert "load_dtype=bf16" in settings[2:]
+    sizes = [abs(each.moves_bytes) for each in found if each.speed_ratio is not None and 0.95 < each.speed_ratio < 1.05]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_was_said_is_not_named() -> None:
+    """A setting from the command line is the user's own."""
+    said = {**LORA, "attention": "sdpa", "batch": "1", "stack": "hf-trainer@5"}
+    assert {each.setting.partition("=")[0] for each in named(said)}.isdisjoint({"attention", "batch", "stack"})
+
+
+def test_nothing_is_named_that_a_rule_speaks_against() -> None:
+    """bf16 weights on a card without bf16 units would bring a warning, so no other value brings one that was not there."""
+    before = set(resolve(from_flags(OLD_CARD)).warnings)
+    for each in named(OLD_CARD):
+        assert set(resolve(merge(from_flags(OLD_CARD), from_flags(typed(each.flags)))).warnings) <= before, each
+
+
+def test_the_report_has_a_section_only_where_something_moves() -> None:
+    """Rows make a section of their own; without rows there is none."""
+    scenario = resolve(from_flags(LORA))
+    rows = (
+        Unsaid("attention=sdpa", "--attention eager", 3 * 2**30, 0.5, "does_not_fit"),
+        Unsaid("x=1", "--x 2", -(2**30), None, "fits"),
+    )
+    titles = [[part.title for part in build_sections(Subject(scenario, estimate(scenario), unsaid=each))] for each in (rows, ())]
+    assert len([title for title in titles[0] if title.startswith("What nobody said")]) == 1
+    assert not [title for title in titles[1] if title.startswith("What nobody said")]
+
+
+def test_the_command_shows_it_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    """The human report has the section, and JSON the rows with integer bytes."""
+    arguments = [f"--{name}={value}" for name, value in QLORA.items()]
+    assert main([*arguments, "--calibration", "none"]) == 0
+    text = capsys.readouterr().out
+    assert "What nobody said, and how far it moves the peak" in text
+    assert "--no-gradient-checkpointing" in text
+    assert main([*arguments, "--calibration", "none", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["unsaid"]
+    assert any(row["setting"] == "gradient_checkpointing=true" and row["moves_bytes"] > 2**30 for row in rows)
+    assert all(isinstance(row["moves_bytes"], int) for row in rows)
