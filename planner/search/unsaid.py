@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from planner.catalog.stacks import load_stack
+from planner.catalog.stacks import load_stack, stack_ids
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
@@ -30,7 +30,6 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "gradient_checkpointing": {"true": ("false",), "false": ("true",)},
         "batch": {"1": ("4",)},
         "grad_accum": {"1": ("8",)},
-        "stack": {"hf-trainer@5": ("hf-trainer@4", "trl"), "hf-trainer@4": ("hf-trainer@5", "trl")},
     }
 )
 _UNSAID = ("assumed", "default:")
@@ -74,13 +73,20 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Settings that the answer rests on and nobody said, with the value that was taken."""
     for each in scenario.assumptions:
-        if each.name in _OTHERWISE and each.origin.startswith(_UNSAID):
+        if each.name in (*_OTHERWISE, "stack") and each.origin.startswith(_UNSAID):
             yield each.name, each.value
 
 
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
-    for other in _OTHERWISE[name].get(value, ()):
+    for other in _other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
         yield {name.replace("_", "-"): {"true": True, "false": False}.get(other, other)}
+
+
+def _other_versions(stack_id: str) -> tuple[str, ...]:
+    """Other versions of the same software in the catalog, without what is a variant of one of them."""
+    family = stack_id.partition("@")[0]
+    alike = (each for each in stack_ids() if each != stack_id and each.partition("@")[0] == family)
+    return tuple(each for each in alike if not load_stack(each).extends)
 
 
 def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
