@@ -20,23 +20,39 @@ from planner.errors import InputFileError, UsageError
 
 FILE_NAME = "choices.toml"
 _KEYS = {"source", "question", "cases"}
+_CASE_KEYS = {"select", "change", "scale"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Columns that select rows, and what the alternative does to them: new values, or factors of numbers (another unit)."""
+
+    select: Mapping[str, Any]
+    change: Mapping[str, Any]
+    scale: Mapping[str, float]
+
+    def read_otherwise(self, record: RunRecord) -> RunRecord:
+        """The record under the alternative; a number that it does not have stays away."""
+        known = {name: getattr(record, name) for name in self.scale}
+        scaled = {name: value * self.scale[name] for name, value in known.items() if value is not None}
+        return replace(record, **self.change, **scaled)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One question that a table settled; each case gives columns that select rows, and what the alternative changes in them."""
+    """One question that a table settled, or that nothing settles for certain, with its other reading by cases."""
 
     source: str
     question: str
-    cases: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+    cases: tuple[Case, ...]
 
     def other_reading(self, record: RunRecord) -> RunRecord | None:
         """The record under the alternative; ``None`` where the choice does not concern it."""
         if record.source != self.source:
             return None
-        for select, change in self.cases:
-            if all(getattr(record, column) == value for column, value in select.items()):
-                return replace(record, **change)
+        for case in self.cases:
+            if all(getattr(record, column) == value for column, value in case.select.items()):
+                return case.read_otherwise(record)
         return None
 
 
@@ -51,9 +67,14 @@ def stored_choices() -> tuple[Choice, ...]:
     for entry in read_toml(path).get("choice", []):
         if set(entry) != _KEYS:
             raise InputFileError(path, f"each choice needs exactly {', '.join(sorted(_KEYS))}")
-        cases = tuple((_columns(case["select"], path), _columns(case["change"], path)) for case in entry["cases"])
-        found.append(Choice(entry["source"], entry["question"], cases))
+        found.append(Choice(entry["source"], entry["question"], tuple(_case(each, path) for each in entry["cases"])))
     return tuple(found)
+
+
+def _case(entry: Mapping[str, Any], path: object) -> Case:
+    if unknown := entry.keys() - _CASE_KEYS:
+        raise InputFileError(str(path), f"unknown key '{min(unknown)}' of a case: {', '.join(sorted(_CASE_KEYS))} are known")
+    return Case(*(_columns(entry.get(key, {}), path) for key in ("select", "change", "scale")))
 
 
 def _columns(values: Mapping[str, Any], path: object) -> Mapping[str, Any]:

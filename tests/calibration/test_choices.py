@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from planner.calibration.choices import Choice, stored_choices, worst_errors
+from planner.calibration.choices import Case, Choice, stored_choices, worst_errors
 from planner.calibration.published import core_validation
 from planner.catalog.location import data_dir
 from planner.records.calibration_file import read_calibration
@@ -32,3 +34,15 @@ def test_the_other_readings_never_make_it_better() -> None:
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)
         assert any(worst[source] > settled[source] for source in worst)
+
+
+def test_another_unit_scales_what_is_there() -> None:
+    """A factor moves the number that a row has; a row without that number stays as it was."""
+    row = next(row.record for row in ROWS if row.record.peak_memory_mib is not None)
+    choice = Choice(row.source, "", (Case({}, {}, {"peak_memory_mib": 1.5}),))
+    other = choice.other_reading(row)
+    assert other is not None
+    assert row.peak_memory_mib is not None
+    assert other.peak_memory_mib == 1.5 * row.peak_memory_mib
+    blank = replace(row, peak_memory_mib=None)
+    assert choice.other_reading(blank) == blank
