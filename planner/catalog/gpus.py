@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.toml_file import read_toml, validate
-from planner.domain.hardware import GpuSpec, NumberOrigin
+from planner.domain.hardware import GpuSpec, MatmulShapes, NumberOrigin
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.units import GIB, GIGA, MIB, TERA
 
@@ -74,6 +74,7 @@ class GpuEntry(BaseModel):
     tdp_w: Positive | None = None
     best_matmul_tflop_per_s: Positive | None = None
     multiprocessors: PositiveInt | None = None
+    best_matmul_shapes: MatmulShapes | None = None
     source: str = Field(min_length=1)
     origins: dict[str, CatalogOrigin]
 
@@ -84,6 +85,8 @@ class GpuEntry(BaseModel):
             raise ValueError(f"no origin for '{missing[0]}' in [origins]")
         if left_over := sorted(set(self.origins) - present):
             raise ValueError(f"[origins] names '{left_over[0]}', which has no value here")
+        if (self.best_matmul_tflop_per_s is None) != (self.best_matmul_shapes is None):
+            raise ValueError("'best_matmul_tflop_per_s' and 'best_matmul_shapes' belong together: which products were tried")
         return self
 
     @model_validator(mode="after")
@@ -182,6 +185,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         source=entry.source,
         best_matmul_flop_per_s=_scaled(entry.best_matmul_tflop_per_s, TERA),
         multiprocessors=entry.multiprocessors,
+        best_matmul_shapes=entry.best_matmul_shapes,
     )
 
 

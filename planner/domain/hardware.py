@@ -8,6 +8,9 @@ from typing import Literal
 NumberOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed", "user"]
 """Where a number comes from.  ``unsourced`` is kept and shown as such, never passed off as a datasheet value."""
 
+MatmulShapes = Literal["any", "square"]
+"""Among which products the best one was looked for: a search over all shapes, or square ones of a few sizes."""
+
 UNKNOWN_HOST = "unknown"
 """Id of the host of a job that names none."""
 
@@ -18,8 +21,8 @@ class GpuSpec:
 
     ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the marketing size.
     ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
-    ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product of any shape.
     ``multiprocessors``: streaming multiprocessors that are switched on.
+    ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product, among ``best_matmul_shapes``.
     ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
     Any other ``None`` is unknown as well: whatever needs that number is not answered.
     ``origins`` gives the origin of each known numeric field by the name it has here.
@@ -46,6 +49,7 @@ class GpuSpec:
     source: str
     best_matmul_flop_per_s: float | None = None
     multiprocessors: int | None = None
+    best_matmul_shapes: MatmulShapes | None = None
 
     @property
     def is_cuda(self) -> bool:

@@ -101,6 +101,7 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "adapters": _adapters,
     "logits_and_loss": _logits,
     "dequantization": _quantized,
+    "sharding_copies": _memory,
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,

@@ -8,7 +8,7 @@ from planner.anatomy.regime import Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.coefficients import Coefficients
-from planner.domain.hardware import GpuSpec, Hardware
+from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
 from planner.domain.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.units import GIGA
@@ -21,8 +21,9 @@ _PCIE_LANES = 16
 _INTER_SOCKET_BYTES_PER_S = 10 * GIGA
 # GeForce cards run tensor cores at half rate when they accumulate in fp32; int8 shows the full rate (int8 = 4 x, not 2 x).
 _HALF_RATE_RATIO = 3.0
-# The best product of an A100 SXM, 271.2 of 312 TFLOP/s: its efficiencies are the reference of the coefficient.
-_REFERENCE_BEST_SHARE = 0.869
+# The best product of an A100 SXM, whose efficiencies are the reference of the coefficient, as a share of its 312 TFLOP/s: 271.2
+# in a search over shapes, 264.5 among square ones.
+_REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.848}
 # Compute capabilities whose tensor cores reach their peak with asynchronous products only.
 _NEW_INSTRUCTIONS = ("9.0", "10.0", "10.3")
 _OLD_INSTRUCTIONS_SHARE = 0.6
@@ -128,14 +129,15 @@ def reached_share(gpu: GpuSpec) -> float:
     """Best 16-bit product that was measured on the card, as a share of its peak, over that of the reference; 1 where unknown.
 
     The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of their peak.
-    The reference is an A100 SXM; cards that accumulate at half rate boost above the rated clock and reach all of it (RTX 4090).
+    The reference is an A100 SXM measured in the same way; cards that accumulate at half rate boost above the rated clock and
+    reach all of it (RTX 4090).
     Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78, MI300X 0.51;
-    zzc0721/torch-performance-test-data: L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.
+    zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.
     """
     rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
-    if gpu.best_matmul_flop_per_s is None or rated is None:
+    if gpu.best_matmul_flop_per_s is None or gpu.best_matmul_shapes is None or rated is None:
         return 1.0
-    reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE
+    reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE[gpu.best_matmul_shapes]
     return gpu.best_matmul_flop_per_s / rated / reference
 
 
@@ -159,6 +161,14 @@ def pcie_bytes_per_s(hardware: Hardware) -> float:
     return per_lane * (hardware.gpu.pcie_lanes or _PCIE_LANES)
 
 
+def talks_directly(hardware: Hardware) -> bool:
+    """Whether the GPUs of a node have links of their own (NVLink, Infinity Fabric) and use them.
+
+    Source: ``data/gpus`` (``interconnect_gb_per_s``) and the record or flag ``link``.
+    """
+    return hardware.gpu.interconnect_bytes_per_s is not None and hardware.link not in ("pcie", "qpi")
+
+
 def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
     """Sustained bytes/s that one GPU receives in a ring inside its node.
 
@@ -169,6 +179,6 @@ def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Nu
     pcie = pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency
     if hardware.link == "qpi":
         return minimum(pcie, _INTER_SOCKET_BYTES_PER_S)
-    if hardware.link == "pcie" or rated is None:
+    if rated is None or not talks_directly(hardware):
         return pcie
     return rated / 2 * coefficients.nvlink_efficiency

@@ -9,7 +9,13 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import collective_seconds, hook_seconds, overlapping_share
+from planner.throughput.communication import (
+    collective_seconds,
+    gained_seconds,
+    hook_seconds,
+    overlapping_share,
+    sharding_copy_seconds,
+)
 from planner.throughput.details import detail_of
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
@@ -34,6 +40,7 @@ _GPU_FORMULAS = (
     ("adapters", adapter_seconds),
     ("logits_and_loss", logits_seconds),
     ("dequantization", dequantization_seconds),
+    ("sharding_copies", sharding_copy_seconds),
 )
 
 
@@ -42,7 +49,8 @@ def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePredicti
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
     int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
-    kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most; gradient transfers, the CPU update and NVMe do not hide.
+    kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most, and slow them; gradient transfers, the CPU update and NVMe
+    do not hide.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run, where it is asked for.
     """
     job = job_of(scenario, coefficients)
@@ -67,7 +75,8 @@ def _gpu_terms(job: Job) -> list[TimeTerm]:
     count = job.recipe.batch.grad_accum
     terms: list[TimeTerm] = []
     for name, formula in _GPU_FORMULAS:
-        terms += _term(job, name, count * formula(job), f"kernels:{formula.__name__}")
+        module = formula.__module__.rpartition(".")[2]
+        terms += _term(job, name, count * formula(job), f"{module}:{formula.__name__}")
     return terms
 
 
@@ -98,7 +107,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     if recipe.sharding != "none":
         seconds = collective_seconds(job)
         hidden = minimum(seconds * overlapping_share(job), gpu_s)
-        terms += _term(job, "collectives", seconds, "communication:collective_seconds", hidden)
+        terms += _term(job, "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden))
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
         fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, gpu_s - hidden))
