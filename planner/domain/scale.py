@@ -21,8 +21,9 @@ _COUNTED_PART = 0.3
 # The bytes of a pass whose shapes are known are off by a sixth or so, as one standard deviation of the logarithm: what a scale of
 # 1 stands for.  A cause whose own deviation is known, like the order of samples, counts beside them in this unit.
 _TRANSIENT_DEVIATION = 1 / 6
-# Where not even the mean length is said, the shapes themselves are guessed, and with them all that a pass holds.
-_UNKNOWN_LENGTHS_PART = 3.0
+# Where not even the mean length is said, the shapes themselves are guessed, and with them all that a pass holds: it may be less
+# than half of it or more than twice as much.
+_UNKNOWN_LENGTHS_PART = 5.0
 # Context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient part of so many.
 _FIXED_BYTES = 2 * GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
@@ -61,7 +62,7 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
 
     Formula: sqrt(0.3^2 + (u x uncounted)^2 + (6 x order)^2 + (2 GiB / peak)^2) x :func:`far_factor`, with the share of the peak
     that is not counted element by element, and the standard deviation of what natural lengths pile up over orders of the samples
-    as a share of the peak; u is 3 where lengths are unknown, else 1.
+    as a share of the peak; u is 5 where lengths are unknown, else 1.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS

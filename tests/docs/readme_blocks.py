@@ -8,6 +8,7 @@ B``), ``code above`` (the output of the Python block before it), or the name of 
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -255,7 +256,8 @@ def held_out_tables() -> str:
     facts = (
         f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups; "
         f"{stored['free_numbers']} free numbers. Errors are means of absolute values; those by document, method and GPU are "
-        "rounded up at the second digit."
+        "rounded up at the second digit. dated: the months that a source's rows state of their publication or run; the numbered "
+        "documents state none."
     )
     blocks = (
         facts,
@@ -333,10 +335,23 @@ def _worst(documents: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+_DATE = re.compile(r"\b20[12]\d-[01]\d(?:-[0-3]\d)?\b")
+
+
+def _dated(source: str) -> str:
+    """When a source's figures were published, as the locators of its rows say; empty where they do not."""
+    with (ROOT / "data" / "published" / f"{source}.csv").open(encoding="utf-8", newline="") as file:
+        dates = sorted(date for row in csv.DictReader(file) for date in _DATE.findall(row["locator"]))
+    months = [date[:7] for date in dates[:1] + dates[-1:]]
+    return " to ".join(dict.fromkeys(months))
+
+
 def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
+    dated = title == "source"
+    errors = "rows | {} unfitted | in-sample | **held out** |"
     lines = [
-        f"| {title} | rows | memory unfitted | in-sample | **held out** | rows | time unfitted | in-sample | **held out** |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| {title} |{' dated |' if dated else ''} {errors.format('memory')} {errors.format('time')}",
+        f"|---|{'---|' if dated else ''}--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, figures in table.items():
         cells = [f"`{name}`"]
@@ -344,7 +359,7 @@ def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
             cells.append(str(figures.get(f"n_{quantity}", "")))
             cells += [_share(figures.get(f"{fit}_{quantity}_mape")) for fit in ("unfitted", "in_sample", "held_out")]
         if any(cells[1:]):
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append("| " + " | ".join([cells[0], *([_dated(name)] if dated else []), *cells[1:]]) + " |")
     return "\n".join(lines)
 
 
