@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.calibration import lengths_are_unknown
 from planner.domain.hardware import Hardware
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.recipe import Recipe
@@ -14,6 +15,10 @@ from planner.report.sections_time import run_section, time_section
 from planner.report.subject import Change, Subject, needs_changes
 from planner.units import format_count
 
+_UNKNOWN_LENGTHS = (
+    "Padded to the longest sample of each batch, and how long samples are is not said: intervals of memory are much wider than "
+    "with --tokens-per-sample."
+)
 _VERDICTS: dict[Verdict, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
     "does_not_fit": ("DOES NOT FIT", "bad"),
@@ -27,7 +32,7 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
     """All sections of one report, in reading order, empty ones left out."""
     prediction, scenario = subject.prediction, subject.scenario
     sections = (
-        _verdict(prediction),
+        _verdict(prediction, scenario),
         _warnings(subject),
         Section("", (Note(job_line(scenario)),)),
         levels_section(prediction, scenario.hardware),
@@ -83,7 +88,7 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")
 
 
-def _verdict(prediction: Prediction) -> Section:
+def _verdict(prediction: Prediction, scenario: Scenario) -> Section:
     word, tone = _VERDICTS[prediction.verdict]
     memory = prediction.memory
     # What does not fit has no peak on this card; what counts then is how much it needs at once.
@@ -101,7 +106,9 @@ def _verdict(prediction: Prediction) -> Section:
         sure = f"P(fits) {whole_percent(prediction.fits_probability)}"
     else:
         sure = "P(fits) unknown" if prediction.uncertainty else "uncalibrated: point estimate only"
-    return Section("", (Note(f"{word}: {size}; {sure}", tone), Note(prediction.reason), *calibration_notes(prediction)))
+    head = (Note(f"{word}: {size}; {sure}", tone), Note(prediction.reason), *calibration_notes(prediction))
+    guessed = prediction.uncertainty is not None and lengths_are_unknown(scenario)
+    return Section("", (*head, Note(_UNKNOWN_LENGTHS, "warn")) if guessed else head)
 
 
 def _warnings(subject: Subject) -> Section:

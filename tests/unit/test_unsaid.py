@@ -99,3 +99,14 @@ def test_the_command_shows_it_in_every_format(capsys: pytest.CaptureFixture[str]
     rows = json.loads(capsys.readouterr().out)["unsaid"]
     assert any(row["setting"] == "gradient_checkpointing=true" and row["moves_bytes"] > 2**30 for row in rows)
     assert all(isinstance(row["moves_bytes"], int) for row in rows)
+
+
+def test_lengths_that_nobody_says_are_named_beside_the_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    """Padded to the longest of unknown samples, the report says what widens its intervals; with a mean length it does not."""
+    arguments = [*(f"--{name}={value}" for name, value in QLORA.items()), "--padding", "longest"]
+    shown = []
+    for more in ([], ["--tokens-per-sample", "500"]):
+        main([*arguments, *more])
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert "intervals of memory are much wider than with --tokens-per-sample" in shown[0]
+    assert "much wider" not in shown[1]
