@@ -101,8 +101,9 @@ class Calibration:
         gpu, support = scenario.hardware.gpu, self.support
         # A GPU of an unseen generation is one thing that was not seen, not two.
         by_generation = gpu.generation not in support.generations
+        kind = ("GPU", "of unknown generation") if gpu.generation == "unknown" else ("GPU generation", gpu.generation)
         asked = (
-            ("GPU generation", gpu.generation, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
+            (*kind, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
             ("stack", stack_family(scenario.stack), support.families),
             ("method", method_of(scenario), support.methods),
         )
