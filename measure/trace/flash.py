@@ -37,6 +37,8 @@ _PARAMETERS = (
     "return_attn_probs",
     "block_table",
 )
+# Where Transformers 5.17 to 5.23 keep what they loaded.
+_KEPT = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
 _aten = torch.ops.aten
 _kernel = _aten._flash_attention_forward
 
@@ -106,17 +108,18 @@ def _answer_mask(padded: bool, **options: Any) -> torch.Tensor | None:
     return mask[:, -int(options["kv_length"]) :] if padded else None
 
 
-def _not_packed(_positions: object, _batch: object) -> bool:
+def _not_packed(*_: object, **__: object) -> bool:
     return False
 
 
-class _Described:
-    """Says which parameters the package's functions have, from which Transformers sees what it may pass."""
+class _Varlen:
+    """The package's function with its parameters, from which Transformers sees what it may pass."""
 
     __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _PARAMETERS])
 
-    def __call__(self) -> None:
-        """Never called."""
+    def __call__(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        """Attention of many samples in one row of tokens."""
+        return flash_attn_varlen_func(*inputs, **options)
 
 
 @contextmanager
@@ -126,16 +129,17 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
     Questions to values are answered from the batch: whether it is padded, how many tokens are real.  Positions never start anew,
     because the Trainer's collator passes none.
     """
-    functions = (flash_attn_func, flash_attn_varlen_func, None, flash._pad_input, flash._unpad_input)
-    describe: Any = flash._lazy_define_process_function
-    options = (describe(_Described()), None)
+    functions = (flash_attn_func, _Varlen(), None, flash._pad_input, flash._unpad_input)
 
     def load(*_: object, **__: object) -> Any:
-        return functions, options
+        return functions
 
     masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(flash, "lazy_import_flash_attention", load))
+        # What Transformers loads it keeps in its module; the way from there to a call differs between its versions.
+        for name in _KEPT:
+            stack.enter_context(mock.patch.object(flash, name, None))
+        stack.enter_context(mock.patch.object(flash, "_lazy_imports", load))
         stack.enter_context(mock.patch.object(flash, "_get_unpad_data", partial(_answer_unpadding, real_tokens)))
         stack.enter_context(mock.patch.object(flash, "_is_packed_sequence", _not_packed))
         stack.enter_context(mock.patch.dict(masks._global_mapping, {"flash_attention_2": partial(_answer_mask, padded)}))

@@ -209,7 +209,7 @@ SHIMS: tuple[Shim, ...] = (
         "flash_attention",
         "cuda",
         "the package of FlashAttention 2 needs CUDA; torch has the same kernel, and the batch knows what the mask is asked for",
-        "transformers/modeling_flash_attention_utils.py lazy_import_flash_attention",
+        "transformers/modeling_flash_attention_utils.py _lazy_imports",
         _flash_attention,
     ),
     Shim(
