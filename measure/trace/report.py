@@ -29,6 +29,8 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
         lines += ["", *_host_lines(host)]
     if summary.verdict is not None:
         lines += ["", verdict_sentence(summary.verdict)]
+    if summary.expandable is not None:
+        lines.append(_expandable_sentence(summary.expandable))
     return "\n".join(lines) + "\n"
 
 
@@ -59,6 +61,14 @@ def verdict_sentence(verdict: ReplayResult) -> str:
     if verdict.n_retries:
         return f"FITS in {size} after the allocator {releases} and went on, which costs time"
     return f"FITS in {size} (reserved peak {format_gib(verdict.peak_reserved_bytes)}), and the cache was never given back"
+
+
+def _expandable_sentence(other: ReplayResult) -> str:
+    """What expandable segments would change about a card that is too small."""
+    if other.out_of_memory is not None:
+        return "With expandable segments it does not fit either"
+    releases = ", after giving its cache back" if other.n_retries else ""
+    return f"With expandable_segments:True it fits: reserved peak {format_gib(other.peak_reserved_bytes)}{releases}"
 
 
 def _phase_line(each: PhaseSummary) -> str:

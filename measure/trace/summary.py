@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from measure.trace.events import AllocEvent
 from measure.trace.replay import PhasePeaks, ReplayResult, replay
@@ -28,7 +28,8 @@ class Summary:
     """A trace in numbers.  Bytes are those of the allocator's blocks, as torch's ``max_memory_allocated`` counts them.
 
     ``peak`` is the moment when most was allocated, ``reserved_peak`` the one when most had been reserved.  ``verdict`` is the
-    replay on a card of limited size, if one was asked for.
+    replay on a card of limited size, if one was asked for; ``expandable`` the same with expandable segments, where it failed
+    without them.
     """
 
     result: ReplayResult
@@ -37,6 +38,7 @@ class Summary:
     reserved_peak: Moment
     n_events: int
     verdict: ReplayResult | None = None
+    expandable: ReplayResult | None = None
 
     @property
     def allocated_peak_bytes(self) -> int:
@@ -62,6 +64,7 @@ def summarize(
     if index is None or reserved_index is None:
         raise UsageError("nothing was allocated, so there is no peak")
     peaks = phase_peak_events(events, result)
+    verdict = None if limit_bytes is None else replay(events, settings, limit_bytes)
     moments = moments_at(events, result, (*peaks.values(), index, reserved_index))
     return Summary(
         result=result,
@@ -69,8 +72,16 @@ def summarize(
         peak=moments[index],
         reserved_peak=moments[reserved_index],
         n_events=len(events),
-        verdict=None if limit_bytes is None else replay(events, settings, limit_bytes),
+        verdict=verdict,
+        expandable=None if verdict is None else _with_expandable_segments(events, verdict),
     )
+
+
+def _with_expandable_segments(events: Sequence[AllocEvent], verdict: ReplayResult) -> ReplayResult | None:
+    """A card that is too small for blocks in plain segments may be large enough for expandable ones, which leave fewer holes."""
+    if verdict.out_of_memory is None or verdict.settings.expandable_segments:
+        return None
+    return replay(events, replace(verdict.settings, expandable_segments=True), verdict.limit_bytes)
 
 
 def timeline_of(events: Sequence[AllocEvent], summary: Summary, n_moments: int = TIMELINE_MOMENTS) -> list[Moment]:

@@ -39,7 +39,7 @@ def to_json(
         ],
         "events": summary.n_events,
         "host": _host(host),
-        "verdict": None if summary.verdict is None else _verdict(summary.verdict),
+        "verdict": None if summary.verdict is None else _verdict(summary.verdict, summary.expandable),
         "assumptions": [asdict(each) for each in assumptions],
     }
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -78,13 +78,14 @@ def _phase(each: PhaseSummary) -> dict[str, Any]:
     return {**sizes, "at_peak": _moment(each.at_peak)}
 
 
-def _verdict(verdict: ReplayResult) -> dict[str, Any]:
+def _verdict(verdict: ReplayResult, expandable: ReplayResult | None) -> dict[str, Any]:
     failed = verdict.out_of_memory
     return {
         "limit_bytes": verdict.limit_bytes,
         "outcome": verdict.outcome,
         "reserved_peak_bytes": verdict.peak_reserved_bytes,
         "cache_releases": verdict.n_retries,
+        "with_expandable_segments": None if expandable is None else expandable.outcome,
         "out_of_memory": None
         if failed is None
         else {

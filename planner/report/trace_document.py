@@ -13,6 +13,9 @@ TRACE_SCHEMA_ID: Final = "measure/trace@1"
 Bytes = Annotated[int, Field(ge=0)]
 
 
+_Outcome = Literal["fits", "fits_after_retry", "out_of_memory"]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,12 +72,13 @@ class TracedFailure(_Part):
 
 
 class TracedVerdict(_Part):
-    """The replay on a card of limited size."""
+    """The replay on a card of limited size; with expandable segments as well, where it failed without them."""
 
     limit_bytes: Bytes
-    outcome: Literal["fits", "fits_after_retry", "out_of_memory"]
+    outcome: _Outcome
     reserved_peak_bytes: Bytes
     cache_releases: Annotated[int, Field(ge=0)]
+    with_expandable_segments: _Outcome | None = None
     out_of_memory: TracedFailure | None
 
 

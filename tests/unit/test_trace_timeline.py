@@ -12,9 +12,11 @@ from measure.trace.events import AllocEvent
 from measure.trace.export import LoggingAllocator, snapshot_of
 from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
 from measure.trace.replay import replay
+from measure.trace.report import to_text
 from measure.trace.settings_text import parse_settings
 from measure.trace.summary import summarize
 from measure.trace.timeline import moments_at, phase_peak_events, sampled, spans_of
+from measure.trace.to_json import to_json
 from planner.units import KIB, MIB
 
 
@@ -101,6 +103,27 @@ def test_a_summary_says_what_is_reserved_and_not_allocated() -> None:
     assert unused == {"load": 0, "forward": 16 * MIB, "backward": (12 + 30 + 20 + 2 - 12 - 6) * MIB - KIB}
     assert summary.reserved_peak_bytes == 64 * MIB
     assert (summary.peak.phase, summary.peak.op, summary.peak.module) == ("forward", "op3", "layers.3")
+
+
+@pytest.mark.parametrize(("limit_bytes", "outcome"), [(150 * MIB, "fits"), (104 * MIB, "out_of_memory")])
+def test_a_card_that_is_too_small_is_tried_with_expandable_segments(limit_bytes: int, outcome: str) -> None:
+    """10 MiB that lie in a freed segment of 100 MiB hold it, so 95 MiB more ask for 96; an expandable segment grows by 20."""
+    whole, part, later = 100 * MIB, 10 * MIB, 95 * MIB
+    events = [_alloc(1, whole, "load", "weights"), _free(1, whole, "load"), _alloc(2, part, "load", "weights")]
+    events.append(_alloc(3, later, "forward", "saved_activations"))
+    summary = summarize(events, limit_bytes)
+    assert summary.verdict is not None
+    assert summary.verdict.outcome == "out_of_memory"
+    assert summary.expandable is not None
+    assert summary.expandable.outcome == outcome
+    text = to_text(summary)
+    assert ("With expandable_segments:True it fits: reserved peak 0.12 GiB" in text) is (outcome == "fits")
+    assert ("With expandable segments it does not fit either" in text) is (outcome != "fits")
+    assert json.loads(to_json(summary, [], ()))["verdict"]["with_expandable_segments"] == outcome
+    roomy = summarize(events, 200 * MIB)
+    assert roomy.expandable is None
+    assert json.loads(to_json(roomy, [], ()))["verdict"]["with_expandable_segments"] is None
+    assert summarize(events, limit_bytes, parse_settings("expandable_segments:True")).expandable is None
 
 
 def test_an_exported_snapshot_reads_back_as_the_same_requests() -> None:
