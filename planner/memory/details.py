@@ -111,6 +111,15 @@ def _logits(job: Job, _: str) -> str:
     return f"{size}; forward {forward}; backward {backward}; loss {job.recipe.loss}"
 
 
+def _context(job: Job, _: str) -> str:
+    coefficients, gpu = job.coefficients, job.hardware.gpu
+    card = (
+        "card's multiprocessors unknown: as an A100" if gpu.multiprocessors is None else f"{gpu.multiprocessors} multiprocessors"
+    )
+    threads = f"{runtime.resident_threads(job):,} threads ({card}) x thread_memory_bytes {coefficients.thread_memory_bytes:.0f} B"
+    return f"{threads} + context_bytes {format_bytes(coefficients.context_bytes)}, {coefficients.name}"
+
+
 def _coefficient(name: str) -> Callable[[Job, str], str]:
     def write(job: Job, _: str) -> str:
         value, unit = getattr(job.coefficients, name), job.coefficients.prior_of(name).unit
@@ -202,7 +211,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "logits:uncounted_logits_bytes": _coefficient("logits_extra_copies"),
     "activations:uncounted_activation_bytes": _coefficient("activation_share"),
     "moments:tied_table_bytes": lambda job, _: f"{format_count(job.model.token_embedding.param_count)} x {job.regime.gradient} B",
-    "runtime:context_bytes": _coefficient("context_bytes"),
+    "runtime:context_bytes": _context,
     "runtime:nccl_bytes": _coefficient("nccl_bytes"),
     "cache:idle_by_phase": _slack,
     "lengths:length_cache": _lengths,

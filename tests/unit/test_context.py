@@ -8,6 +8,7 @@ import pytest
 
 from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
 from planner.domain.coefficients import Coefficients
+from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
@@ -41,6 +42,18 @@ def test_a_card_whose_multiprocessors_are_unknown_counts_as_an_a100() -> None:
     """A card that the catalog does not describe that far, and one that the user alone describes."""
     assert load_gpu("b100").multiprocessors is None
     assert resident_threads(job_on("b100")) == 108 * 2048
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"), [("rtx4090", "196,608 threads (128 multiprocessors)"), ("b100", "unknown: as an A100")]
+)
+def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> None:
+    """``--explain`` shows the card's multiprocessors and both coefficients, or that the card's are not known."""
+    scenario = resolve(from_flags({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512}))
+    terms = estimate(scenario, Coefficients(), explain=True).memory.terms
+    detail = next(term.detail for term in terms if term.formula.endswith("runtime:context_bytes"))
+    assert words in detail
+    assert "thread_memory_bytes 2048 B + context_bytes 200.0 MiB" in detail
 
 
 @pytest.mark.parametrize("gpu_id", [each for each in gpu_ids() if gpu_entry(each).multiprocessors is not None])
