@@ -64,6 +64,14 @@ def stack_ids() -> tuple[str, ...]:
     return tuple(sorted({entry_id for entry_id, _ in _names().values()}))
 
 
+def other_versions(stack_id: str) -> tuple[str, ...]:
+    """Ids of the same software at other versions, by the names of the files alone; variants of a version are left out."""
+    name = stack_id.partition("@")[0]
+    files = sorted((data_dir() / "stacks").glob(f"{name}-*.toml"))
+    found = (re.fullmatch(rf"{re.escape(name)}-([0-9.]+)", path.stem) for path in files)
+    return tuple(each for match in found if match and (each := f"{name}@{match[1]}") != stack_id)
+
+
 @lru_cache(maxsize=64)
 def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
     """The stack with this id or alias, for example ``hf-trainer@5``, with other ``versions`` of some packages where given.

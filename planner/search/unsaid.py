@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from planner.catalog.stacks import load_stack, stack_ids
+from planner.catalog.stacks import load_stack, other_versions
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
@@ -56,11 +56,12 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
     ``prediction`` is that of the scenario under ``model``.  A value that a rule refuses or warns about is not tried.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
+    before = frozenset(refusals(scenario)) | warnings_about(scenario)
     found = [
         _unsaid(f"{name}={value}", flags, prediction, predict_with(after, model))
         for name, value in _assumed(scenario)
         for flags in _flags_otherwise(name, value)
-        if (after := _variant(scenario, flags)) is not None
+        if (after := _variant(scenario, flags)) is not None and not (refusals(after).keys() | warnings_about(after)) - before
     ]
 
     def weight(each: Unsaid) -> float:
@@ -78,28 +79,18 @@ def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
 
 
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
-    for other in _other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
+    for other in other_versions(value) if name == "stack" else _OTHERWISE[name].get(value, ()):
         yield {name.replace("_", "-"): {"true": True, "false": False}.get(other, other)}
 
 
-def _other_versions(stack_id: str) -> tuple[str, ...]:
-    """Other versions of the same software in the catalog, without what is a variant of one of them."""
-    family = stack_id.partition("@")[0]
-    alike = (each for each in stack_ids() if each != stack_id and each.partition("@")[0] == family)
-    return tuple(each for each in alike if not load_stack(each).extends)
-
-
 def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
-    """The job with other flags, or ``None`` where a rule speaks against it that did not before."""
+    """The job with other flags, or ``None`` where they exclude each other."""
     try:
         if "stack" in flags:
-            after = with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
-        else:
-            after = with_flags(scenario, flags)
+            return with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
+        return with_flags(scenario, flags)
     except (RefusedCombinationError, UsageError):
         return None
-    new = refusals(after).keys() - refusals(scenario).keys() or warnings_about(after) - warnings_about(scenario)
-    return None if new else after
 
 
 def _unsaid(setting: str, flags: Flags, before: Prediction, after: Prediction) -> Unsaid:

@@ -59,6 +59,7 @@ def test_what_moves_most_comes_first() -> None:
     settings = [each.setting for each in found]
     assert set(settings[:2]) == {"batch=1", "attention=sdpa"}
     assert "load_dtype=bf16" in settings[2:]
+    assert ("stack=hf-trainer@5", "--stack hf-trainer@4") in [(each.setting, each.flags) for each in found]
     sizes = [abs(each.moves_bytes) for each in found if each.speed_ratio is not None and 0.95 < each.speed_ratio < 1.05]
     assert sizes == sorted(sizes, reverse=True)
 
