@@ -26,6 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except ModuleNotFoundError as error:
+        if (error.name or "planner").partition(".")[0] in ("planner", "measure"):
+            return _unexpected(error)
+        need = "install the package with all that it needs: pip install finetune-planner"
+        return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     except BrokenPipeError:
         # The reader has what it wanted.  Python would complain once more when it flushes at exit.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123

@@ -127,6 +127,8 @@ def _patch_statistics(torch: ModuleType) -> None:
         "is_bf16_supported": lambda including_emulation=True: True,
         "init": CARD.open,
         "set_device": lambda device: None,
+        # Optimizers ask where torch was built for CUDA.
+        "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": reset,
