@@ -12,8 +12,9 @@ from pathlib import Path
 
 from measure.assemble import Measured
 from measure.environment import setup_key
+from measure.trace.files import whole_file
 from planner.domain.run_record import Outcome
-from planner.errors import UsageError
+from planner.errors import InputFileError, UsageError
 from planner.records import RecordSet, append_jsonl, read_records
 from planner.units import MIB, format_bytes
 
@@ -65,9 +66,10 @@ class Store:
         name = f"{_HISTORIES}/{measured.record.id}.jsonl.gz"
         try:
             (self.folder / _HISTORIES).mkdir(exist_ok=True)
-            (self.folder / name).write_bytes(measured.history or b"")
-        except OSError as error:
-            raise UsageError(f"the history of '{measured.record.id}' cannot be written: {error.strerror or error}") from None
+            with whole_file(self.folder / name) as stream:
+                stream.write(measured.history or b"")
+        except (OSError, InputFileError) as error:
+            raise UsageError(f"the history of '{measured.record.id}' cannot be written: {error}; give another --out") from None
         measured.attachments["raw"]["history"] = name
 
     def read(self) -> RecordSet | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
 import subprocess
@@ -85,6 +87,18 @@ def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Pa
     monkeypatch.setattr("measure.store.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1000})())
     with pytest.raises(UsageError, match="is full: 1000 B"):
         Store(tmp_path).prepare()
+
+
+def test_a_history_on_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up in the middle leaves neither a piece of the history nor a record that names it."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match=r"history of 'run-1' cannot be written: .*No space left on device"):
+        Store(tmp_path).add(measured(1, b"history"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["histories"]
 
 
 def test_a_history_that_cannot_be_written_leaves_no_record(tmp_path: Path) -> None:
