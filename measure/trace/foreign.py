@@ -44,7 +44,14 @@ def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitecture
     if unknown.model_type not in transformers.CONFIG_MAPPING:
         raise unknown
     config = _configuration(fields, unknown.where)
-    return in_checkpoint_dtype(_described(config, _on_meta(config, unknown.where), unknown.where), fields)
+    model = _on_meta(config, unknown.where)
+    try:
+        spec = _described(config, model, unknown.where)
+    except (AttributeError, TypeError, ValueError) as error:  # configurations that say something for each layer, or not at all
+        raise NotModelledError(
+            f"{unknown.where}: architecture '{unknown.model_type}' cannot be traced: {_reason(error)}"
+        ) from None
+    return in_checkpoint_dtype(spec, fields)
 
 
 def _configuration(fields: Mapping[str, Any], where: str) -> Any:
@@ -87,7 +94,7 @@ def _described(config: Any, model: Any, where: str) -> ModelSpec:
         groups=tuple(BlockGroup(len(list(run)), block) for block, run in groupby(blocks)),
         token_embedding=EmbeddingSpec(names[table], int(rows), int(width)),
         head=LinearSpec(names[head], "head", int(head.weight.shape[1]), int(head.weight.shape[0]), "head_in"),
-        tied=bool(text.tie_word_embeddings),
+        tied=head.weight is table.weight,
         max_position_tokens=getattr(text, "max_position_embeddings", None),
     )
 
@@ -99,7 +106,8 @@ def _attention(text: Any, heads: int) -> AttentionSpec:
 
 
 def _mlp(text: Any) -> MlpSpec:
-    return MlpSpec(int(getattr(text, "intermediate_size", None) or 0), False, str(getattr(text, "hidden_act", "")))
+    widths = getattr(text, "intermediate_size", None) or 0
+    return MlpSpec(int(max(widths) if isinstance(widths, list) else widths), False, str(getattr(text, "hidden_act", "")))
 
 
 def _matrices(layer: Any) -> tuple[LinearSpec, ...]:

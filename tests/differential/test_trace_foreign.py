@@ -13,7 +13,7 @@ pytest.importorskip("peft", reason="tracing needs the measure extra")
 from scenarios import GROUPED, SIZES
 
 from measure.cli.main import main
-from measure.trace import layers
+from measure.trace import foreign, layers
 from measure.trace.build import configuration_of
 from measure.trace.foreign import described_by_modules
 from planner.catalog.hf_config import model_from_config
@@ -98,6 +98,19 @@ def test_what_cannot_be_traced_is_said(
     assert out == ""
     assert says in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_a_configuration_that_cannot_be_read_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some configurations give no one number for layers that differ, as that of Gemma 4: exit code 6, with its reason."""
+
+    def differs(_text: object, _heads: int) -> object:
+        raise AttributeError("'head_dim' is a per-layer attribute")
+
+    monkeypatch.setattr(foreign, "_attention", differs)
+    assert _traced(tmp_path, TINY) == ExitCode.NOT_MODELLED
+    assert "cannot be traced: 'head_dim' is a per-layer attribute" in capsys.readouterr().err
 
 
 def test_targets_are_checked_against_the_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
