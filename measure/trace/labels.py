@@ -18,6 +18,7 @@ _ROLE_TERMS: dict[str, TermName] = {
     "quantization_constants": "quantization_constants",
     "adapters": "adapters",
     "gradients": "gradients",
+    "gradient_parts": "gradients",
     "optimizer_states": "optimizer_states",
     "autocast_copies": "autocast_copies",
     "dequantization": "dequantization",

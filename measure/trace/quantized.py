@@ -149,12 +149,16 @@ class _MatMul4Bit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         (gradient,) = gradients
-        layer = ctx.layer
-        scales = _scales(layer, in_place=True)
-        expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=gradient.device)
-        del scales
         bias = gradient.sum(0) if ctx.has_bias and ctx.needs_input_grad[1] else None
-        return (torch.matmul(gradient, expanded.to(gradient.dtype)) if ctx.needs_input_grad[0] else None), bias, None
+        return (torch.matmul(gradient, _expanded(ctx.layer, gradient)) if ctx.needs_input_grad[0] else None), bias, None
+
+
+def _expanded(layer: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """The matrix in the gradient's dtype: ``dequantize_4bit`` returns the one that was quantised, which goes when it is cast."""
+    scales = _scales(layer, in_place=True)
+    expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=gradient.device)
+    del scales
+    return expanded.to(gradient.dtype)
 
 
 def _scales(layer: Any, *, in_place: bool) -> torch.Tensor | None:

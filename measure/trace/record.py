@@ -15,6 +15,7 @@ Role = Literal[
     "quantization_constants",
     "adapters",
     "gradients",
+    "gradient_parts",
     "optimizer_states",
     "autocast_copies",
     "dequantization",

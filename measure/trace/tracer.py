@@ -22,7 +22,7 @@ _ACCUMULATE_GRAD = 2**64 - 1
 # Uses of a tensor, and of its storage, that a gradient has inside of a dispatch mode when only autograd's buffer holds it.
 _USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
-_ADD = torch.ops.aten.add.Tensor
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 
 
@@ -54,6 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_path = ""
         self._last_operator = ""
         self._storages: dict[int, Block] = {}
+        self._parts_of_sums: dict[int, tuple[Block, ...]] = {}
         self._host = 0
         self._closed = False
         self._next_id = 0
@@ -82,10 +83,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._storages.get(tensor.untyped_storage()._cdata)
 
     def mark(self, tensor: torch.Tensor, role: Role) -> None:
-        """Say what the block behind ``tensor`` is for."""
+        """Say what the block behind ``tensor`` is for.
+
+        What autograd summed to a gradient is part of one: a table that is tied to the head gets a gradient of each of its uses.
+        """
         block = self.block_of(tensor)
-        if block is not None:
-            block.role = role
+        if block is None:
+            return
+        block.role = role
+        if role == "gradients":
+            self._mark_parts(block)
+
+    def _mark_parts(self, block: Block) -> None:
+        for part in self._parts_of_sums.pop(block.id, ()):
+            if part is not block:
+                part.role = "gradient_parts"
+            self._mark_parts(part)
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -123,30 +136,49 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_operator = str(func)
         workspace = self._workspaces.get(func)
         taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
-        if func is _ADD and self._sums_in_place(args, kwargs):
-            func = torch.ops.aten.add_.Tensor
+        summed = self._summed_gradients(func, args, kwargs)
+        if func is _ADD and summed and self._sums_in_place(*args):
+            func = _ADD_IN_PLACE
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
             self.trace.operators.append(_describe(func, out))
         for index, leaf in enumerate(tree_leaves(out) if isinstance(out, list | tuple) else (out,)):
             if isinstance(leaf, torch.Tensor):
                 self._track(leaf, func, args, index)
+        if summed:
+            self._note_sum(out, summed)
         for block in reversed(taken):
             self.give_back(block)
         return out
 
-    def _sums_in_place(self, args: Any, kwargs: Any) -> bool:
+    def _summed_gradients(self, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Two gradients of one tensor that autograd itself adds, or the new one of a parameter that has one already."""
+        in_engine = self._stage == "backward" and not self.modules.path and not torch.is_grad_enabled()
+        if not in_engine or func not in (_ADD, _ADD_IN_PLACE) or kwargs or len(args) != 2:
+            return None
+        held, new = args
+        same = isinstance(new, torch.Tensor) and held.shape == new.shape and held.dtype == new.dtype
+        return (held, new) if same else None
+
+    def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Remember what a sum was made of, in case that it turns out to be a gradient."""
+        block, parts = self.block_of(total), tuple(part for each in summed if (part := self.block_of(each)) is not None)
+        if block is None:
+            return
+        if block.role != "gradients":
+            self._parts_of_sums[block.id] = parts
+        elif parts[-1].id in self._parts_of_sums:
+            parts[-1].role = "gradient_parts"
+            self._mark_parts(parts[-1])
+
+    @staticmethod
+    def _sums_in_place(held: torch.Tensor, new: torch.Tensor) -> bool:
         """Whether autograd would add these two gradients of one tensor in place, were it not for this mode.
 
         It does where nothing else holds the first of them, and never under a dispatch mode or on fake tensors.  A gradient that
         is a view, as that of a linear layer's weight is, shares its memory with the tensor that it is a view of.
         Source: torch 2.13 torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace, ATen/TensorSubclassLikeUtils.h.
         """
-        if self._stage != "backward" or self.modules.path or kwargs or len(args) != 2 or torch.is_grad_enabled():
-            return False
-        held, new = args
-        if not isinstance(new, torch.Tensor) or held.shape != new.shape or held.dtype != new.dtype:
-            return False
         storage_uses = torch._C._storage_Use_Count(held.untyped_storage()._cdata)
         return held._use_count() <= _USES_OF_LAST and storage_uses <= _STORAGE_USES_OF_LAST and not held._is_view()
 

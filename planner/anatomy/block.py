@@ -81,8 +81,9 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
         coming = 0 if view.recipe.checkpoint_reentrant else later
         plain.append(tokens * (features - coming + pairs) + step.fixed_saves + step.fixed_forward)
         # What contexts of later steps hold stays although their backward has run.
-        features = kept + later + step.backward
-        backward.append(tokens * (features + keys * (kept_pair + step.pair_backward)) + fixed + step.fixed_backward)
+        pairs = keys * (kept_pair + step.pair_backward)
+        moments = (tokens * (kept + later + each.features + pairs) + fixed + each.fixed for each in step.backward_moments)
+        backward.append(maximum(*moments))
     regime = view.regime
     growing, made = _with_gradients(steps, backward, tokens)
     return BlockBytes(

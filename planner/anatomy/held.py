@@ -76,4 +76,5 @@ def beside(step: Step, held: Held, stream: Number) -> Step:
         forward=step.forward - stream + (0 if counted else held.training),
         plain=plain - stream + (0 if counted else held.plain),
         backward=step.backward + held.backward,
+        moments=tuple(replace(moment, features=moment.features + held.backward) for moment in step.moments),
     )

@@ -13,6 +13,14 @@ from planner.domain.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes alive at one moment: ``features`` per token, and ``fixed``."""
+
+    features: Number
+    fixed: Number = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of a layer.
 
@@ -21,6 +29,7 @@ class Step:
     ``gradients`` are bytes of weight gradients that its backward makes, ``largest_gradient`` the most that one of them adds.
     ``released``, ``fixed_released``: of all in its backward, what has gone when the last of its gradients comes.
     ``plain``: bytes per token alive while it runs in a forward that keeps nothing, where that is not ``saves`` and ``forward``.
+    ``moments``: where the backward has several, each with what it has of ``backward`` and ``fixed_backward``, which then are 0.
     ``unrebuilt``: of ``forward``, what comes after its last saved tensor, which a layer that is rebuilt does not make at its end.
     """
 
@@ -40,6 +49,12 @@ class Step:
     fixed_released: int = 0
     plain: Number | None = None
     unrebuilt: Number = 0
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def backward_moments(self) -> tuple[Moment, ...]:
+        """All moments of its backward."""
+        return self.moments or (Moment(self.backward, self.fixed_backward),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from planner.anatomy.inputs import input_bytes
 from planner.anatomy.int8 import int8_column_bytes, int8_work_bytes, is_int8
+from planner.anatomy.kbit_backward import all_4bit, moments_4bit
 from planner.anatomy.kept_inputs import keeps_4bit_input, shared_input_bytes
 from planner.anatomy.ledger import BlockView, Step
 from planner.anatomy.weight_copies import cast_weight_bytes, dequantized_bytes, gptq_kept_bytes, is_4bit, is_grouped
@@ -107,6 +108,7 @@ def _linear_step(view: BlockView, reads: str, linears: list[LinearSpec], stream:
     # What routed and shared experts make are two tensors, though both are read by matrices of this step.
     sharers = max((sum(other.group == linear.group for other in linears) for linear in linears), default=0)
     readers = sharers if reads == "mlp_mid" else len(linears)
+    out_bytes = 0 if _ends_a_part(view, reads) else regime.linear_out
     step = Step(
         reads,
         saves=saved,
@@ -117,6 +119,9 @@ def _linear_step(view: BlockView, reads: str, linears: list[LinearSpec], stream:
         fixed_forward=fixed if _expands_forward(view) else 0,
         fixed_backward=fixed + merged,
     )
+    if all_4bit(view, linears):
+        moments = moments_4bit(view, linears, stream, out_bytes, linear_amounts)
+        step = replace(step, backward=0, fixed_backward=0, moments=moments)
     return _with_weight_gradients(view, step, linears)
 
 

@@ -39,9 +39,11 @@ class Activations:
     """Saved and transient activations of all layers, in the order of the forward pass.
 
     ``groups``: one tuple for each group of layers of one kind, of its runs of layers that are treated alike.
+    ``shared``: bytes that all layers read and keep, until the backward of the first one.
     """
 
     groups: tuple[tuple[LayerBytes, ...], ...]
+    shared: Number = 0
 
     @property
     def layers(self) -> tuple[LayerBytes, ...]:
@@ -51,7 +53,7 @@ class Activations:
     @property
     def kept(self) -> Number:
         """Bytes saved between forward and backward over all layers."""
-        return sum(layer.count * layer.kept for layer in self.layers)
+        return self.shared + sum(layer.count * layer.kept for layer in self.layers)
 
     @property
     def forward_extra(self) -> Number:
@@ -99,7 +101,19 @@ def activations(job: Job) -> Activations:
     for group in job.model.groups:
         groups.append(tuple(_layer_bytes(job, group.block, run) for run in _runs(job, first, group.count)))
         first += group.count
-    return Activations(tuple(groups))
+    return Activations(tuple(groups), rotary_table_bytes(job))
+
+
+def rotary_table_bytes(job: Job) -> Number:
+    """Cosines and sines that turn queries and keys: made once a pass, for one sample, and read by all layers.
+
+    Formula: 2 * positions * features of a head in the dtype of the embeddings.
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, LlamaModel.forward.
+    Ignored: heads that are turned in part only, whose tables are narrower; the second pair of models that turn layers with a
+    window by another base; that older Transformers keep tables of all positions in every layer.
+    """
+    heads = [group.block.attention.head_dim for group in job.model.groups if group.block.attention.position == "rope"]
+    return 2 * job.recipe.batch.seq_len * max(heads, default=0) * job.regime.outside
 
 
 @dataclass(frozen=True, slots=True)

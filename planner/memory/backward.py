@@ -41,8 +41,9 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
 
 def _moment_terms(moment: BackwardMoment, phases: frozenset[Phase], when: str) -> tuple[Term, ...]:
     formula, table = "activations:activations", "moments:tied_table_bytes"
+    # Both parts of a tied table's gradient are gradients, as the one of an untied head is, until their sum is there.
     return (
         make_term("saved_activations", f"saved, {when}", moment.kept, phases, formula, "transient"),
         make_term("block_recompute", f"one block, {when}", moment.extra, phases, formula, "transient"),
-        make_term("other_temporaries", f"tied table, {when}", moment.table, phases, table, "transient"),
+        make_term("gradients", f"tied table, {when}", moment.table, phases, table, "transient"),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from planner.arrays import maximum, where
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
-from planner.memory.activations import Activations, LayerBytes, activations
+from planner.memory.activations import Activations, activations
 from planner.memory.job import Job
 from planner.memory.logits import head_gradient_bytes
 from planner.memory.optimizer import carried_gradient_bytes, gradient_bytes, offload_norm_bytes, standing_gradient_bytes
@@ -53,12 +53,12 @@ def first_moments(job: Job, amounts: Activations) -> tuple[BackwardMoment, ...]:
         table = table_gradient_bytes(job) if job.model.tied else 0
         return (
             BackwardMoment(amounts.kept, amounts.backward_extra, standing_gradient_bytes(job)),
-            BackwardMoment(amounts.one_layer, amounts.backward_extra, gradients),
+            BackwardMoment(amounts.shared + amounts.one_layer, amounts.backward_extra, gradients),
             # The head's gradient comes first of all, a tied table's last.
             BackwardMoment(0 if job.model.tied else amounts.kept, norm, 0),
             _table_moment(job, table),
         )
-    return (*_layer_moments(job, amounts.layers), _table_moment(job, tied_table_bytes(job)))
+    return (*_layer_moments(job, amounts), _table_moment(job, tied_table_bytes(job)))
 
 
 def later_backward(job: Job, amounts: Activations) -> BackwardMoment:
@@ -78,8 +78,8 @@ def later_moments(job: Job, amounts: Activations) -> tuple[BackwardMoment, ...]:
     return (start, _table_moment(job, added))
 
 
-def _layer_moments(job: Job, layers: tuple[LayerBytes, ...]) -> Iterator[BackwardMoment]:
-    kept: Number = 0
+def _layer_moments(job: Job, amounts: Activations) -> Iterator[BackwardMoment]:
+    layers, kept = amounts.layers, amounts.shared
     later: Number = sum(layer.count * layer.gradients for layer in layers) + head_gradient_bytes(job)
     for layer in layers:
         later = later - layer.count * layer.gradients
@@ -91,9 +91,15 @@ def _layer_moments(job: Job, layers: tuple[LayerBytes, ...]) -> Iterator[Backwar
 
 
 def _table_moment(job: Job, added: Number) -> BackwardMoment:
-    """The last moment: all gradients, that of the first layer's input, and what is ``added`` to them."""
+    """The last moment: all gradients, that of the first layer's input, and what is ``added`` to them.
+
+    Where the sum of a tied table's parts is a third tensor, the gradient of the layer's input, which the table's own part was
+    made of, has gone when it comes.
+    Source: torch 2.13 autograd/engine.cpp: a node's inputs go when it has run, before its results are added to others.
+    """
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
-    return BackwardMoment(0, boundary, gradient_bytes(job), added)
+    third = maximum(tied_table_bytes(job) - table_gradient_bytes(job), 0) if job.regime.engine == "native" else 0
+    return BackwardMoment(0, maximum(boundary - third, 0), gradient_bytes(job), added)
 
 
 def table_gradient_bytes(job: Job) -> int:

@@ -9,7 +9,7 @@ from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHA
 from planner.memory import cache, lengths, optimizer, pools, runtime
 from planner.memory.job import Job
 from planner.memory.phases import ALL_PHASES, LATER, make_term
-from planner.memory.terms import GATHERED, driver_terms, tensor_terms
+from planner.memory.terms import GATHERED, TIED_TABLE, driver_terms, tensor_terms
 
 
 def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
@@ -86,7 +86,9 @@ def _reserved_by_phase(
     reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
     pool, streams = pools.gradient_pool_bytes(job), runtime.side_stream_bytes(job)
     if not is_zero(pool):
-        beside = pools.idle_gradient_pool_bytes(job, pool, _sum_by_phase(terms, frozenset({"gradients"})))
+        # What waits for a tied table's own gradient is whole, and on the main stream.
+        pooled = tuple(term for term in terms if term.formula != TIED_TABLE)
+        beside = pools.idle_gradient_pool_bytes(job, pool, _sum_by_phase(pooled, frozenset({"gradients"})))
         reserved = {phase: n_bytes + beside[phase] for phase, n_bytes in reserved.items()}
     return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 

@@ -22,6 +22,7 @@ from planner.memory.phases import (
 )
 
 GATHERED = "planner.memory.sharding:gathered_parameter_bytes"
+TIED_TABLE = "planner.memory.moments:tied_table_bytes"
 _LOAD: frozenset[Phase] = frozenset({"load"})
 _FIRST_PASS: frozenset[Phase] = frozenset({"forward", "backward"})
 _LATER_PASS: frozenset[Phase] = frozenset({"forward_2", "backward_2"})
