@@ -19,8 +19,9 @@ def scenario(**flags: object) -> Scenario:
 
 
 def kept_bytes(**flags: object) -> float:
-    """Bytes of activations that stay between forward and backward."""
-    return float(activations(job_of(scenario(gradient_checkpointing=True, **flags), PRIORS)).kept)
+    """Bytes of activations that layers keep between forward and backward."""
+    amounts = activations(job_of(scenario(gradient_checkpointing=True, **flags), PRIORS))
+    return float(amounts.kept - amounts.shared)
 
 
 def test_non_reentrant_checkpointing_keeps_the_inputs_of_4_bit_matrices() -> None:
