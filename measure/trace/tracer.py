@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspace = self._workspaces.get(func)
         taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
         summed = self._summed_gradients(func, args, kwargs)
-        if func is _ADD and summed and self._sums_in_place(*args):
+        if func is _ADD and summed and self._sums_in_place(summed[0]):
             func = _ADD_IN_PLACE
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
@@ -172,8 +172,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._mark_parts(parts[-1])
 
     @staticmethod
-    def _sums_in_place(held: torch.Tensor, new: torch.Tensor) -> bool:
-        """Whether autograd would add these two gradients of one tensor in place, were it not for this mode.
+    def _sums_in_place(held: torch.Tensor) -> bool:
+        """Whether autograd would add a gradient in place to the one of that tensor that it has, were it not for this mode.
 
         It does where nothing else holds the first of them, and never under a dispatch mode or on fake tensors.  A gradient that
         is a view, as that of a linear layer's weight is, shares its memory with the tensor that it is a view of.

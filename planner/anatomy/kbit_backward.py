@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.anatomy.inputs import input_bytes
 from planner.anatomy.ledger import BlockView, Moment
-from planner.anatomy.weight_copies import dequantized_bytes, is_4bit
+from planner.anatomy.weight_copies import is_4bit
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import DTYPE_BYTES, Number
 

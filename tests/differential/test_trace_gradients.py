@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -21,9 +20,9 @@ from planner.domain.recipe import Numerics
 TABLE = 512 * 256 * 2
 
 
-def _events(monkeypatch: pytest.MonkeyPatch, *, tied: bool, grad_accum: int = 1, setup: Setup = Setup(mixed=True)) -> Any:
+def _events(monkeypatch: pytest.MonkeyPatch, *, tied: bool, grad_accum: int = 1) -> list[AllocEvent]:
     monkeypatch.setitem(CONFIGS, "llama", {**CONFIGS["llama"], "tie_word_embeddings": tied})
-    case = small_scenario("llama", setup)
+    case = small_scenario("llama", Setup(mixed=True))
     batch = replace(case.recipe.batch, grad_accum=grad_accum)
     case = replace(case, recipe=replace(case.recipe, batch=batch))
     return to_events(trace_records(case, small_config("llama", case)))

@@ -41,7 +41,7 @@ def test_a_4bit_matrix_is_expanded_to_what_was_quantised_and_then_cast(load: str
 
 
 def test_the_expanded_weight_and_the_widened_gradient_are_two_moments() -> None:
-    """Adapter; expansion beside the cast gradient; product; and, when weight and cast have gone, the product and its fp32 copy."""
+    """Adapter; expansion beside the cast gradient; product; and, when weight and cast have gone, the product and its copy."""
     view, linear = down()
     stream = HIDDEN * view.regime.residual
     saved, _, adapter = linear_amounts(view, linear)
@@ -67,7 +67,7 @@ def test_matrices_that_read_one_tensor_run_one_after_the_other() -> None:
 
 
 def test_the_third_tensor_of_a_tied_table_comes_when_its_layer_has_gone() -> None:
-    """Qwen2.5-1.5B in bf16: two parts and their sum, the gradient of the first layer's input gone; and all of it are gradients."""
+    """Qwen2.5-1.5B in bf16: two parts and their sum, the first layer's input gradient gone; all of it are gradients."""
     subject = job(model="qwen2.5-1.5b", method="full", load_dtype="bf16", seq=128, batch=1)
     table = 151_936 * 1_536 * 2
     assert tied_table_bytes(subject) == 2 * table
@@ -79,7 +79,7 @@ def test_the_third_tensor_of_a_tied_table_comes_when_its_layer_has_gone() -> Non
 
 @pytest.mark.parametrize(("model", "features"), [("qwen2.5-7b", 128), ("bloom-7b1", 0)])
 def test_rotary_tables_are_one_sample_wide_and_kept_until_the_first_layer_ran_backward(model: str, features: int) -> None:
-    """A cosine and a sine for each position and feature of a head, whatever the batch; none where positions are added to scores."""
+    """A cosine and a sine for each position and feature of a head, whatever the batch; none where positions are in scores."""
     subject = job(model=model, method="lora", load_dtype="bf16", precision="bf16", seq=1024, batch=4)
     amounts = activations(subject)
     assert rotary_table_bytes(subject) == amounts.shared == 2 * 1024 * features * subject.regime.outside
