@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._mark_parts(parts[-1])
 
     @staticmethod
-    def _sums_in_place(held: torch.Tensor) -> bool:
+    def _sums_in_place(held: Any) -> bool:
         """Whether autograd would add a gradient in place to the one of that tensor that it has, were it not for this mode.
 
         It does where nothing else holds the first of them, and never under a dispatch mode or on fake tensors.  A gradient that
