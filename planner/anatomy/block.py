@@ -84,7 +84,6 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
         pairs = keys * (kept_pair + step.pair_backward)
         moments = (tokens * (kept + later + each.features + pairs) + fixed + each.fixed for each in step.backward_moments)
         backward.append(maximum(*moments))
-    regime = view.regime
     growing, made = _with_gradients(steps, backward, tokens)
     return BlockBytes(
         saved=tokens * (kept + keys * kept_pair) + fixed,
@@ -97,7 +96,7 @@ def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
         early_gradients=tokens * early_gradient_bytes(view),
         plain_peak=maximum(*plain),
         returned=tokens * keys * returned_score_bytes(view),
-        boundary=tokens * view.hidden * regime.residual,
+        boundary=tokens * view.hidden * view.regime.residual,
         stored=tokens * _stored_bytes(view),
         context_held=held,
         keeps_input=keeps_its_input(view) and not view.block.reads_stream,
