@@ -84,5 +84,5 @@ class UnknownArchitectureError(NotModelledError):
         self.where, self.model_type = where, model_type
         super().__init__(
             f"{where}: architecture '{model_type[:60]}' is not modelled; modelled are {', '.join(known)}; "
-            "measure trace runs every causal language model that Transformers ships"
+            "measure trace can run most causal language models whose modules Transformers ships"
         )

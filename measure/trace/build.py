@@ -192,7 +192,10 @@ def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
     except ValueError as error:
-        raise NotModelledError(f"{error}  Use --no-gradient-checkpointing") from None
+        kind = model.config.model_type
+        raise NotModelledError(
+            f"architecture '{kind}' cannot be traced with gradient checkpointing ({error}); use --no-gradient-checkpointing"
+        ) from None
     if recipe.rebuilds_some:
         spare_layers(model, layer_list, recipe.checkpoint_every)
     if recipe.method == "lora":

@@ -192,7 +192,7 @@ def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) ->
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
 
     With the prior at its own strength, whatever strength predicted best: holding a number harder or looser does not change how
-    well it was known before.  A bound that is kept says nothing.
+    well it was known before.  A bound that is kept says nothing.  Ignored: that far readings count less in the fit itself.
     """
     counted = _one_sided(linear.errors, [target.bound for target in problem.targets])
     says = np.array([target.bound == "both" for target in problem.targets]) | (counted != 0.0)

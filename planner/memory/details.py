@@ -113,10 +113,9 @@ def _logits(job: Job, _: str) -> str:
 
 def _context(job: Job, _: str) -> str:
     coefficients, gpu = job.coefficients, job.hardware.gpu
-    card = (
-        "card's multiprocessors unknown: as an A100" if gpu.multiprocessors is None else f"{gpu.multiprocessors} multiprocessors"
-    )
-    threads = f"{runtime.resident_threads(job):,} threads ({card}) x thread_memory_bytes {coefficients.thread_memory_bytes:.0f} B"
+    known = runtime.resident_threads(job) is not None
+    card = f"{gpu.multiprocessors} multiprocessors" if known else "those of the card are unknown: as an A100"
+    threads = f"{runtime.counted_threads(job):,} threads ({card}) x thread_memory_bytes {coefficients.thread_memory_bytes:.0f} B"
     return f"{threads} + context_bytes {format_bytes(coefficients.context_bytes)}, {coefficients.name}"
 
 

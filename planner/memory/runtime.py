@@ -16,14 +16,19 @@ _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
 _USUAL_THREADS = 108 * 2048
 
 
-def resident_threads(job: Job) -> int:
-    """Threads that the whole GPU can hold at once; those of an A100 where the card's multiprocessors are not known.
+def resident_threads(job: Job) -> int | None:
+    """Threads that the whole GPU can hold at once; ``None`` where its multiprocessors or what each can hold are not known.
 
     Source: ``multiprocessors`` of data/gpus x threads each can hold, CUDA C++ Programming Guide, technical specifications.
     """
     gpu = job.hardware.gpu
     each = _THREADS_BY_CAPABILITY.get(gpu.compute_capability)
-    return _USUAL_THREADS if each is None or gpu.multiprocessors is None else each * gpu.multiprocessors
+    return None if each is None or gpu.multiprocessors is None else each * gpu.multiprocessors
+
+
+def counted_threads(job: Job) -> int:
+    """Threads that the context is counted for: those of the card, or of an A100 where they are not known."""
+    return resident_threads(job) or _USUAL_THREADS
 
 
 def context_bytes(job: Job) -> Number:
@@ -35,9 +40,10 @@ def context_bytes(job: Job) -> Number:
     Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the stack grows with the
     kernels and is not reset); bare contexts of torch 2.7.1+cu128: 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on an
     H200 (slide2vec#326), 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
-    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509).
+    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509); that a MIG
+    slice holds fewer threads than the card it is of; what ROCm and other runtimes keep.
     """
-    return job.coefficients.thread_memory_bytes * resident_threads(job) + job.coefficients.context_bytes
+    return job.coefficients.thread_memory_bytes * counted_threads(job) + job.coefficients.context_bytes
 
 
 def cublas_workspace_bytes(job: Job) -> int:

@@ -11,7 +11,7 @@ from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
-from planner.errors import RefusedCombinationError, UsageError
+from planner.errors import UsageError
 from planner.estimate import PRIORS, predict_with
 from planner.search.variants import Flags, refusals, warnings_about, with_flags
 
@@ -73,9 +73,11 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
 
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Settings that the answer rests on and nobody said, with the value that was taken."""
-    for each in scenario.assumptions:
-        if each.name in (*_OTHERWISE, "stack") and each.origin.startswith(_UNSAID):
-            yield each.name, each.value
+    unsaid = {each.name: each.value for each in scenario.assumptions if each.origin.startswith(_UNSAID)}
+    # Versions that were said are versions of this stack's packages: beside them no other version of it is what was meant.
+    if any(each.name == "versions" and each.name not in unsaid for each in scenario.assumptions):
+        unsaid.pop("stack", None)
+    yield from ((name, value) for name, value in unsaid.items() if name in (*_OTHERWISE, "stack"))
 
 
 def _flags_otherwise(name: str, value: str) -> Iterator[dict[str, str | bool]]:
@@ -89,7 +91,7 @@ def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
         if "stack" in flags:
             return with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
         return with_flags(scenario, flags)
-    except (RefusedCombinationError, UsageError):
+    except UsageError:
         return None
 
 

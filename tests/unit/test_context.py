@@ -12,7 +12,7 @@ from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
-from planner.memory.runtime import context_bytes, resident_threads
+from planner.memory.runtime import context_bytes, counted_threads, resident_threads
 from planner.units import GIGA, KIB, MEGA, MIB
 
 BARE = replace(Coefficients(), context_bytes=0.0)
@@ -39,9 +39,20 @@ def test_the_context_grows_with_the_threads_that_a_card_holds() -> None:
 
 
 def test_a_card_whose_multiprocessors_are_unknown_counts_as_an_a100() -> None:
-    """A card that the catalog does not describe that far, and one that the user alone describes."""
-    assert load_gpu("b100").multiprocessors is None
-    assert resident_threads(job_on("b100")) == 108 * 2048
+    """A card that the catalog does not describe that far, and one of another vendor, whose units hold nobody knows how many."""
+    for gpu in ("b100", "mi300x"):
+        assert load_gpu(gpu).multiprocessors is None
+        assert (resident_threads(job_on(gpu)), counted_threads(job_on(gpu))) == (None, 108 * 2048)
+
+
+def test_a_generation_whose_threads_are_unknown_counts_as_an_a100_and_says_so() -> None:
+    """The number of multiprocessors alone tells no threads, so the report does not put it beside those of another card."""
+    job = job_on("rtx4090")
+    gpu = replace(job.hardware.gpu, compute_capability="99.0")
+    other = replace(job.scenario, hardware=replace(job.hardware, gpu=gpu))
+    assert counted_threads(job_of(other, BARE)) == 108 * 2048
+    terms = estimate(other, Coefficients(), explain=True).memory.terms
+    assert "unknown: as an A100" in next(term.detail for term in terms if term.formula.endswith("runtime:context_bytes"))
 
 
 @pytest.mark.parametrize(

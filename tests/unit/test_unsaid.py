@@ -70,6 +70,13 @@ def test_what_was_said_is_not_named() -> None:
     assert {each.setting.partition("=")[0] for each in named(said)}.isdisjoint({"attention", "batch", "stack"})
 
 
+def test_a_stack_whose_versions_were_said_has_no_other_version() -> None:
+    """The rows of other versions of the stack go; those of other settings stay."""
+    rows = [each.setting.partition("=")[0] for each in named({**LORA, "versions": "bitsandbytes==0.48.0"})]
+    assert "stack" not in rows
+    assert "attention" in rows
+
+
 def test_nothing_is_named_that_a_rule_speaks_against() -> None:
     """bf16 weights on a card without bf16 units would bring a warning, so no other value brings one that was not there."""
     before = set(resolve(from_flags(OLD_CARD)).warnings)
