@@ -27,7 +27,10 @@ def resident_threads(job: Job) -> int | None:
 
 
 def counted_threads(job: Job) -> int:
-    """Threads that the context is counted for: those of the card, or of an A100 where they are not known."""
+    """Threads that the context is counted for: those of the card, or of an A100 where they are not known.
+
+    Source: :func:`resident_threads`; assumed where that is unknown.
+    """
     return resident_threads(job) or _USUAL_THREADS
 
 
