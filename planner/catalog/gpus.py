@@ -122,7 +122,7 @@ def resolve_gpu_id(name: str) -> str:
     if "mig" in name.lower():
         raise UsageError(
             f"MIG slices such as '{name}' are not in the catalog: name the parent card with --gpu "
-            "and give the memory of the slice with --gpu-memory SIZE"
+            "and give the memory of the slice with --gpu-memory SIZE; time and CUDA context are then those of the whole card"
         )
     index = _index()
     bare = _DECORATION.sub(" ", name.lower())
