@@ -16,6 +16,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from measure.trace.build import configuration_of, find_layer_list
+from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.hf_config import in_checkpoint_dtype
 from planner.domain.model import (
     AttentionSpec,
@@ -31,6 +32,8 @@ from planner.domain.model import (
 from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
 
 _MAX_REASON_CHARS = 200
+# Names under which configurations of Transformers have their number of layers.
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitectureError) -> ModelSpec:
@@ -55,10 +58,20 @@ def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitecture
 
 
 def _configuration(fields: Mapping[str, Any], where: str) -> Any:
+    _check_depth(fields, where)
     try:
         return configuration_of(fields)
     except Exception as error:  # noqa: BLE001 - whatever a configuration class thinks of a field is about that field
         raise InputFileError(where, f"Transformers refuses this config: {_reason(error)}") from None
+
+
+def _check_depth(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse more layers than the catalog reads: a module is made for each, and lists of that length before it."""
+    text = fields.get("text_config")
+    for part in (fields, text) if isinstance(text, Mapping) else (fields,):
+        for name in _DEPTHS:
+            if isinstance(part.get(name), int):
+                ConfigFields(part, where).layers(name)
 
 
 def _on_meta(config: Any, where: str) -> Any:

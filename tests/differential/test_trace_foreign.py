@@ -86,6 +86,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
             "a causal language model cannot be made of it",
         ),
         ({"model_type": "starcoder2", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
+        ({**TINY, "num_hidden_layers": 10**9}, 2, "field 'num_hidden_layers' is 1000000000, above the limit of 10000"),
         ({**TINY, "num_attention_heads": 0}, 6, "a causal language model cannot be made of it"),
     ],
 )
