@@ -22,6 +22,7 @@ class Pull:
 # What a fit may choose from.  10,000 is no fit at all of what is shared; 40 leaves machines hardly any effects of their own.
 _SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
 _PULLS_WITH_MACHINES = (*(Pull(shared) for shared in (1.0, 4.0, 12.0, 10_000.0)), Pull(0.3, 40.0), Pull(1.0, 40.0))
+# One group alone has no other to choose with: its fit stays closer to the priors.
 DEFAULT_PULL = Pull(3.0)
 # Spreads are stated with their priors, so a prior counts once unless another pull is clearly better.  Not with effects of
 # machines: there weak priors of what is shared predict worse than none.

@@ -11,8 +11,8 @@ FSDP_KINDS = ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 _GATHERING = ("zero3", *FSDP_KINDS)
 # Version 2 gathers into one buffer and copies each weight out of it; its hybrid kind is taken as the same version.
 _COPYING = ("fsdp", "hsdp")
-# Kernels that run while collectives do are this much slower: the collectives' kernels hold multiprocessors and memory bandwidth.
-_SLOWED_BY_OVERLAP = 0.189
+# Kernels take this many times as long while collectives run, whose kernels hold multiprocessors and memory bandwidth.
+_KERNEL_TIME_BESIDE_COLLECTIVES = 1.189
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
 
@@ -120,7 +120,7 @@ def sharding_copy_seconds(job: Job) -> Number:
 
 
 def gained_seconds(job: Job, hidden_s: Number) -> Number:
-    """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile run 18.9 % slower; seconds.
+    """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take 18.9 % longer; seconds.
 
     Slower for as long as the bytes take over the links of a node, where it was measured; waiting for a network costs kernels
     nothing, and over PCIe, where NCCL opens few channels and nobody measured it, none is counted.
@@ -130,7 +130,7 @@ def gained_seconds(job: Job, hidden_s: Number) -> Number:
     if not talks_directly(job.scenario.hardware):
         return hidden_s
     inside = (gathered_bytes(job) + reduced_bytes(job)) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
-    return hidden_s - _SLOWED_BY_OVERLAP * minimum(hidden_s, inside)
+    return hidden_s - (1 - 1 / _KERNEL_TIME_BESIDE_COLLECTIVES) * minimum(hidden_s, inside)
 
 
 def overlapping_share(job: Job) -> Number:

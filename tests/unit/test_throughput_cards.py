@@ -125,11 +125,11 @@ class TestOverlap:
         assert shown(predicted(zero3), "collectives") == shown(predicted(zero3, tight), "collectives")
 
     def test_what_overlaps_slows_the_kernels(self) -> None:
-        """0.189 of what is hidden comes back, as kernels that share the card run slower; nothing where nothing hides."""
+        """0.189 of every 1.189 hidden seconds come back, as kernels beside them take longer; nothing where nothing hides."""
         hidden = replace(PRIORS, comm_overlap_fsdp=1.0)
         one = scenario(FULL, sharding="fsdp", gpu="h100-sxm", batch="8", seq="8192")
         (term,) = [each for each in predicted(one, hidden).terms if each.name == "collectives"]
-        assert 1 - term.overlapped_s / term.seconds == pytest.approx(0.189)
+        assert 1 - term.overlapped_s / term.seconds == pytest.approx(0.189 / 1.189)
         (shown_all,) = [
             each for each in predicted(one, replace(PRIORS, comm_overlap_fsdp=0.0)).terms if each.name == "collectives"
         ]
