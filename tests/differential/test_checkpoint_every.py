@@ -43,7 +43,7 @@ def closed_form_bytes(scenario: Scenario) -> float:
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_closed_form_and_trace_agree(every: int, model: str, method: str, tmp_path: Path) -> None:
     """The allocated peaks are within two percent, with layers 0, n, 2n, ... rebuilt and the others kept."""
     scenario = scenario_of(model, tmp_path, method=method, checkpoint_every=every)
