@@ -13,6 +13,7 @@ from planner.anatomy.attention import softmax_reads_half
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
+from planner.memory.activations import Activations
 from planner.memory.job import Job
 from planner.memory.loss import loss_moment
 from planner.memory.moments import idle_in_backward
@@ -25,7 +26,7 @@ from planner.units import MIB
 _SMALL_REQUEST_BYTES = MIB
 
 
-def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
+def idle_by_phase(job: Job, terms: tuple[Term, ...], amounts: Activations) -> dict[Phase, Number]:
     """Bytes that are reserved above what is allocated: cached blocks of no use at the peak of each phase, and fragments.
 
     Formula: coefficient ``slack_fraction`` of a phase's transient bytes; in the loss what one layer added in the forward, because
@@ -51,11 +52,11 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
         "loss_2": logits + maximum(in_forward, free["loss_2"]) + small,
         "backward_2": scores + small + free["backward_2"],
     }
-    flattened = _idle_flattened(job, terms)
+    flattened = _idle_flattened(job, terms, amounts)
     return {phase: by_phase.get(phase, 0) + flattened.get(phase, 0) for phase in PHASES}
 
 
-def _idle_flattened(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
+def _idle_flattened(job: Job, terms: tuple[Term, ...], amounts: Activations) -> dict[Phase, Number]:
     """The part of :func:`flattened_leftover_bytes` that the activations of each phase leave idle."""
     left = flattened_leftover_bytes(job)
     if is_zero(left):
@@ -63,7 +64,7 @@ def _idle_flattened(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
     # Activations are as small as weights, so they can lie in these blocks.
     small = {phase: _of(terms, "saved_activations", phase) + _of(terms, "block_recompute", phase) for phase in PHASES}
     idle = {phase: maximum(left - n_bytes, 0) for phase, n_bytes in small.items()}
-    return idle | idle_in_backward(job, lambda moment: maximum(left - moment.activations, 0))
+    return idle | idle_in_backward(job, amounts, lambda moment: maximum(left - moment.activations, 0))
 
 
 def flattened_leftover_bytes(job: Job) -> Number:

@@ -9,7 +9,7 @@ from typing import Any
 from planner.arrays import maximum, where
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
-from planner.memory.activations import Activations, activations
+from planner.memory.activations import Activations
 from planner.memory.job import Job
 from planner.memory.logits import head_gradient_bytes
 from planner.memory.optimizer import carried_gradient_bytes, gradient_bytes, offload_norm_bytes, standing_gradient_bytes
@@ -125,14 +125,13 @@ def tied_table_bytes(job: Job) -> int:
     return job.model.token_embedding.param_count * job.regime.gradient * (1 if added_in_place else 2)
 
 
-def idle_in_backward(job: Job, idle: Callable[[BackwardMoment], Number]) -> dict[Phase, Number]:
+def idle_in_backward(job: Job, amounts: Activations, idle: Callable[[BackwardMoment], Number]) -> dict[Phase, Number]:
     """What blocks that are ``idle`` at a moment add to the peak of the first and of later backward passes.
 
     Formula: the most that is alive and idle at one moment, less the most that is alive.  The moment that reserves most is not
     always the one that allocates most: one with fewer tensors may leave more blocks idle.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: segments stay reserved until the cache is emptied.
     """
-    amounts = activations(job)
     first = _beside(first_moments(job, amounts), idle)
     later = _beside(later_moments(job, amounts), idle)
     return {"backward": first, "backward_2": where(job.recipe.batch.grad_accum > 1, later, first)}

@@ -7,6 +7,7 @@ from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
 from planner.memory import cache, lengths, optimizer, pools, runtime
+from planner.memory.activations import Activations, activations
 from planner.memory.job import Job
 from planner.memory.phases import ALL_PHASES, LATER, make_term
 from planner.memory.terms import GATHERED, TIED_TABLE, driver_terms, tensor_terms
@@ -17,11 +18,12 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
 
     Without ``by_phase`` the list of phase peaks stays empty: on a grid it would take as long as all the rest.
     """
-    terms = tensor_terms(job)
+    amounts = activations(job)
+    terms = tensor_terms(job, amounts)
     allocated = _sum_by_phase(terms, ALLOCATED_TERMS)
     allocated_peak = maximum(*allocated.values())
     fragments = {phase: runtime.fragmentation_bytes(job, n_bytes) for phase, n_bytes in _transient_by_phase(terms).items()}
-    reserved = _reserved_by_phase(job, terms, allocated, fragments)
+    reserved = _reserved_by_phase(job, terms, amounts, allocated, fragments)
     slack = maximum(*reserved.values()) - allocated_peak
     piled = _length_cache(job, terms)
     with_lengths = {phase: n_bytes + (piled.n_bytes if phase in LATER else 0) for phase, n_bytes in reserved.items()}
@@ -64,7 +66,7 @@ def _phase_peaks(
 
 
 def _reserved_by_phase(
-    job: Job, terms: tuple[Term, ...], allocated: dict[Phase, Number], fragments: dict[Phase, Number]
+    job: Job, terms: tuple[Term, ...], amounts: Activations, allocated: dict[Phase, Number], fragments: dict[Phase, Number]
 ) -> dict[Phase, Number]:
     """Most bytes that the allocator reserves for each phase on an unlimited card, if it came first.
 
@@ -72,7 +74,7 @@ def _reserved_by_phase(
     Pools are per stream: what engines gather and reduce on streams of their own cannot serve the main one, so those pools add up
     with the main pool's peak although they are not full at the same time.
     """
-    idle = cache.idle_by_phase(job, terms)
+    idle = cache.idle_by_phase(job, terms, amounts)
     reserved = {phase: n_bytes + idle[phase] + fragments[phase] for phase, n_bytes in allocated.items()}
     side: Number = 0
     if job.recipe.sharding == "zero3":
@@ -88,7 +90,7 @@ def _reserved_by_phase(
     if not is_zero(pool):
         # What waits for a tied table's own gradient is whole, and on the main stream.
         pooled = tuple(term for term in terms if term.formula != TIED_TABLE)
-        beside = pools.idle_gradient_pool_bytes(job, pool, _sum_by_phase(pooled, frozenset({"gradients"})))
+        beside = pools.idle_gradient_pool_bytes(job, amounts, pool, _sum_by_phase(pooled, frozenset({"gradients"})))
         reserved = {phase: n_bytes + beside[phase] for phase, n_bytes in reserved.items()}
     return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
+from planner.memory.activations import Activations
 from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.sharding import (
@@ -82,7 +83,7 @@ def gradient_pool_bytes(job: Job) -> Number:
     return where(recipe.batch.grad_accum > 1, 2, 1) * job.trained * job.regime.gradient / job.optimizer_shards
 
 
-def idle_gradient_pool_bytes(job: Job, pool: Number, gradients: dict[Phase, Number]) -> dict[Phase, Number]:
+def idle_gradient_pool_bytes(job: Job, amounts: Activations, pool: Number, gradients: dict[Phase, Number]) -> dict[Phase, Number]:
     """Bytes of that ``pool`` in which none of a phase's ``gradients`` lies.
 
     None lie there that FSDP accumulates whole, nor those of stage 1 before its step.
@@ -92,7 +93,7 @@ def idle_gradient_pool_bytes(job: Job, pool: Number, gradients: dict[Phase, Numb
     inside = where(job.recipe.batch.grad_accum > 1, 0, 1) if whole else 1
     idle = {phase: pool - minimum(n_bytes * inside, pool) for phase, n_bytes in gradients.items()}
     idle["optimizer_step"] = pool - minimum(gradients["optimizer_step"], pool)
-    return idle | idle_in_backward(job, lambda moment: pool - minimum(moment.gradients * inside, pool))
+    return idle | idle_in_backward(job, amounts, lambda moment: pool - minimum(moment.gradients * inside, pool))
 
 
 def fsdp_gather_pool_bytes(job: Job) -> Number:

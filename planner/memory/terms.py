@@ -31,9 +31,8 @@ _LATER_LOSS: frozenset[Phase] = frozenset({"loss_2"})
 _LATER_PASSES: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
 
 
-def tensor_terms(job: Job) -> tuple[Term, ...]:
-    """Every term that lives in the allocator."""
-    amounts = act.activations(job)
+def tensor_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
+    """Every term that lives in the allocator; ``amounts``: the activations of ``job``."""
     resident = (*_weight_terms(job), *_state_terms(job))
     passes = (*backward_terms(job, amounts), *_pass_terms(job, amounts), *_loss_terms(job))
     return (*resident, *passes, *_temporary_terms(job), *_sharding_terms(job), *_uncounted_terms(job, amounts))

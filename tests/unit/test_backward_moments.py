@@ -73,7 +73,11 @@ def test_the_third_tensor_of_a_tied_table_comes_when_its_layer_has_gone() -> Non
     assert tied_table_bytes(subject) == 2 * table
     peak = first_backward(subject, activations(subject))
     assert (peak.extra, peak.table) == (0, 2 * table)
-    terms = [term for term in tensor_terms(subject) if "backward" in term.phases and term.label.startswith("tied table")]
+    terms = [
+        term
+        for term in tensor_terms(subject, activations(subject))
+        if "backward" in term.phases and term.label.startswith("tied table")
+    ]
     assert [(term.name, term.n_bytes) for term in terms] == [("gradients", 2 * table)]
 
 
