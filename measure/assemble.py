@@ -13,6 +13,7 @@ from typing import Any
 from measure.case import CPU, Case, case_key
 from measure.environment import environment_key
 from measure.launcher import Event, Run
+from measure.nvml import POWER_CAP
 from measure.pace import interquartile_range
 from measure.quality import Evidence, is_censored, judge
 from planner.domain.recipe import Recipe
@@ -24,6 +25,7 @@ from planner.units import MIB
 _ID_BYTES = 3
 _NODES_NOTE = "readings are those of the node with rank 0; the others are alike and are not read"
 _PAGED_NOTE = "bitsandbytes has no paged states on a CPU: they are ordinary host memory here"
+_HISTORY_NOTE = "host memory includes the making of the allocator's history after the warm-up"
 _CPU_NOTE = "CPU run: device memory does not exist here and is not recorded; host memory holds the model"
 
 
@@ -39,7 +41,7 @@ class Measured:
 def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> Measured:
     """The record of one run."""
     counted = [event for event in _steps(run) if not event["warmup"]]
-    evidence = _evidence(case, run, scenario, counted)
+    evidence = _evidence(case, run, scenario, counted, environment)
     verdict, reasons = judge(evidence)
     raw = _raw(case, scenario, run, environment)
     record = RunRecord(
@@ -48,7 +50,7 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
         **_measured_columns(scenario, run, counted),
         memory_limit_mib=_limit_mib(case, scenario),
         censored=is_censored(evidence),
-        notes=_notes(scenario),
+        notes=_notes(case, scenario),
     )
     return Measured(
         record,
@@ -57,9 +59,11 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
     )
 
 
-def _notes(scenario: Scenario) -> str | None:
+def _notes(case: Case, scenario: Scenario) -> str | None:
     on_cpu = scenario.hardware.gpu.id == CPU
     notes = [_CPU_NOTE] if on_cpu else []
+    if case.options.history:
+        notes.append(_HISTORY_NOTE)
     if on_cpu and scenario.recipe.optimizer.startswith("paged"):
         notes.append(_PAGED_NOTE)
     if scenario.hardware.nodes > 1:
@@ -189,9 +193,10 @@ def _steps(run: Run) -> list[Event]:
     return [event for event in run.events[0] if event["event"] == "step"]
 
 
-def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]) -> Evidence:
+def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event], environment: Mapping[str, Any]) -> Evidence:
     retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
     known = [value for value in retries if value is not None]
+    others = [device.other_processes for device in run.devices if device.other_processes is not None]
     limit_bytes = case.options.memory_limit_bytes
     fullest = max(run.devices, key=lambda each: each.peak_bytes, default=None)
     return Evidence(
@@ -200,12 +205,24 @@ def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event]
         outcome=run.outcome,
         same_tokens=len({event["padded_tokens"] for event in counted}) <= 1,
         retries=max(known) if known else None,
-        throttled=tuple(dict.fromkeys(reason for device in run.devices for reason in device.throttle_reasons)),
-        other_processes=max((device.other_processes for device in run.devices), default=0),
+        throttled=_throttled(run, environment),
+        driver_asked=scenario.hardware.gpu.id == CPU or len(run.devices) > 0,
+        other_processes=max(others, default=None),
+        held_before_bytes=max((device.held_before_bytes or 0 for device in run.devices), default=None),
         device_peak_bytes=None if fullest is None else fullest.peak_bytes - (fullest.baseline_bytes if limit_bytes else 0),
         device_bytes=limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
         warnings=_boundary_warnings(case, scenario),
     )
+
+
+def _throttled(run: Run, environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why clocks were low.  A card that reaches the power limit it is sold with is not slowed: that is its speed."""
+    reasons: list[str] = []
+    for device, state in zip(run.devices, environment.get("gpu_state") or [{}] * len(run.devices), strict=False):
+        limit_mw = state.get("power_limit_mw")
+        as_sold = limit_mw is not None and limit_mw >= state.get("power_limit_default_mw", math.inf)
+        reasons += [reason for reason in device.throttle_reasons if not (as_sold and reason == POWER_CAP)]
+    return tuple(dict.fromkeys(reasons))
 
 
 def _limit_mib(case: Case, scenario: Scenario) -> float | None:
@@ -258,6 +275,7 @@ def _rank(number: int, events: Sequence[Event]) -> dict[str, Any]:
         "started": hello.get("started"),
         "cap": hello.get("cap"),
         "context_bytes": hello.get("context_bytes"),
+        "cpu_threads": hello.get("cpu_threads"),
         "phases": list(readings.get("phases", ())),
         "counters": readings.get("counters"),
     }

@@ -18,9 +18,9 @@ _STATE = {
 }
 
 
-def environment_text(key: str, gpu_id: str | None, environment: Mapping[str, Any]) -> str:
-    """One line for each fact; sizes in GiB.  ``key`` and ``gpu_id`` are those of records made here."""
-    rows = [("gpu", _NO_GPU)] if not environment["gpus"] else [("gpu", gpu_id or _NO_NAME)]
+def environment_text(key: str, gpu_id: str | None, environment: Mapping[str, Any], unusable: str | None = None) -> str:
+    """One line for each fact; sizes in GiB.  ``key`` and ``gpu_id`` are those of records made here; ``unusable``: why not."""
+    rows = [("gpu", unusable or _NO_GPU)] if not environment["gpus"] else [("gpu", gpu_id or _NO_NAME)]
     states = environment["gpu_state"] or [{}] * len(environment["gpus"])
     for number, (gpu, state) in enumerate(zip(environment["gpus"], states, strict=True)):
         rows.append((f"card {number}", f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}, {_state_text(state)}".rstrip(", ")))

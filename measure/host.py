@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
-# PSS walks all mappings of a process, which takes milliseconds and stalls it.
+# PSS walks all mappings of a process and stalls it meanwhile: milliseconds, and more with tens of gigabytes of host memory.
 _PSS_PERIOD_S = 0.5
+_PSS_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class HostPeaks:
     """Highest of what was seen over the life of a case, in bytes; ``None`` where the system has no such figure.
 
     ``rss`` counts a page that two processes share in each of them, ``pss`` divides it among them.  The largest process and the
-    sum over all processes of the case.  ``cgroup`` is everything in the container, the page cache with it.
+    sum over all processes of the case.  ``cgroup`` is everything in the container, the page cache with it.  ``machine`` is how
+    far the memory that the kernel calls available fell, by everybody and of every kind: page-locked memory too, for which the
+    driver may charge no process.
     """
 
     rss_process_bytes: int | None
@@ -28,6 +31,7 @@ class HostPeaks:
     pss_process_bytes: int | None
     pss_total_bytes: int | None
     cgroup_bytes: int | None
+    machine_bytes: int | None
     n_samples: int
     interval_s: float
 
@@ -40,6 +44,7 @@ class HostSampler:
         self._rss: list[int] = [0, 0]
         self._pss: list[int] = [0, 0]
         self._cgroup = 0
+        self._available_bytes = self._least_available_bytes = _available_bytes()
         self._n_samples = 0
         self._next_pss_s = 0.0
         self._processes: list[psutil.Process] = []
@@ -51,7 +56,6 @@ class HostSampler:
         now_s = time.monotonic()
         with_pss = now_s >= self._next_pss_s
         if with_pss:
-            self._next_pss_s = now_s + _PSS_PERIOD_S
             # Looking for children reads the whole process table.
             self._processes = _tree(pid)
         rss, pss = [], []
@@ -60,14 +64,23 @@ class HostSampler:
                 rss.append(process.memory_info().rss)
                 if with_pss:
                     pss.append(getattr(process.memory_full_info(), "pss", 0))
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue
+        if with_pss:
+            end_s = time.monotonic()
+            self._next_pss_s = end_s + max(_PSS_PERIOD_S, (end_s - now_s) / _PSS_SHARE)
         if rss:
             self._n_samples += 1
             self._rss = [max(self._rss[0], *rss), max(self._rss[1], sum(rss))]
         if pss:
             self._pss = [max(self._pss[0], *pss), max(self._pss[1], sum(pss))]
         self._cgroup = max(self._cgroup, cgroup_bytes("current") or 0)
+        self._least_available_bytes = min(self._least_available_bytes, _available_bytes())
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the case that were there at the last look."""
+        return [process.pid for process in self._processes]
 
     def peaks(self) -> HostPeaks:
         """The highest values so far."""
@@ -77,9 +90,17 @@ class HostSampler:
             self._pss[0] or None,
             self._pss[1] or None,
             self._cgroup or None,
+            self._available_bytes - self._least_available_bytes or None,
             self._n_samples,
             self._interval_s,
         )
+
+
+def _available_bytes() -> int:
+    """Memory of the machine that programs could still have."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import tempfile
@@ -15,29 +14,17 @@ from typing import Any, Self
 
 from measure.builds import remove_abandoned_locks
 from measure.case import CPU, Case, case_key
+from measure.device_watch import DevicePeaks, DeviceWatch, device_watches
 from measure.host import HostPeaks, HostSampler, cgroup_kills
-from measure.nvml import Nvml, NvmlReadError
+from measure.nvml import Nvml
 from measure.processes import Child, Zygote, ZygoteError, kill_group, spawn, spawn_ranks
 from measure.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from planner.domain.run_record import Outcome
 
 _INTERVAL_S = 0.05
 _MAX_LOG_CHARS = 500
-# What torch says in a child whose parent had opened CUDA.
-_BAD_FORK = "Cannot re-initialize CUDA in forked subprocess"
 
 Event = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePeaks:
-    """Memory in use on one device as the driver says: before the case, and the highest while it ran."""
-
-    index: int
-    baseline_bytes: int
-    peak_bytes: int
-    other_processes: int
-    throttle_reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +81,24 @@ class Launcher:
             devices: GPUs to watch, by the driver's index.
         """
         run = self._run_once(case, ranks, devices)
-        if run.how == "fork" and _BAD_FORK in (run.message or ""):
-            # Where the driver cannot be asked by NVML, looking for a device opens CUDA in the parent.
-            self._may_fork = False
-            run = self._run_once(case, ranks, devices)
+        on_gpu = case.values.get("gpu") != CPU
+        if on_gpu and run.how == "fork" and run.outcome == "crash" and not _has_opened_device(run):
+            # Something that the parent did, such as looking for a device without NVML, may keep its children from opening one.
+            spawned = self._run_once(case, ranks, devices, may_fork=False)
+            self._may_fork = not _has_opened_device(spawned)
+            return spawned
         return run
 
-    def _run_once(self, case: Case, ranks: int, devices: Sequence[int]) -> Run:
+    def _run_once(self, case: Case, ranks: int, devices: Sequence[int], *, may_fork: bool = True) -> Run:
         with tempfile.TemporaryDirectory(prefix="measure-") as name:
             folder = Path(name)
             write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
-            return self._watch(case, folder, ranks, devices)
+            return self._watch(case, folder, ranks, devices, may_fork and self._may_fork)
 
-    def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int]) -> Run:
-        watch = _Watch(folder, ranks, _device_watches(self._nvml, devices))
+    def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int], may_fork: bool) -> Run:
+        watch = _Watch(folder, ranks, device_watches(self._nvml, devices))
         kills_before = cgroup_kills()
-        child, how = self._start(case, folder, ranks)
+        child, how = self._start(case, folder, ranks, may_fork)
         # Not before: the warm parent may have had to be started first, which is no part of the case.
         started_s, start_s = time.time(), time.monotonic()
         timed_out = False
@@ -142,17 +131,18 @@ class Launcher:
             history=_read_if_there(folder / HISTORY_FILE),
         )
 
-    def _start(self, case: Case, folder: Path, ranks: int) -> tuple[Child, str]:
+    def _start(self, case: Case, folder: Path, ranks: int, may_fork: bool) -> tuple[Child, str]:
         scenario = case.scenario()
         if scenario.recipe.sharding != "none":
             if scenario.recipe.uses_deepspeed:
                 remove_abandoned_locks()
             # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.
-            on_cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} if case.values.get("gpu") == CPU else {}
+            apart = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            on_cpu = apart if case.values.get("gpu") == CPU else {}
             meeting = f"{case.options.rendezvous}/{case_key(case, scenario)}" if scenario.hardware.nodes > 1 else ""
             return spawn_ranks(folder, ranks, on_cpu, nodes=scenario.hardware.nodes, meeting=meeting), "torchrun"
         zygote = self._warm()
-        return (zygote.fork(folder), "fork") if self._may_fork and zygote.can_fork else (spawn(folder), "spawn")
+        return (zygote.fork(folder), "fork") if may_fork and zygote.can_fork else (spawn(folder), "spawn")
 
     def _warm(self) -> Zygote:
         if self._zygote is not None and not self._zygote.alive:
@@ -166,10 +156,15 @@ class Launcher:
         return self._zygote
 
 
+def _has_opened_device(run: Run) -> bool:
+    """Whether the worker came as far as its first word, which it says when its device is open."""
+    return any(event["event"] == "hello" for event in run.events[0])
+
+
 class _Watch:
     """Everything that is read while a case runs."""
 
-    def __init__(self, folder: Path, ranks: int, devices: Sequence[_DeviceWatch]) -> None:
+    def __init__(self, folder: Path, ranks: int, devices: Sequence[DeviceWatch]) -> None:
         self._readers = [EventReader(events_file(folder, rank)) for rank in range(ranks)]
         self.events: list[list[Event]] = [[] for _ in range(ranks)]
         self.host = HostSampler(_INTERVAL_S)
@@ -179,7 +174,7 @@ class _Watch:
         """Read everything once."""
         self.host.sample(pid)
         for device in self.devices:
-            device.look(pid)
+            device.look(self.host.pids)
         for events, reader in zip(self.events, self._readers, strict=True):
             events.extend(reader.new())
 
@@ -188,39 +183,6 @@ class _Watch:
         """The phase that rank 0 entered last, by what it said."""
         phases = [event["phase"] for event in self.events[0] if event["event"] == "phase"]
         return phases[-1] if phases else None
-
-
-def _device_watches(nvml: Nvml | None, devices: Sequence[int]) -> list[_DeviceWatch]:
-    """Those devices that the driver answers for; a case is measured without its figures where it does not."""
-    found: list[_DeviceWatch] = []
-    if nvml is None:
-        return found
-    for index in devices:
-        with contextlib.suppress(NvmlReadError):
-            found.append(_DeviceWatch(nvml, index))
-    return found
-
-
-class _DeviceWatch:
-    """One device while a case runs."""
-
-    def __init__(self, nvml: Nvml, index: int) -> None:
-        self._nvml, self._index = nvml, index
-        self._others = len(nvml.processes(index))
-        self._baseline_bytes = self._peak_bytes = nvml.used_bytes(index)
-        self._reasons: dict[str, None] = {}
-        self._next_state_s = 0.0
-
-    def look(self, _pid: int) -> None:
-        # A reading that fails once is made up for by the next.
-        with contextlib.suppress(NvmlReadError):
-            self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
-        if time.monotonic() >= self._next_state_s:
-            self._next_state_s = time.monotonic() + 0.5
-            self._reasons.update(dict.fromkeys(self._nvml.state(self._index).get("throttle_reasons", [])))
-
-    def peaks(self) -> DevicePeaks:
-        return DevicePeaks(self._index, self._baseline_bytes, self._peak_bytes, self._others, tuple(self._reasons))
 
 
 @dataclass(frozen=True, slots=True)

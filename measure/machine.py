@@ -8,7 +8,7 @@ from typing import Any
 
 from measure.case import CPU
 from measure.environment import collect_environment
-from measure.nvml import Gpu, Nvml, open_nvml
+from measure.nvml import Gpu, Nvml, look_for_gpus
 from planner.catalog.gpus import load_gpu, resolve_gpu_id
 from planner.errors import UnknownNameError, UsageError
 from planner.units import GIB
@@ -19,12 +19,17 @@ _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "Quadro ")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine.  ``gpu_id`` is the catalog's name of its cards, ``None`` without one or where the catalog has none."""
+    """This machine.
+
+    ``gpu_id`` is the catalog's name of its cards, ``None`` without one or where the catalog has none; ``unusable`` says why cards
+    that are here cannot be measured on.
+    """
 
     nvml: Nvml | None
     gpus: tuple[Gpu, ...]
     gpu_id: str | None
     environment: dict[str, Any]
+    unusable: str | None = None
 
     def place(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """``values`` of a request with the card of this machine in them.
@@ -36,12 +41,16 @@ class Machine:
         if asked is not None and _is_cpu(asked):
             return {**values, "gpu": CPU}
         if not self.gpus:
+            if self.unusable is not None:
+                raise UsageError(f"{self.unusable}; --gpu cpu runs on the CPU")
             if asked is not None or values.get("gpu_memory") is not None:
                 raise UsageError(f"GPU '{asked or 'by its memory'}' is asked for and no GPU is here; --gpu cpu runs on the CPU")
             return {**values, "gpu": CPU}
         wanted = int(values.get("gpus") or 1)
         if wanted > len(self.gpus):
             raise UsageError(f"{wanted} GPUs are asked for and {len(self.gpus)} are here")
+        if len(kinds := sorted({gpu.name for gpu in self.gpus[:wanted]})) > 1:
+            raise UsageError(f"the GPUs here are not alike ({', '.join(kinds)}): choose some that are with CUDA_VISIBLE_DEVICES")
         if self.gpu_id is None and asked is None:
             raise UsageError(f"the catalog does not know the card '{self.gpus[0].name}' of this machine: name it with --gpu")
         if asked is not None and self.gpu_id is not None and resolve_gpu_id(str(asked)) != self.gpu_id:
@@ -53,9 +62,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """Look at the machine."""
-    nvml = open_nvml()
-    gpus = nvml.gpus() if nvml is not None else ()
-    return Machine(nvml, gpus, catalog_id(gpus[0]) if gpus else None, collect_environment(nvml, gpus))
+    nvml, gpus, unusable = look_for_gpus()
+    return Machine(nvml, gpus, catalog_id(gpus[0]) if gpus else None, collect_environment(nvml, gpus), unusable)
 
 
 def catalog_id(gpu: Gpu) -> str | None:

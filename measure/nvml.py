@@ -1,15 +1,27 @@
-"""What the driver says about the GPUs of this machine.  Everything is optional: without a driver there are no GPUs here."""
+"""What the driver says about the GPUs of this machine.  Everything is optional: without a driver there are no GPUs here.
+
+Checked against nvidia-ml-py 13.615 (``pynvml.py``) and the NVML API reference.  A connection belongs to the process that opened
+it: one that a fork inherited answers with errors (NVIDIA/cuCascade pull request 138), so the warm parent closes its own before
+it forks (:func:`forget_nvml`).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _HASH_DIGITS = 12
 _UUID_PREFIX = "GPU-"
+_LIBRARY = "libnvidia-ml.so.1"
+_UNINITIALIZED = 1  # NVML_ERROR_UNINITIALIZED of nvml.h
+_MOST_OPENINGS = 1000
+# What a machine with NVIDIA's driver has: on Linux, and under Windows' subsystem for Linux.
+_DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,17 @@ class Nvml:
         self._nvml = library
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The devices that CUDA programs of this process would see, in their order."""
+        """The devices that CUDA programs of this process would see, in their order.
+
+        Raises:
+            NvmlReadError: the driver does not describe them.
+        """
+        try:
+            return self._gpus()
+        except self._nvml.NVMLError as error:
+            raise NvmlReadError(f"the driver does not describe its GPUs: {error}") from None
+
+    def _gpus(self) -> tuple[Gpu, ...]:
         n = self._nvml
         version = n.nvmlSystemGetCudaDriverVersion()
         found = []
@@ -64,8 +86,19 @@ class Nvml:
         except self._nvml.NVMLError as error:
             raise NvmlReadError(f"the driver does not say how much memory GPU {index} uses: {error}") from None
 
-    def processes(self, index: int) -> dict[int, int | None]:
-        """Process ids with compute contexts on one device, and their bytes where the driver says them.
+    def held_bytes(self, index: int) -> int | None:
+        """Memory that programs hold on one device, without what the driver keeps for itself; ``None`` where it is not told apart.
+
+        Source: nvml.h nvmlMemory_v2_t, since driver 510; the older question counts both together.
+        """
+        n = self._nvml
+        try:
+            return int(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(index), n.nvmlMemory_v2).used)
+        except (n.NVMLError, AttributeError):
+            return None
+
+    def processes(self, index: int) -> dict[int, int | None] | None:
+        """Process ids with compute contexts on one device, and their bytes where the driver says them; ``None``: it says nothing.
 
         Inside a container these can be ids of the host's process table, or none at all.
         """
@@ -73,7 +106,7 @@ class Nvml:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
-            return {}
+            return None
         return {int(each.pid): each.usedGpuMemory for each in running}
 
     def state(self, index: int) -> Mapping[str, Any]:
@@ -90,9 +123,11 @@ class Nvml:
             "temperature_c": lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
             "power_mw": lambda: n.nvmlDeviceGetPowerUsage(handle),
             "power_limit_mw": lambda: n.nvmlDeviceGetEnforcedPowerLimit(handle),
+            "power_limit_default_mw": lambda: n.nvmlDeviceGetPowerManagementDefaultLimit(handle),
             "pcie_generation": lambda: n.nvmlDeviceGetCurrPcieLinkGeneration(handle),
             "pcie_lanes": lambda: n.nvmlDeviceGetCurrPcieLinkWidth(handle),
             "ecc": lambda: bool(n.nvmlDeviceGetEccMode(handle)[0]),
+            "mig": lambda: bool(n.nvmlDeviceGetMigMode(handle)[0]),
             "throttle_reasons": lambda: throttle_names(_clock_event_bits(n, handle)),
         }
         known: dict[str, Any] = {}
@@ -132,9 +167,10 @@ def _clock_event_bits(library: Any, handle: Any) -> int:
     return int(ask(handle))
 
 
+POWER_CAP = "software power cap"
 # Bits of nvmlClocksEventReasons (nvml.h); "idle" and "applications clocks" are no throttling.
 _REASONS = {
-    0x4: "software power cap",
+    0x4: POWER_CAP,
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
@@ -149,15 +185,57 @@ def throttle_names(bits: int) -> list[str]:
 
 def open_nvml() -> Nvml | None:
     """The driver's library, or ``None`` where there is no driver or its Python binding is not installed."""
+    return _opened()[0]
+
+
+def _opened() -> tuple[Nvml | None, str]:
+    """The driver's library, or why there is none."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
-        return None
+        return None, "nvidia-ml-py, which asks it, is not installed (pip install nvidia-ml-py)"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return Nvml(pynvml)
+    except pynvml.NVMLError as error:
+        return None, f"the driver's library does not answer ({error}); nvidia-smi says more"
+    return Nvml(pynvml), ""
+
+
+def look_for_gpus() -> tuple[Nvml | None, tuple[Gpu, ...], str | None]:
+    """The driver's library, the cards that are visible, and why those that are here cannot be used, where that is so.
+
+    A machine whose card cannot be asked is no machine without one: a run on its CPU would be taken for one on its card.
+    """
+    nvml, reason = _opened()
+    if nvml is None:
+        return None, (), f"a GPU seems to be here, but {reason}" if any(map(Path.exists, _DEVICE_FILES)) else None
+    try:
+        gpus = nvml.gpus()
+    except NvmlReadError as error:
+        return None, (), f"{error}; nvidia-smi says more"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        return nvml, (), "CUDA_VISIBLE_DEVICES names a part of a card (MIG), which is not measured: make a whole card visible"
+    if any(nvml.state(gpu.index).get("mig") for gpu in gpus):
+        return nvml, (), "a GPU here is divided in parts (MIG), which are not measured: nvidia-smi -mig 0 makes it whole"
+    return nvml, gpus, None
+
+
+def forget_nvml() -> None:
+    """Close every connection of this process to the driver's library, whoever opened it, so that forks inherit none.
+
+    torch opens one each time that it counts devices and never closes it (2.13 cuda/__init__.py _raw_device_count_nvml); a library
+    that is not loaded is left alone.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return
+    count = ctypes.c_uint()
+    for _ in range(_MOST_OPENINGS):
+        # Closing what is closed is no error (NVML API reference, nvmlShutdown): only another question tells.
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == _UNINITIALIZED:
+            return
+        library.nvmlShutdown()
 
 
 def _text(value: str | bytes) -> str:

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, Protocol
 from measure.protocol import LOG_FILE, ONLY_NEEDED
 from planner.errors import PlannerError
 
-_START_TIMEOUT_S = 180.0
+# The first import of torch on a fresh machine reads gigabytes, from a slow or distant disk too.
+_START_TIMEOUT_S = 600.0
+_MAX_REASON_CHARS = 300
 # The zygote may ask whether there is a GPU without opening it.
 _WORKER_VARIABLES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -45,11 +48,13 @@ class Zygote:
     """The warm parent of forked workers.  ``only_needed``: it imports nothing that some cases could do without."""
 
     def __init__(self, *, only_needed: bool = False) -> None:
+        # A file, because nobody reads a pipe while the process waits for its next case.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "measure.zygote", *([ONLY_NEEDED] if only_needed else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._complaints,
             text=True,
             env=worker_environment(),
             start_new_session=True,
@@ -99,6 +104,7 @@ class Zygote:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+        self._complaints.close()
 
     @property
     def _stdin(self) -> Any:
@@ -119,8 +125,17 @@ class Zygote:
         except queue.Empty:
             answer = None
         if answer is None:
-            raise ZygoteError("the process that starts cases does not answer: can this Python import torch and transformers?")
+            raise ZygoteError(
+                f"the process that starts cases does not answer: can this Python import torch and transformers?{self._reason()}"
+            )
         return answer
+
+    def _reason(self) -> str:
+        """The last line that it wrote before it went silent."""
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f" It said: {last[:_MAX_REASON_CHARS]}" if last else ""
 
 
 class _Forked:

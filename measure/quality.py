@@ -9,6 +9,7 @@ from typing import Literal
 
 from measure.pace import relative_spread
 from planner.domain.run_record import Outcome
+from planner.units import MIB, format_bytes
 
 Verdict = Literal["good", "doubtful"]
 
@@ -16,13 +17,18 @@ MIN_WARMUP, MIN_STEPS = 3, 5
 MAX_DRIFT, MAX_SPREAD = 0.05, 0.10
 CENSORED_SHARE = 0.93
 _THIRDS = 3
+# Less than the context of one program.
+_HELD_BYTES = 128 * MIB
 # Memory that ran out is a finding: no step was asked to come after it.
 _RAN_OUT: frozenset[Outcome] = frozenset({"oom", "host_oom"})
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is looked at.  ``None``: not known, and said so where it matters."""
+    """What is looked at.  ``None``: not known, and said so where it matters.
+
+    ``driver_asked`` is false where a device is measured and its driver said nothing about it.
+    """
 
     warmup_steps: int
     counted_s: Sequence[float]
@@ -30,7 +36,9 @@ class Evidence:
     same_tokens: bool = True
     retries: int | None = None
     throttled: tuple[str, ...] = ()
-    other_processes: int = 0
+    driver_asked: bool = True
+    other_processes: int | None = 0
+    held_before_bytes: int | None = None
     device_peak_bytes: int | None = None
     device_bytes: int | None = None
     warnings: tuple[str, ...] = field(default=())
@@ -79,10 +87,23 @@ def _device_reasons(evidence: Evidence) -> list[str]:
     reasons = []
     if evidence.throttled:
         reasons.append(f"throttled: {', '.join(evidence.throttled)}")
+    if not evidence.driver_asked:
+        reasons.append("the driver said nothing about the device: other processes and slowed clocks would not be known")
+    reasons += _other_reasons(evidence)
+    if evidence.outcome in _RAN_OUT:
+        # Before it gives up, the allocator gives its cache back, and then the card is as full as can be.
+        return reasons
     if evidence.retries:
         reasons.append(f"the allocator gave its cache back {evidence.retries} times to go on: times are not those of a free card")
-    if evidence.other_processes:
-        reasons.append(f"{evidence.other_processes} other processes on the device")
     if is_censored(evidence):
         reasons.append("the card was nearly full: the peak is what there was, not what would be used")
     return reasons
+
+
+def _other_reasons(evidence: Evidence) -> list[str]:
+    """Who else uses the device, by the driver's list, or by what was held before, because a container may not see the list."""
+    held_bytes = evidence.held_before_bytes or 0
+    held = f"; {format_bytes(held_bytes)} were in use before this run" if held_bytes > _HELD_BYTES else ""
+    if evidence.other_processes:
+        return [f"{evidence.other_processes} other processes on the device{held}"]
+    return [f"somebody else uses the device, whom the driver does not name{held}"] if held else []

@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from measure.case import CPU, Case, case_from_json
 from measure.protocol import JOB_FILE, Reporter, events_file
-from measure.zygote import die_with_parent
+from measure.zygote import die_with_parent, driver_is_open
 from planner.domain.run_record import Outcome
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
+from planner.units import MIB
 
 if TYPE_CHECKING:
     from measure.probes.device import DeviceProbe
 
-# What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN and NCCL.
+# What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN, NCCL and Triton.
 _DEVICE_FULL = (
-    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
 )
+# CUDA's runtime calls both so: no memory on the device, and none on the host that could be page-locked (cudaHostAlloc).
+_EITHER_FULL = "CUDA error: out of memory"
+# The runtime asks the device for little beside torch's allocator: with this much left it was the host that had none.
+_PLENTY_BYTES = 512 * MIB
 _CPU_ALLOCATOR_FULL = "DefaultCPUAllocator: can't allocate memory"
 _MAX_MESSAGE_CHARS = 1000
 
@@ -53,7 +59,7 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
     from measure.workloads.task import Task
 
     scenario = case.scenario()
-    if started == "fork" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if started == "fork" and (torch.cuda.is_initialized() or driver_is_open()):  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
     probe = _open_probe(case, scenario, reporter, started)
     if scenario.recipe.sharding != "none":
@@ -79,8 +85,9 @@ def _open_probe(case: Case, scenario: Scenario, reporter: Reporter, started: str
     from measure.probes.device import open_device
 
     if _variable("WORLD_SIZE", 1) == 1:
-        # With several devices in sight the Trainer would use them all, by nn.DataParallel.
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        # With several devices in sight the Trainer would use them all, by nn.DataParallel; a CPU run's libraries would open one.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = "" if scenario.hardware.gpu.id == CPU else first
     probe = open_device(scenario.hardware.gpu.id != CPU, _variable("LOCAL_RANK", 0))
     rank = _variable("RANK", 0)
     if case.options.history and rank == 0:
@@ -89,6 +96,8 @@ def _open_probe(case: Case, scenario: Scenario, reporter: Reporter, started: str
     limit_bytes = case.options.memory_limit_bytes
     cap = None if limit_bytes is None else probe.cap(limit_bytes)
     facts = {"pid": os.getpid(), "rank": rank, "started": started, "torch": torch.__version__}
+    # torchrun gives each of several ranks one thread, which an optimizer on the host feels.
+    facts["cpu_threads"] = torch.get_num_threads()
     reporter.say("hello", **facts, cap=cap, context_bytes=probe.context_bytes)
     return probe
 
@@ -112,13 +121,27 @@ def _outcome(error: BaseException) -> Outcome:
     """How a failure counts: device memory only when torch or the driver says so, host memory when the host had none left."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(map(str(error).__contains__, _DEVICE_FULL))
-    ):
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError):
         return "oom"
-    if isinstance(error, MemoryError) or _CPU_ALLOCATOR_FULL in str(error):
+    if isinstance(error, RuntimeError):
+        if any(map(text.__contains__, _DEVICE_FULL)):
+            return "oom"
+        if _EITHER_FULL in text:
+            return "host_oom" if _free_bytes() > _PLENTY_BYTES else "oom"
+    if isinstance(error, MemoryError) or _CPU_ALLOCATOR_FULL in text:
         return "host_oom"
     return "crash"
+
+
+def _free_bytes() -> int:
+    """Memory that the driver has left on the current device; 0 where it does not say."""
+    import torch
+
+    try:
+        return int(torch.cuda.mem_get_info()[0])
+    except (RuntimeError, AssertionError):
+        return 0
 
 
 def _message(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """The warm parent: imports torch and Transformers once, then forks one child for each case.
 
 Run as ``python -m measure.zygote``.  It reads lines ``{"folder": ...}`` from standard input and answers each with
-``{"pid": ...}`` at once and ``{"status": ...}`` (as ``os.waitpid`` gives it) when the child is gone.  It never computes anything
-and never touches CUDA: a child that inherits either can hang or fail.  One case at a time.
+``{"pid": ...}`` at once and ``{"status": ...}`` (as ``os.waitpid`` gives it) when the child is gone.  It never computes anything,
+never touches CUDA and keeps no connection to NVML: a child that inherits any of them can hang or fail.  One case at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from measure.nvml import forget_nvml
 from measure.protocol import LOG_FILE, ONLY_NEEDED
 
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _NEEDED = ("torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
 # The compiler, which bitsandbytes imports with itself: half of a child's start.
 _COMPILER = "torch._inductor.compile_fx"
+_CUDA_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -66,15 +69,30 @@ def _warm_up(only_needed: bool) -> dict[str, Any]:
     import torch
     import transformers
 
-    return {
+    facts = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cuda_build": torch.version.cuda,
         # With PYTORCH_NVML_BASED_CUDA_CHECK=1 this asks NVML and does not open the device.
         "cuda_available": torch.cuda.is_available(),
         "device_count": torch.cuda.device_count(),
-        "cuda_initialized": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+        "cuda_initialized": torch.cuda.is_initialized() or driver_is_open(),  # type: ignore[no-untyped-call]
     }
+    # Asking whether there is a GPU has opened it.
+    forget_nvml()
+    return facts
+
+
+def driver_is_open() -> bool:
+    """Whether this process has opened CUDA's driver, by torch or past it: Triton and others call the driver themselves.
+
+    ``cuDeviceGetCount`` refuses before ``cuInit`` and opens nothing; a driver that is not even loaded is not open.
+    """
+    try:
+        driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
 def _become_child(folder: Path, parent: int) -> None:

@@ -86,7 +86,7 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
     queue, refused, recorded = [], [], 0
     for planned in in_teaching_order(campaign.cases):
         if not machine.gpus and "gpu" not in planned.values:
-            refused.append(Refused(_plain_label(planned), _NO_GPU))
+            refused.append(Refused(_plain_label(planned), machine.unusable or _NO_GPU))
             continue
         try:
             prepared = prepare(planned.values, planned.options, machine, force=force)

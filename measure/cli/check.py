@@ -41,5 +41,5 @@ def env(as_json: Json = False) -> int:
     else:
         from measure.environment_text import environment_text
 
-        sys.stdout.write(environment_text(key, machine.gpu_id, machine.environment))
+        sys.stdout.write(environment_text(key, machine.gpu_id, machine.environment, machine.unusable))
     return int(ExitCode.FITS)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from measure.nvml import NvmlReadError, open_nvml
+from measure.nvml import Gpu, Nvml, NvmlReadError, open_nvml
 from measure.trace.history_file import PhaseMarks, pack_history
 
 _MAX_HISTORY_ENTRIES = 4_000_000
@@ -129,7 +129,7 @@ class CudaProbe:
         self._keeps_history = False
         self._nvml, self._nvml_index = open_nvml(), index
         if self._nvml is not None:
-            seen = self._nvml.gpus()
+            seen = _gpus(self._nvml)
             # Where the driver and CUDA disagree about what is here, the driver's figures would be those of another card.
             if index < len(seen):
                 self._nvml_index = seen[index].index
@@ -155,11 +155,14 @@ class CudaProbe:
         if with_driver:
             free, total = torch.cuda.mem_get_info(self._device)
             used = total - free
+        # One question instead of four that each flatten all that there is: it is asked several times in every step.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         return Levels(
-            allocated_bytes=torch.cuda.memory_allocated(self._device),
-            allocated_peak_bytes=torch.cuda.max_memory_allocated(self._device),
-            reserved_bytes=torch.cuda.memory_reserved(self._device),
-            reserved_peak_bytes=torch.cuda.max_memory_reserved(self._device),
+            allocated_bytes=allocated["current"],
+            allocated_peak_bytes=allocated["peak"],
+            reserved_bytes=reserved["current"],
+            reserved_peak_bytes=reserved["peak"],
             device_used_bytes=used,
         )
 
@@ -198,7 +201,8 @@ class CudaProbe:
 
     def start_history(self) -> None:
         """Keep every event, without stacks, which would cost time and memory."""
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MAX_HISTORY_ENTRIES)
+        # "python": with C++ stacks torch first reads the unwinding tables of every library, although it will keep no stack.
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY_ENTRIES)
         self._keeps_history = True
 
     def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:
@@ -254,6 +258,13 @@ class CudaProbe:
         wall_s = time.perf_counter() - self._start_s
         milliseconds = self._begin.elapsed_time(end) if self._begin is not None else 0.0
         return wall_s, milliseconds / 1000
+
+
+def _gpus(nvml: Nvml) -> tuple[Gpu, ...]:
+    try:
+        return nvml.gpus()
+    except NvmlReadError:
+        return ()
 
 
 def load_kernels(device: torch.device) -> None:

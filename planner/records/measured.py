@@ -63,35 +63,47 @@ class AllocatorCounters(_Strict):
 
 
 class RankReading(_Strict):
-    """One process of the job.  ``cap`` says how its memory was limited."""
+    """One process of the job.  ``cap`` says how its memory was limited, ``cpu_threads`` what torch computes with on the host."""
 
     rank: int = Field(ge=0)
     started: Literal["fork", "spawn"] | None = None
     phases: tuple[PhaseReading, ...] = ()
     counters: AllocatorCounters | None = None
     context_bytes: int | None = None
+    cpu_threads: int | None = None
     cap: dict[str, JsonValue] | None = None
 
 
 class HostReading(_Strict):
-    """Highest host memory while the case ran, sampled from outside."""
+    """Highest host memory while the case ran, sampled from outside.
+
+    ``machine_bytes`` is how far the machine's available memory fell, by everybody: page-locked memory counts here whether or not
+    a process is charged for it.
+    """
 
     rss_process_bytes: int | None = None
     rss_total_bytes: int | None = None
     pss_process_bytes: int | None = None
     pss_total_bytes: int | None = None
     cgroup_bytes: int | None = None
+    machine_bytes: int | None = None
     n_samples: int = Field(ge=0)
     interval_s: float = Field(gt=0)
 
 
 class DeviceReading(_Strict):
-    """One device by the driver: in use before the case, and the highest sampled while it ran."""
+    """One device by the driver: in use before the case, and the highest sampled while it ran, everybody's and the driver's own.
+
+    ``held_before_bytes`` is what programs held before the case, ``process_peak_bytes`` the most that its own processes did,
+    ``other_processes`` how many others the driver lists; ``null``: it does not say, as in a container.
+    """
 
     index: int = Field(ge=0)
     baseline_bytes: int = Field(ge=0)
     peak_bytes: int = Field(ge=0)
-    other_processes: int = Field(ge=0)
+    held_before_bytes: int | None = Field(default=None, ge=0)
+    process_peak_bytes: int | None = Field(default=None, ge=0)
+    other_processes: int | None = Field(default=None, ge=0)
     throttle_reasons: tuple[str, ...] = ()
 
 

@@ -62,6 +62,11 @@ def card(tmp_path: Path, config: str) -> Card:
     return Card(tmp_path, config)
 
 
+def rank_threads(raw: RawReadings) -> int:
+    """What the first rank computes with on the host."""
+    return raw.ranks[0].cpu_threads or 0
+
+
 def phase(raw: RawReadings, name: str) -> Any:
     """The readings of one phase."""
     return next(each for each in raw.ranks[0].phases if each.phase == name)
@@ -93,6 +98,10 @@ def test_a_run_on_a_card_has_every_level(card: Card) -> None:
     assert (rank.counters.retries, rank.counters.out_of_memory, rank.counters.pinned_peak_bytes) == (0, 0, 5 * MIB)
     assert all(0 < step.device_s <= step.wall_s for step in raw.steps)
     assert (raw.devices[0].baseline_bytes, raw.devices[0].peak_bytes) == (BEFORE, BEFORE + CONTEXT + held)
+    assert (raw.devices[0].held_before_bytes, raw.devices[0].other_processes) == (0, 0)
+    assert raw.devices[0].process_peak_bytes == CONTEXT + held
+    assert raw.host.machine_bytes is not None
+    assert rank_threads(raw) > 0
     assert record["quality"]["verdict"] == "doubtful"
     assert "throttled: hardware slowdown" in record["quality"]["reasons"]
     replayed = json.loads(card.call("replay", str(card.out / raw.history), "--json").stdout)

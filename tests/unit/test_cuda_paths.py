@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
 
+import measure.nvml
+from measure import device_watch
 from measure.case import RunOptions
+from measure.device_watch import DeviceWatch, device_watches
 from measure.environment import collect_environment, environment_key, setup_key
-from measure.launcher import _device_watches, _DeviceWatch
 from measure.machine import Machine
 from measure.nvml import Nvml, NvmlReadError
 from measure.single import prepare
@@ -45,6 +49,8 @@ class Driver:
             "nvmlDeviceGetTemperature": lambda _handle, _sensor: 40,
             "nvmlDeviceGetPowerUsage": self._refuse,
             "nvmlDeviceGetEnforcedPowerLimit": lambda _handle: 700_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": lambda _handle: 700_000,
+            "nvmlDeviceGetMigMode": self._refuse,
             "nvmlDeviceGetCurrPcieLinkGeneration": lambda _handle: 5,
             "nvmlDeviceGetCurrPcieLinkWidth": lambda _handle: 16,
             "nvmlDeviceGetEccMode": lambda _handle: [1, 1],
@@ -53,12 +59,13 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(pynvml, name)
-        return self.answers[name] if name.startswith("nvml") else real
+        return self.answers[name] if name.startswith("nvml") and callable(real) else real
 
-    def _memory(self, handle: int) -> Any:
+    def _memory(self, handle: int, version: int | None = None) -> Any:
         if self.silent:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
-        return SimpleNamespace(total=143771 * MIB, used=self.used[handle], free=0)
+        kept = 0 if version is None else 400 * MIB
+        return SimpleNamespace(total=143771 * MIB, used=self.used[handle] - kept, free=0)
 
     def _refuse(self, _handle: int) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -100,21 +107,22 @@ def test_visible_devices_are_those_of_cuda(
 def test_a_driver_that_falls_silent_does_not_end_the_watch(driver: Driver) -> None:
     """The highest reading so far stays; asked directly, the failure has a name."""
     nvml = Nvml(driver)
-    watch = _DeviceWatch(nvml, 1)
+    watch = DeviceWatch(nvml, 1)
     driver.used[1] = 9 * GIB
-    watch.look(0)
+    watch.look([])
     driver.silent = True
-    watch.look(0)
+    watch.look([])
     peaks = watch.peaks()
     assert (peaks.baseline_bytes, peaks.peak_bytes, peaks.other_processes) == (600 * MIB, 9 * GIB, 1)
+    assert (peaks.held_before_bytes, peaks.process_peak_bytes) == (200 * MIB, None)
     assert peaks.throttle_reasons == ("software power cap",)
     with pytest.raises(NvmlReadError, match="does not say"):
         nvml.used_bytes(1)
-    assert _device_watches(nvml, [0, 1]) == []
+    assert device_watches(nvml, [0, 1]) == []
     driver.silent = False
-    assert [watch.peaks().index for watch in _device_watches(nvml, [0, 1])] == [0, 1]
+    assert [watch.peaks().index for watch in device_watches(nvml, [0, 1])] == [0, 1]
     driver.answers["nvmlDeviceGetHandleByIndex"] = driver._refuse
-    assert (nvml.state(0), nvml.processes(0)) == ({}, {})
+    assert (nvml.state(0), nvml.processes(0), nvml.held_bytes(0)) == ({}, None, None)
 
 
 class Event:
@@ -147,10 +155,11 @@ ANSWERS = {
     "empty_cache": None,
     "reset_peak_memory_stats": None,
     "mem_get_info": (100 * GIB, 140 * GIB),
-    "memory_allocated": 1 * GIB,
-    "max_memory_allocated": 2 * GIB,
     "memory_reserved": 3 * GIB,
-    "max_memory_reserved": 4 * GIB,
+    "memory_stats_as_nested_dict": {
+        "allocated_bytes": {"all": {"current": 1 * GIB, "peak": 2 * GIB, "allocated": 0, "freed": 0}},
+        "reserved_bytes": {"all": {"current": 3 * GIB, "peak": 4 * GIB, "allocated": 0, "freed": 0}},
+    },
     "memory_stats": {"num_alloc_retries": 2, "num_ooms": 1},
     "host_memory_stats": {"allocated_bytes.peak": 5 * MIB},
     "get_device_properties": SimpleNamespace(total_memory=140 * GIB),
@@ -222,7 +231,9 @@ def test_a_history_is_kept_once(probe: Any, calls: dict[str, Any]) -> None:
     """It is recorded without stacks, packed with the phases, and recording ends."""
     assert probe.stop_history([]) is None
     probe.start_history()
-    assert calls["_record_memory_history"].call_args.kwargs["context"] is None
+    said = calls["_record_memory_history"].call_args.kwargs
+    # With "all" torch would read every library's unwinding tables first.
+    assert (said["enabled"], said["context"], said["stacks"]) == ("all", None, "python")
     packed = probe.stop_history([(1, "load")])
     assert packed is not None
     assert calls["_record_memory_history"].call_args.kwargs == {"enabled": None}
@@ -246,6 +257,8 @@ def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(calls: dict[
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
         (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA driver error: out of memory"), "oom"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash"),
         (MemoryError(), "host_oom"),
@@ -258,6 +271,108 @@ def test_what_counts_as_full_device_memory(error: BaseException, outcome: str) -
     from measure.worker import _outcome
 
     assert _outcome(error) == outcome
+
+
+@pytest.mark.parametrize(("free_bytes", "outcome"), [(100 * MIB, "oom"), (60 * GIB, "host_oom")])
+def test_page_locked_memory_that_is_refused_is_the_hosts(monkeypatch: pytest.MonkeyPatch, free_bytes: int, outcome: str) -> None:
+    """CUDA calls both shortages alike, and its allocator's have torch's own name: a card with room has not run out."""
+    from measure.worker import _outcome
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", create_autospec(torch.cuda.mem_get_info, return_value=(free_bytes, 80 * GIB)))
+    assert _outcome(RuntimeError("CUDA error: out of memory")) == outcome
+
+
+def test_what_a_case_before_still_gives_back_is_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card is counted as empty when its figure falls no more."""
+    monkeypatch.setattr(device_watch, "_SETTLE_STEP_S", 0.0)
+    falling = iter([30 * GIB, 20 * GIB, 5 * GIB, 600 * MIB, 600 * MIB, 600 * MIB])
+    driver.answers["nvmlDeviceGetMemoryInfo"] = lambda _handle, *_: SimpleNamespace(used=next(falling))
+    assert DeviceWatch(Nvml(driver), 0).peaks().baseline_bytes == 600 * MIB
+
+
+def test_memory_of_the_cases_own_processes_is_told_apart(driver: Driver) -> None:
+    """Bytes by process id; ids of another table, as a container shows them, leave it unknown, which is not nothing."""
+    watch = DeviceWatch(Nvml(driver), 0)
+    running = [SimpleNamespace(pid=11, usedGpuMemory=3 * GIB), SimpleNamespace(pid=12, usedGpuMemory=2 * GIB)]
+    driver.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda _handle: running
+    watch.look([99])
+    assert watch.peaks().process_peak_bytes is None
+    watch._next_state_s = 0.0
+    watch.look([11, 12, 13])
+    assert watch.peaks().process_peak_bytes == 5 * GIB
+
+
+def look(monkeypatch: pytest.MonkeyPatch, opened: tuple[Nvml | None, str], *files: Path) -> Any:
+    """What is found on a machine with these device files."""
+    monkeypatch.setattr(measure.nvml, "_opened", lambda: opened)
+    monkeypatch.setattr(measure.nvml, "_DEVICE_FILES", files)
+    return measure.nvml.look_for_gpus()
+
+
+def test_a_card_that_cannot_be_asked_is_not_taken_for_none(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without the driver's binding, or with parts of a card (MIG), a job is refused with the reason and not run on the CPU."""
+    assert look(monkeypatch, (None, "no binding"), tmp_path / "none") == (None, (), None)
+    assert look(monkeypatch, (None, "no binding"), tmp_path)[2] == "a GPU seems to be here, but no binding"
+    nvml = Nvml(driver)
+    assert len(look(monkeypatch, (nvml, ""))[1]) == len(NAMES)
+    driver.answers["nvmlDeviceGetMigMode"] = lambda _handle: [1, 1]
+    _, gpus, unusable = look(monkeypatch, (nvml, ""))
+    assert gpus == ()
+    assert "divided in parts" in unusable
+    here = Machine(nvml, gpus, None, {}, unusable)
+    with pytest.raises(UsageError, match=r"MIG.*--gpu cpu"):
+        here.place({"model": "qwen2.5-0.5b"})
+    assert here.place({"gpu": "cpu"})["gpu"] == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    assert "part of a card" in look(monkeypatch, (nvml, ""))[2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert look(monkeypatch, (nvml, "")) == (nvml, (), None)
+    driver.answers["nvmlDeviceGetCount"] = lambda: driver._refuse(0)
+    assert "does not describe its GPUs" in look(monkeypatch, (nvml, ""))[2]
+
+
+@pytest.mark.parametrize("openings", [0, 1, 7])
+def test_the_warm_parent_hands_no_connection_on(monkeypatch: pytest.MonkeyPatch, openings: int) -> None:
+    """Every opening is closed, none too often; a library that is not loaded is not loaded for this.
+
+    The library counts openings, and closing what is closed is no error.
+    """
+    left = ["opening"] * openings
+    closed: list[str] = []
+    library = SimpleNamespace(
+        nvmlDeviceGetCount_v2=lambda _count: 0 if left else 1,
+        nvmlShutdown=lambda: closed.append(left.pop() if left else "too often"),
+    )
+
+    def loaded(name: str, mode: int) -> Any:
+        assert (name, mode) == ("libnvidia-ml.so.1", os.RTLD_NOLOAD)
+        return library
+
+    monkeypatch.setattr(measure.nvml.ctypes, "CDLL", loaded)
+    measure.nvml.forget_nvml()
+    assert closed == ["opening"] * openings
+
+
+@pytest.mark.parametrize(("answer", "opened"), [(3, False), (0, True), (100, True)])
+def test_a_driver_that_was_opened_past_torch_is_seen(monkeypatch: pytest.MonkeyPatch, answer: int, opened: bool) -> None:
+    """The driver refuses to count before it is opened; whatever else it answers, its process must not fork."""
+    from measure import zygote
+
+    monkeypatch.setattr(zygote.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(cuDeviceGetCount=lambda _: answer))
+    assert zygote.driver_is_open() is opened
+    monkeypatch.undo()
+    assert zygote.driver_is_open() is False
+
+
+def test_a_card_that_a_fork_may_not_ask_has_no_driver_figures(calls: dict[str, Any], driver: Driver) -> None:
+    """A connection that answers with errors leaves CUDA's own figures; the run goes on."""
+    from measure.probes.device import CudaProbe
+
+    driver.answers["nvmlDeviceGetCount"] = lambda: driver._refuse(0)
+    assert CudaProbe(0).context_bytes is None
+    assert calls["synchronize"].called
 
 
 def machine(driver: Driver) -> Machine:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 import measure.launcher
+import measure.processes
 from measure.case import Case, RunOptions
-from measure.launcher import Launcher, _End, _verdict
+from measure.host import HostPeaks
+from measure.launcher import Launcher, Run, _End, _verdict
+from measure.processes import Zygote, ZygoteError
 
 
 class Parent:
@@ -58,3 +61,45 @@ def test_a_native_death_under_a_memory_limit_names_the_limit(tmp_path: Path, lim
     assert message is not None
     assert "SIGSEGV" in message
     assert ("a larger limit" in message) is told
+
+
+def ended(how: str, *events: str) -> Run:
+    """A case that crashed after it had said ``events``."""
+    said = tuple({"event": event} for event in events)
+    host = HostPeaks(None, None, None, None, None, None, 1, 0.05)
+    return Run("crash", None, "no CUDA device", (said,), host, (), 0.0, 1.0, how)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "forked", "spawned", "ways", "forks_on"),
+    [
+        ("h200", (), ("hello",), ["fork", "spawn"], False),
+        ("h200", (), (), ["fork", "spawn"], True),
+        ("h200", ("hello",), (), ["fork"], True),
+        ("cpu", (), (), ["fork"], True),
+    ],
+)
+def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, forked: tuple[str, ...], spawned: tuple[str, ...], ways: list[str], forks_on: bool
+) -> None:
+    """Whatever the reason: where only a spawned worker comes to its device, no later case is forked."""
+    tried: list[str] = []
+
+    def run_once(launcher: Launcher, *_: Any, may_fork: bool = True) -> Run:
+        tried.append("fork" if may_fork and launcher._may_fork else "spawn")
+        return ended(tried[-1], *(forked if tried[-1] == "fork" else spawned))
+
+    monkeypatch.setattr(Launcher, "_run_once", run_once)
+    with Launcher() as launcher:
+        assert launcher.run(Case({"gpu": gpu}, RunOptions())).how == ways[-1]
+        assert tried == ways
+        assert launcher._may_fork is forks_on
+
+
+def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the interpreter wrote last is in the sentence: on a foreign machine it is all that there is to go by."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8")
+    root = str(Path(__file__).resolve().parents[2])
+    monkeypatch.setattr(measure.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
+    with pytest.raises(ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"):
+        Zygote()

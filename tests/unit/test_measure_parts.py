@@ -107,7 +107,10 @@ def test_a_clean_run_is_good() -> None:
         ({"counted_s": [1.0, 1.5, 1.0, 1.5, 1.0, 1.5]}, "spread"),
         ({"retries": 2}, "2 times"),
         ({"throttled": ("hardware slowdown",)}, "throttled: hardware slowdown"),
-        ({"other_processes": 1}, "other processes"),
+        ({"other_processes": 1}, "1 other processes on the device"),
+        ({"other_processes": 1, "held_before_bytes": 2 * GIB}, "1 other processes on the device; 2.00 GiB were in use"),
+        ({"other_processes": None, "held_before_bytes": 2 * GIB}, "whom the driver does not name; 2.00 GiB were in use"),
+        ({"driver_asked": False}, "the driver said nothing"),
         ({"device_peak_bytes": 94}, "nearly full"),
     ],
 )
@@ -123,6 +126,8 @@ def test_memory_that_ran_out_is_a_finding() -> None:
     """An OOM has no steps to count and is a good record; a crash says nothing, and that is said."""
     without = replace(GOOD, warmup_steps=0, counted_s=[])
     assert judge(replace(without, outcome="oom")) == ("good", ())
+    # The allocator always gives its cache back before it gives up, and the card is full then.
+    assert judge(replace(without, outcome="oom", retries=1, device_peak_bytes=99)) == ("good", ())
     assert judge(replace(without, outcome="host_oom", throttled=("hardware slowdown",)))[0] == "doubtful"
     assert judge(replace(without, outcome="crash")) == (
         "doubtful",

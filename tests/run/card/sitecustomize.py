@@ -45,9 +45,13 @@ class Card:
         state.replace(self.folder / f"{os.getpid()}.used")
 
     def used(self) -> int:
-        """What the driver says: what was there before, and what each process that lives holds."""
+        """What the driver says: what it keeps for itself, and what each process that lives holds."""
+        return BEFORE + sum(self.holders().values())
+
+    def holders(self) -> dict[int, int]:
+        """Processes that live, and what each holds."""
         alive = [path for path in self.folder.glob("*.used") if Path("/proc", path.stem).exists()]
-        return BEFORE + sum(int(path.read_text()) for path in alive)
+        return {int(path.stem): int(path.read_text()) for path in alive}
 
     def note(self, action: str, address: int, size: int) -> None:
         """One entry of the allocator's history."""
@@ -133,12 +137,14 @@ def _patch_statistics(torch: ModuleType) -> None:
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": reset,
         "mem_get_info": lambda device=None: (TOTAL - CARD.used(), TOTAL),
-        "memory_allocated": lambda device=None: CARD.allocated,
-        "max_memory_allocated": lambda device=None: CARD.peak,
         "memory_reserved": lambda device=None: CARD.reserved,
-        "max_memory_reserved": lambda device=None: CARD.reserved_peak,
+        "memory_stats_as_nested_dict": lambda device=None: {
+            "allocated_bytes": {"all": {"current": CARD.allocated, "peak": CARD.peak}},
+            "reserved_bytes": {"all": {"current": CARD.reserved, "peak": CARD.reserved_peak}},
+        },
         "memory_stats": lambda device=None: {
-            "num_alloc_retries": 0,
+            # A shortage is given up only after the cache was given back once.
+            "num_alloc_retries": CARD.ooms,
             "num_ooms": CARD.ooms,
             "allocated_bytes.all.peak": CARD.peak,
         },
@@ -200,6 +206,11 @@ def patch_driver(library: ModuleType) -> None:
     def refuse(*_: Any) -> Any:
         raise library.NVMLError(library.NVML_ERROR_NOT_SUPPORTED)
 
+    def memory(handle: Any, version: int | None = None) -> Any:
+        """The newer form tells apart what the driver keeps for itself."""
+        used = CARD.used() - (BEFORE if version == library.nvmlMemory_v2 else 0)
+        return SimpleNamespace(total=TOTAL, used=used, free=TOTAL - CARD.used())
+
     def reasons(handle: Any) -> int:
         try:
             return int((CARD.folder / "reasons").read_text())
@@ -214,13 +225,16 @@ def patch_driver(library: ModuleType) -> None:
         "nvmlDeviceGetName": lambda handle: NAME,
         "nvmlSystemGetDriverVersion": lambda: "580.159.04",
         "nvmlSystemGetCudaDriverVersion": lambda: 13000,
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=TOTAL, used=CARD.used(), free=TOTAL - CARD.used()),
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            SimpleNamespace(pid=pid, usedGpuMemory=n_bytes) for pid, n_bytes in CARD.holders().items()
+        ],
         "nvmlDeviceGetClockInfo": lambda handle, kind: 1980,
         "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 1980,
         "nvmlDeviceGetTemperature": lambda handle, sensor: 40,
         "nvmlDeviceGetPowerUsage": lambda handle: 120_000,
         "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda handle: 700_000,
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda handle: 5,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16,
         "nvmlDeviceGetEccMode": lambda handle: [1, 1],
