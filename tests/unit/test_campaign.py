@@ -146,7 +146,7 @@ def test_what_failed_is_run_again_where_that_is_asked(tmp_path: Path) -> None:
             "workload": "loop",
             "ranks": [],
         }
-        host = asdict(HostPeaks(None, None, None, None, None, 0, 0.05))
+        host = asdict(HostPeaks(None, None, None, None, None, None, 0, 0.05))
         raw = {"case_key": key, "environment_key": "e", **run, "host": host}
         store.add(Measured(record, {"raw": raw, "environment": machine.environment}))
     assert plan_agenda(campaign, machine, store, force=False).queue == ()
