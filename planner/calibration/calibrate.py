@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 
-from planner.calibration.intervals import Residual, make_spreads, measured_coverage
+from planner.calibration.coverage import measured_coverage
+from planner.calibration.intervals import Residual, make_spreads
 from planner.calibration.problem import make_problem
 from planner.calibration.residuals import residuals_of
+from planner.calibration.scale_choice import choose, parts_of, rescaled
 from planner.calibration.screen import LeftOut, nothing_usable, screen
 from planner.calibration.split import CrossFit, cross_fit
 from planner.calibration.targets import QUANTITIES, Quantity, Target, targets_of
@@ -58,14 +60,9 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     groups = tuple(dict.fromkeys(target.group for target in targets))
     blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
     residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))
-    without = {
-        group: replace(each, spreads=make_spreads(r for r in residuals if r.group != group)) for group, each in blind.items()
-    }
-    whole = replace(
-        _calibration(name, targets, fits, None),
-        spreads=make_spreads(residuals),
-        coverage=tuple(sorted(measured_coverage(residuals).items())),
-    )
+    without = {group: _with_intervals(each, [r for r in residuals if r.group != group]) for group, each in blind.items()}
+    whole = _with_intervals(_calibration(name, targets, fits, None), residuals)
+    whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
     left_out = (*screened.left_out, *unused_times(screened.used))
     machines = {target.record.id: target.host for target in targets}
     return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
@@ -84,6 +81,12 @@ def _calibration(name: str, targets: Sequence[Target], fits: Sequence[CrossFit],
         n_rows=len({target.record.id for target in seen}),
         groups=tuple(dict.fromkeys(target.group for target in seen)),
     )
+
+
+def _with_intervals(calibration: Calibration, residuals: Sequence[Residual]) -> Calibration:
+    """A calibration with intervals from what was held out: the parts of the scale, and the quantiles under it."""
+    choice = choose(residuals)
+    return replace(calibration, scale=parts_of(choice), spreads=make_spreads(rescaled(residuals, choice)))
 
 
 def _offsets(fit: CrossFit, held_out: str | None) -> tuple[Offset, ...]:

@@ -193,11 +193,11 @@ def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) ->
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
 
     With the prior at its own strength, whatever strength predicted best: holding a number harder or looser does not change how
-    well it was known before.  A bound that is kept says nothing.  Ignored: that far readings count less in the fit itself.
+    well it was known before.  A bound that is kept says nothing, and a far reading as much as it counts in the fit.
     """
     counted = _one_sided(linear.errors, [target.bound for target in problem.targets])
     says = np.array([target.bound == "both" for target in problem.targets]) | (counted != 0.0)
-    scaled = linear.slopes * (np.sqrt(weights * says) / problem.noise)[:, None]
+    scaled = linear.slopes * (np.sqrt(weights * says * _robust_weight(counted, problem)) / problem.noise)[:, None]
     covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, Pull(1.0, max(pull.machine, 1.0)))))
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread

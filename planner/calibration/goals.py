@@ -9,8 +9,8 @@ from statistics import fmean, median
 import numpy as np
 
 from planner.calibration.anchors import AnchorGain
+from planner.calibration.coverage import Held, held_out
 from planner.calibration.cross_validate import CrossValidation
-from planner.calibration.intervals import Held, held_out
 from planner.calibration.ranking import joined, rank_agreement
 from planner.calibration.rows import Comparison, RowScore
 from planner.calibration.validate import MIN_GROUP_ROWS, offloads

@@ -1,6 +1,7 @@
 """Split conformal intervals: quantiles of held-out scores, every source alike, classes leaning on the whole.
 
-A score is ``log(measured / predicted) / scale``; the scale follows from the prediction (:mod:`planner.domain.scale`).
+A score is ``log(measured / predicted) / scale``; the scale follows from the prediction (:mod:`planner.domain.scale`).  How often
+intervals hold readings of another source is measured in :mod:`planner.calibration.coverage`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.targets import Floats
-from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf, find_spread, log_range
+from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
 # A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they are), and yet
@@ -32,6 +33,7 @@ class Residual:
 
     ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside others of its group;
     ``reach``: how far the order of samples alone moves it, down and up, as logarithms: its interval is at least as wide.
+    ``scales``: what the scale is under each candidate of :mod:`planner.calibration.scale_choice`; empty where there is no choice.
     """
 
     record_id: str
@@ -42,50 +44,22 @@ class Residual:
     scale: float = 1.0
     weight: float = 1.0
     reach: tuple[float, float] = (0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One reading against the interval made from all other groups: whether it lay inside, and half the interval's width.
-
-    ``half_width`` is a fraction of the prediction.
-    """
-
-    residual: Residual
-    inside: bool
-    half_width: float
+    scales: tuple[float, ...] = ()
 
 
 def make_spreads(residuals: Iterable[Residual]) -> tuple[Spread, ...]:
     """Distributions of all classes with readings from at least two groups, and of each quantity as a whole."""
+    members = by_class(residuals)
+    return tuple(_spread(key, members) for key in members)
+
+
+def by_class(residuals: Iterable[Residual]) -> Mapping[SpreadKey, Sequence[Residual]]:
+    """The readings of each class that has a distribution, and of each quantity as a whole; one reading is in several."""
     members: dict[SpreadKey, list[Residual]] = {}
     for residual in residuals:
         for key in (*residual.key.path(), *([_NEED] if _tells_need(residual) else [])):
             members.setdefault(key, []).append(residual)
-    return tuple(
-        _spread(key, members) for key, mine in members.items() if key == SpreadKey(key.of) or _n_groups(mine) >= _MIN_GROUPS
-    )
-
-
-def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
-    """Each reading against the interval made from all groups but its own."""
-    found = []
-    for group in dict.fromkeys(each.group for each in residuals):
-        spreads = {each.key: each for each in make_spreads(each for each in residuals if each.group != group)}
-        for each in residuals:
-            if each.group == group and (spread := find_spread(spreads, each.key)):
-                low, high = log_range(spread, each.scale)
-                low, high = min(low, each.reach[0]), max(high, each.reach[1])
-                found.append(Held(each, low <= each.log_ratio <= high, float(np.exp(high) - np.exp(low)) / 2))
-    return tuple(found)
-
-
-def measured_coverage(residuals: Sequence[Residual]) -> dict[SpreadOf, float]:
-    """Share of readings inside the interval made from all other groups, by what was read."""
-    inside: dict[SpreadOf, list[bool]] = {}
-    for each in held_out(residuals):
-        inside.setdefault(each.residual.of, []).append(each.inside)
-    return {of: float(np.mean(hits)) for of, hits in inside.items()}
+    return {key: mine for key, mine in members.items() if key == SpreadKey(key.of) or _n_groups(mine) >= _MIN_GROUPS}
 
 
 def _tells_need(residual: Residual) -> bool:
@@ -102,40 +76,48 @@ def _n_groups(residuals: Iterable[Residual]) -> int:
 
 
 def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> Spread:
-    """The distribution of a class: its own readings, and those of the whole at the weight of a few sources."""
-    scores, weights = np.zeros(0), np.zeros(0)
-    for each in key.path():
-        own_scores, own_weights = _weighted(members[each], _READINGS_POWER[key.of])
-        if len(weights):
-            weights *= _COARSER_COUNTS * own_weights.sum() / (_n_groups(members[each]) * weights.sum())
-        scores, weights = np.concatenate([scores, own_scores]), np.concatenate([weights, own_weights])
+    counted, weights = leaning(key, members)
+    scores = np.array([[each.log_ratio / each.scale for each in counted]])
     return Spread(
         key=key,
         probabilities=_PROBABILITIES,
-        scores=tuple(_conformal(scores, weights, probability) for probability in _PROBABILITIES),
+        scores=tuple(float(conformal(scores, weights, probability)[0]) for probability in _PROBABILITIES),
         n_rows=len(members[key]),
         n_groups=_n_groups(members[key]),
     )
 
 
-def _weighted(residuals: Sequence[Residual], power: float) -> tuple[Floats, Floats]:
-    """Scores and weights: readings of one document err alike, so a group counts less than all of them, by a power."""
+def leaning(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> tuple[Sequence[Residual], Floats]:
+    """What tells of a class, with weights: its own readings, and those of the whole at the weight of a few sources."""
+    counted: list[Residual] = []
+    weights = np.zeros(0)
+    for each in key.path():
+        own = _weights(members[each], _READINGS_POWER[key.of])
+        if len(weights):
+            weights *= _COARSER_COUNTS * own.sum() / (_n_groups(members[each]) * weights.sum())
+        counted, weights = [*counted, *members[each]], np.concatenate([weights, own])
+    return counted, weights
+
+
+def _weights(residuals: Sequence[Residual], power: float) -> Floats:
+    """Readings of one document err alike, so a group counts less than all of them, by a power."""
     totals: dict[str, float] = {}
     for each in residuals:
         totals[each.group] = totals.get(each.group, 0.0) + each.weight
-    scores = np.array([each.log_ratio / each.scale for each in residuals])
-    return scores, np.array([each.weight * totals[each.group] ** (power - 1) for each in residuals])
+    return np.array([each.weight * totals[each.group] ** (power - 1) for each in residuals])
 
 
-def _conformal(scores: Floats, weights: Floats, probability: float) -> float:
-    """Weighted quantile with room for one unseen reading of mean weight: outwards on both sides of the median.
+def conformal(scores: Floats, weights: Floats, probability: float) -> Floats:
+    """Weighted quantile of each row with room for one unseen reading of mean weight: outwards on both sides of the median.
 
     Source: Tibshirani et al. 2019 (arXiv 1904.06060), weighted conformal quantile.
     """
     sign = 1.0 if probability >= 0.5 else -1.0
     share = probability if probability >= 0.5 else 1 - probability
-    order = np.argsort(sign * scores)
-    cumulative = np.cumsum(weights[order])
-    needed = share * (cumulative[-1] + weights.mean())
-    index = min(int(np.searchsorted(cumulative, needed)), len(scores) - 1)
-    return float(scores[order][index])
+    order = np.argsort(sign * scores, axis=1)
+    cumulative = np.cumsum(weights[order], axis=1)
+    needed = share * (cumulative[:, -1:] + weights.mean())
+    index = np.minimum(np.sum(cumulative < needed, axis=1), len(weights) - 1)
+    rows = np.arange(len(scores))
+    found: Floats = scores[rows, order[rows, index]]
+    return found

@@ -11,13 +11,13 @@ from planner.domain.environment import Environment
 from planner.domain.hardware import UNKNOWN_HOST
 from planner.domain.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
 from planner.domain.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
-from planner.domain.scale import Doubt
+from planner.domain.scale import Doubt, ScaleParts
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
 # Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an interval; a change of
 # priors changes the version by itself.
-_FORMULAS = 4
+_FORMULAS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Calibration:
 
     ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``: share of held-out
     readings inside their interval, by what was read.  ``machine``: host key that a personal calibration is for (empty: any).
-    ``environment``: where the records of a personal calibration were measured.
+    ``environment``: where the records of a personal calibration were measured.  ``scale``: how much each cause of scatter counts
+    in the scales that ``spreads`` are of.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Calibration:
     groups: tuple[str, ...] = ()
     machine: str = ""
     environment: Environment | None = None
+    scale: ScaleParts = field(default_factory=ScaleParts)
     table: dict[SpreadKey, Spread] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class Calibration:
 
     def doubt(self, scenario: Scenario) -> Doubt:
         """What widens the scenario's intervals: things that no calibrated record had, and lengths that are not said."""
-        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario))
+        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale)
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
         """The distribution for a number of this kind, or the nearest coarser one; ``None`` without any of its kind."""

@@ -1,13 +1,12 @@
 """How far a measurement may lie from one prediction, relative to others: more where less of it was counted, said or ever seen.
 
 A scale has no unit of its own: intervals are quantiles of ``log(measured / predicted) / scale``, so only ratios of scales matter.
-All functions take numbers or arrays.  The five constants were chosen with the published tables in sight; the README says what
-intervals hold where they are chosen without the judged source.
+All functions take numbers or arrays.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.domain.hierarchy import LEVEL_SPREAD
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
@@ -15,25 +14,35 @@ from planner.domain.recipe import Number
 from planner.domain.term import DRIVER_TERMS
 from planner.units import GIB
 
-# Weights, states and gradients are counted element by element; what a pass holds depends on kernels and on the allocator.  A peak
-# that is all counted still scatters by this part of one that is all transient (context, alignment, what a document rounds).
-_COUNTED_PART = 0.3
-# The bytes of a pass whose shapes are known are off by a sixth or so, as one standard deviation of the logarithm: what a scale of
-# 1 stands for.  A cause whose own deviation is known, like the order of samples, counts beside them in this unit.
-_TRANSIENT_DEVIATION = 1 / 6
-# Where not even the mean length is said, the shapes themselves are guessed, and with them all that a pass holds: it may be less
-# than half of it or more than twice as much.
-_UNKNOWN_LENGTHS_PART = 5.0
-# Context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient part of so many.
-_FIXED_BYTES = 2 * GIB
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
-# A step whose seconds are all decided by the host, links or disks scatters this much more, in the scatter of one that never
-# waits for them: machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
-# :mod:`planner.domain.hierarchy`).
-_MACHINE_PART = 1.0
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts, hidden or not.
 _ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
 _LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleParts:
+    """How much each cause of scatter counts.  What stands here are guesses before any record was seen; a calibration has its own.
+
+    ``counted``: weights, states and gradients are counted element by element, and what a pass holds depends on kernels and on the
+    allocator.  A peak that is all counted still scatters by this part of one that is all transient, which is 1 (alignment, what a
+    document rounds).
+    ``unknown_lengths``: where not even the mean length is said, the shapes are guessed, and with them all that a pass holds: it
+    may be less than half of it or more than twice as much.
+    ``order``: the bytes of a pass whose shapes are known are off by a sixth or so, as one standard deviation of the logarithm:
+    what a scale of 1 stands for.  The order of samples, whose deviation is known, counts beside them in this unit.
+    ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient
+    part of so many.
+    ``machine``: a step whose seconds are all decided by the host, links or disks scatters this much more, in the scatter of one
+    that never waits for them: machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
+    :mod:`planner.domain.hierarchy`).
+    """
+
+    counted: Number = 0.3
+    unknown_lengths: Number = 5.0
+    order: Number = 6.0
+    fixed_bytes: Number = 2.0 * GIB
+    machine: Number = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +50,12 @@ class Doubt:
     """What makes one scenario less sure than others, beside what its prediction is made of.
 
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to the longest of their
-    batch, and how long they are is not said.
+    batch, and how long they are is not said.  ``parts``: how much each cause of scatter counts, by the calibration that judges.
     """
 
     n_unseen: int = 0
     lengths_unknown: bool = False
+    parts: ScaleParts = field(default_factory=ScaleParts)
 
 
 def far_factor(n_unseen: int) -> float:
@@ -60,15 +70,15 @@ def far_factor(n_unseen: int) -> float:
 def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
     """Scale of one level of the peak.
 
-    Formula: sqrt(0.3^2 + (u x uncounted)^2 + (6 x order)^2 + (2 GiB / peak)^2) x :func:`far_factor`, with the share of the peak
-    that is not counted element by element, and the standard deviation of what natural lengths pile up over orders of the samples
-    as a share of the peak; u is 5 where lengths are unknown, else 1.
+    Formula: sqrt(counted^2 + (u x uncounted)^2 + (order x deviation)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`, with the
+    share of the peak that is not counted element by element, and the standard deviation of what natural lengths pile up over
+    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
-    order: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / value
-    held = _uncounted(memory, value, outside) * (_UNKNOWN_LENGTHS_PART if doubt.lengths_unknown else 1.0)
-    return _root(value, held, order / _TRANSIENT_DEVIATION) * far_factor(doubt.n_unseen)
+    deviation: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / value
+    held = _uncounted(memory, value, outside) * (doubt.parts.unknown_lengths if doubt.lengths_unknown else 1.0)
+    return _root(doubt.parts, value, held, doubt.parts.order * deviation) * far_factor(doubt.n_unseen)
 
 
 def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
@@ -76,13 +86,14 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
 
     A job has to live through its longest batch, and no batch is longer than the cap, whatever the lengths are.
     """
-    return _root(memory.must_have_bytes, _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)) * far_factor(doubt.n_unseen)
+    held = _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)
+    return _root(doubt.parts, memory.must_have_bytes, held) * far_factor(doubt.n_unseen)
 
 
-def _root(value: Number, *parts: Number) -> Number:
+def _root(known: ScaleParts, value: Number, *parts: Number) -> Number:
     """Independent causes add as squares: parts of a peak ``value``, what every peak scatters, and bytes that know no size."""
-    squares: Number = _COUNTED_PART**2
-    for part in (_FIXED_BYTES / value, *parts):
+    squares: Number = known.counted**2
+    for part in (known.fixed_bytes / value, *parts):
         squares = squares + part * part
     total: Number = squares**0.5
     return total
@@ -112,9 +123,9 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: ``1 + _MACHINE_PART x`` :func:`machine_share`, times :func:`far_factor`.
+    """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
 
     A host's name tells nothing of its speed that records could confirm, so it narrows nothing.
     """
-    scale: Number = (1 + _MACHINE_PART * machine_share(time)) * far_factor(doubt.n_unseen)
+    scale: Number = (1 + doubt.parts.machine * machine_share(time)) * far_factor(doubt.n_unseen)
     return scale

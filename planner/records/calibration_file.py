@@ -13,6 +13,7 @@ from planner.domain.calibration import Calibration, Knob, Offset, Support, formu
 from planner.domain.environment import Environment
 from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
 from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
+from planner.domain.scale import ScaleParts
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.units import MIB
@@ -27,6 +28,7 @@ _MAX_BYTES = 4 * MIB
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -75,6 +77,16 @@ class SupportPart(_Part):
     methods: list[str]
 
 
+class ScalePart(_Part):
+    """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of :mod:`planner.domain.scale`."""
+
+    counted: Positive
+    unknown_lengths: Positive
+    order: Positive
+    fixed_bytes: Positive
+    machine: Positive
+
+
 class EnvironmentPart(_Part):
     """Where the records of a personal calibration were measured; empty where they do not say."""
 
@@ -100,6 +112,8 @@ class CalibrationDocument(_Part):
     groups: list[str]
     machine: str
     environment: EnvironmentPart | None = None
+    scale: ScalePart | None = None
+    """Only files of other formulas are without: these are read to explain what changed, and judge nothing."""
     priors: dict[str, Finite] = {}
     """Priors that the offsets start from, so that a file of other formulas can still be read as a previous one."""
 
@@ -156,6 +170,8 @@ def read_calibration(path: Path) -> Calibration:
     document = read_document(path)
     if document.formulas != formulas_version():
         raise InputFileError(path, _stale(document, path))
+    if document.scale is None:
+        raise InputFileError(path, "no calibration file: scale: Field required")
     return calibration_of(document, path)
 
 
@@ -271,6 +287,7 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         groups=tuple(document.groups),
         machine=document.machine,
         environment=_environment_of(document),
+        scale=ScaleParts() if document.scale is None else ScaleParts(**document.scale.model_dump()),
     )
 
 

@@ -41,7 +41,7 @@ def _numbers(document: CalibrationDocument) -> object:
     """What makes two calibrations different ones; the last digits of a fit do not."""
     offsets = [(each.knob, round(each.offset, 6), round(each.spread, 6)) for each in document.offsets]
     spreads = [(each.key, [round(score, 6) for score in each.scores]) for each in document.spreads]
-    return document.formulas, offsets, spreads
+    return document.formulas, offsets, spreads, document.scale
 
 
 def read_previous(folder: Path) -> Calibration | None:

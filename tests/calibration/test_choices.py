@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner.calibration.choices import Case, Choice, stored_choices, worst_errors
-from planner.calibration.published import core_validation
+from planner.calibration.published import published_validation
 from planner.catalog.location import data_dir
 from planner.records.calibration_file import read_calibration
 
-ROWS = core_validation().rows
+ROWS = published_validation().rows
 
 
 @pytest.mark.parametrize("choice", stored_choices(), ids=lambda choice: choice.question)

@@ -1,0 +1,52 @@
+"""How often intervals hold readings of a source that had no part in making them.
+
+For each group, the parts of the scale are chosen and the quantiles taken among the other groups alone.  What is left of the
+judged group in them: the predictions of the others are by fits that did see it (each misses only its own group).  To be rid of
+that as well takes a fit without every pair of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.calibration.intervals import Residual, make_spreads
+from planner.calibration.scale_choice import choose, rescaled
+from planner.domain.interval import SpreadOf, find_spread, log_range
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One reading against the interval made from all other groups: whether it lay inside, and half the interval's width.
+
+    ``half_width`` is a fraction of the prediction.
+    """
+
+    residual: Residual
+    inside: bool
+    half_width: float
+
+
+def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
+    """Each reading against the interval made from all groups but its own."""
+    found = []
+    for group in dict.fromkeys(each.group for each in residuals):
+        others = [each for each in residuals if each.group != group]
+        choice = choose(others)
+        spreads = {each.key: each for each in make_spreads(rescaled(others, choice))}
+        for each in rescaled([each for each in residuals if each.group == group], choice):
+            if spread := find_spread(spreads, each.key):
+                low, high = log_range(spread, each.scale)
+                low, high = min(low, each.reach[0]), max(high, each.reach[1])
+                found.append(Held(each, low <= each.log_ratio <= high, float(np.exp(high) - np.exp(low)) / 2))
+    return tuple(found)
+
+
+def measured_coverage(residuals: Sequence[Residual]) -> dict[SpreadOf, float]:
+    """Share of readings inside the interval made from all other groups, by what was read."""
+    inside: dict[SpreadOf, list[bool]] = {}
+    for each in held_out(residuals):
+        inside.setdefault(each.residual.of, []).append(each.inside)
+    return {of: float(np.mean(hits)) for of, hits in inside.items()}

@@ -1,0 +1,93 @@
+"""How much each cause of scatter counts is chosen by held-out intervals, and never by the source that they are judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration.coverage import held_out
+from planner.calibration.intervals import Residual, make_spreads
+from planner.calibration.scale_choice import all_candidates, candidates, choose, parts_of, rescaled
+from planner.calibration.targets import Floats
+from planner.domain.interval import SpreadKey, find_spread, log_range
+from planner.domain.scale import ScaleParts
+
+TIME = SpreadKey("time")
+MACHINES = [each.machine for each in candidates("time")]
+
+
+def readings(group: str, scatter: Floats, machine: float, seed: int = 0) -> list[Residual]:
+    """Steps of a group that wait for the machine for none to all of their time, and err by that times ``machine``."""
+    shares = np.linspace(0, 1, len(scatter))
+    errors = scatter * (1 + machine * shares)
+    scales = [tuple(float(1 + each * share) for each in MACHINES) for share in shares]
+    return [
+        Residual(f"{group}-{i}", group, "time", TIME, float(errors[i]), scales[i][0], scales=scales[i])
+        for i in range(len(errors))
+    ]
+
+
+def sources(machine: float, groups: int = 8, rows: int = 60) -> list[Residual]:
+    """Several groups of one law."""
+    generator = np.random.default_rng(11)
+    return [each for g in range(groups) for each in readings(f"g{g}", 0.1 * generator.standard_normal(rows), machine)]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_part_that_readings_scatter_by_is_found(machine: float) -> None:
+    """Among half, once and twice the guess, the choice is the one that errors were drawn with."""
+    assert parts_of(choose(sources(machine))).machine == machine
+
+
+def test_a_guess_stands_where_sources_are_few() -> None:
+    """Three sources cannot tell; nor can readings that no part moves."""
+    assert parts_of(choose(sources(max(MACHINES), groups=3))) == ScaleParts()
+    same = [replace(each, scales=(1.0,) * len(MACHINES)) for each in sources(max(MACHINES))]
+    assert parts_of(choose(same)) == ScaleParts()
+
+
+def test_a_judged_source_has_no_say() -> None:
+    """One source that scatters otherwise decides the choice on everything, and not the interval that it is judged by."""
+    calm = sources(min(MACHINES), groups=4, rows=10)
+    odd = readings("odd", 0.8 * np.random.default_rng(2).standard_normal(200), 8.0)
+    everything = [*calm, *odd]
+    assert choose(everything) != choose(calm)
+    held = [each for each in held_out(everything) if each.residual.group == "odd"]
+    mine = rescaled(odd, choose(calm))
+    assert [each.residual.scale for each in held] == [each.scale for each in mine]
+
+
+def test_scores_are_those_of_the_intervals_that_are_reported() -> None:
+    """The choice has the least mean interval score of the intervals that each candidate would be given, classes included."""
+    drawn = [
+        replace(each, key=SpreadKey("memory", "fixed" if each.group < "g4" else "natural"), reach=(-0.01, 0.15))
+        for each in sources(max(MACHINES), groups=8, rows=20)
+    ]
+    scores = [np.mean([reported_score(drawn, group, index) for group in {each.group for each in drawn}]) for index in range(3)]
+    assert len(set(scores)) == len(scores)
+    assert int(np.argmin(scores)) == choose(drawn)["memory"]
+
+
+def reported_score(residuals: Sequence[Residual], group: str, index: int) -> float:
+    """Mean interval score of the readings of one group under one candidate, by the distributions of the others."""
+    each_scaled = rescaled(residuals, {"memory": index})
+    spreads = {each.key: each for each in make_spreads(each for each in each_scaled if each.group != group)}
+    scores = []
+    for each in each_scaled:
+        if each.group == group and (spread := find_spread(spreads, each.key)):
+            low, high = log_range(spread, each.scale)
+            low, high = min(low, each.reach[0]), max(high, each.reach[1])
+            scores.append(high - low + 20 * max(low - each.log_ratio, each.log_ratio - high, 0.0))
+    return float(np.mean(scores))
+
+
+def test_candidates_are_all_tried_at_once() -> None:
+    """The arrays hold every candidate in order, and the guess comes first."""
+    stacked, each = all_candidates("memory"), candidates("memory")
+    assert each[0] == ScaleParts()
+    assert len(set(each)) == len(each) == 3**4
+    for name in ("counted", "unknown_lengths", "order", "fixed_bytes"):
+        assert list(np.asarray(getattr(stacked, name))) == [getattr(one, name) for one in each]
