@@ -1,13 +1,14 @@
 """Held-out accuracy on the published rows, kept in ``data/accuracy.toml``, shown in the README and checked by ``make accuracy``.
 
-``python -m planner.calibration.accuracy --write`` cross-validates (about half a minute) and writes the file; ``--check`` fails
-where a held-out error has grown beyond its stored figure.
+``python -m planner.calibration.accuracy --write`` cross-validates (about half a minute) and writes the file, and beside it the
+calibration that ships, which is a part of the same fits; ``--check`` fails where a held-out error has grown beyond its stored figure.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +26,8 @@ from planner.catalog.toml_file import read_toml
 from planner.domain.calibration import method_of
 from planner.errors import ExitCode
 from planner.records import read_records
+from planner.records.calibration_file import write_calibration
+from planner.records.previous_calibration import keep_previous
 
 FILE_NAME = "accuracy.toml"
 # How rows are put together: by document, by method, by GPU.
@@ -39,8 +42,9 @@ _HEADER = """\
 # never saw the source group).  Fractions, rounded up at the second digit.  held_out figures of documents are also limits: `make
 # accuracy` fails where one of them has grown.  anchors: throughput of a held-out group before and after one measured row of its
 # machine (median over the choice of row).  worst_reading: held out, with each choice of data/published/choices.toml read
-# the other way where that is worse.  goals: what is aimed at beside what is reached; best is the best figure that a goal ever
-# had, and where reached is worse by more than a point, CHANGELOG.md says why.
+# the other way where that is worse.  coverage: of 90 % intervals whose scale and quantiles are made from the other sources;
+# scale: how much each cause of scatter counts in the intervals that ship.  goals: what is aimed at beside what is reached; best
+# is the best figure that a goal ever had, and where reached is worse by more than a point, CHANGELOG.md says why.
 # Written by: python -m planner.calibration.accuracy --write
 """
 
@@ -119,6 +123,9 @@ def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str
         "",
         "[coverage]",
         *(f"{of} = {share:.3f}" for of, share in calibration.coverage),
+        "",
+        "[scale]",
+        *(f"{each.name} = {float(getattr(calibration.scale, each.name))}" for each in fields(calibration.scale)),
     ]
     for goal in goals(result, anchors):
         lines += ["", "[[goals]]", *_goal_lines(goal, best_reached())]
@@ -176,7 +183,7 @@ def grown(result: CrossValidation, stored: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Cross-validate the published rows; write the file, or check against it, or print it."""
-    records = read_records([published_dir() / "*.csv"])
+    records = read_records([published_dir() / "*.csv", *sorted((data_dir() / "measurements").glob("*/*.jsonl"))])
     result = cross_validate(records)
     anchors = anchor_gains(result.fitted, records.records)
     if "--check" in arguments:
@@ -189,6 +196,8 @@ def main(arguments: Sequence[str]) -> int:
         (data_dir() / FILE_NAME).write_text(text, encoding="utf-8")
         points = drawn_points_csv(result.held_out.rows, result.fitted.calibration)
         (data_dir() / POINTS_FILE).write_text(points, encoding="utf-8")
+        keep_previous(result.fitted.calibration, data_dir() / "calibration")
+        write_calibration(result.fitted.calibration, data_dir() / "calibration")
     else:
         sys.stdout.write(text)
     return int(ExitCode.FITS)

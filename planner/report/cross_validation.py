@@ -16,6 +16,7 @@ from planner.calibration.validate import SourceScore
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE
+from planner.domain.scale import ScaleParts
 from planner.report.layout import Column, Grid, Note, Row, Section
 from planner.report.numbers import percent, whole_percent
 from planner.report.validation import validation_sections
@@ -82,9 +83,18 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
         Note(f"{of.replace('_', ' ')}: {whole_percent(share)} of held-out readings inside the {NOMINAL_COVERAGE:.0%} interval")
         for of, share in calibration.coverage
     ]
+    notes.append(Note(f"counts in an interval, chosen by the intervals of held-out sources: {_scale_text(calibration.scale)}"))
     fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
     sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
     return tuple(section for section in sections if section.blocks)
+
+
+def _scale_text(scale: ScaleParts) -> str:
+    """The parts of a scale beside what a pass holds, which counts once."""
+    return (
+        f"a pass 1, what is counted {scale.counted:g}, a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples "
+        f"{scale.order:g}, {format_bytes(scale.fixed_bytes)} of every peak, waiting for host and links {scale.machine:g}"
+    )
 
 
 def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from planner.calibration.calibrate import Fitted
@@ -125,6 +126,7 @@ def fit_part(fitted: Fitted) -> FitPart:
         left_out=[UnusedPart(id=each.record_id, rule=each.rule, reason=each.reason) for each in fitted.left_out],
         nominal_coverage=NOMINAL_COVERAGE,
         coverage=dict(calibration.coverage),
+        scale={each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
     )
 
 

@@ -208,7 +208,11 @@ class UnusedPart(_Part):
 
 
 class FitPart(_Part):
-    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals."""
+    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals.
+
+    ``scale``: how much each cause of scatter counts in an interval, chosen with all groups (``fixed_bytes`` in bytes, the others are
+    factors); ``coverage`` is with choices that leave the judged group out.
+    """
 
     formulas: str
     free_numbers: Count
@@ -219,6 +223,7 @@ class FitPart(_Part):
     left_out: list[UnusedPart]
     nominal_coverage: float
     coverage: dict[str, float]
+    scale: dict[str, float]
 
 
 class GoalPart(_Part):
