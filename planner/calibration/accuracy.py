@@ -1,7 +1,8 @@
 """Held-out accuracy on the published rows, kept in ``data/accuracy.toml``, shown in the README and checked by ``make accuracy``.
 
 ``python -m planner.calibration.accuracy --write`` cross-validates (about half a minute) and writes the file, and beside it the
-calibration that ships, which is a part of the same fits; ``--check`` fails where a held-out error has grown beyond its stored figure.
+calibration that ships, which is a part of the same fits; ``--check`` fails where a held-out error has grown beyond its stored
+figure.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _scale_text(scale: ScaleParts) -> str:
     """The parts of a scale beside what a pass holds, which counts once."""
     return (
         f"a pass 1, what is counted {scale.counted:g}, a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples "
-        f"{scale.order:g}, {format_bytes(scale.fixed_bytes)} of every peak, waiting for host and links {scale.machine:g}"
+        f"{scale.order:g}, {format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links {scale.machine:g}"
     )
 
 
