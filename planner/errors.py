@@ -18,6 +18,22 @@ from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
+_MAX_ECHO_CHARS = 60
+
+
+def show(value: object) -> str:
+    """``value`` as a message may repeat it: one line, printable, at most 60 characters."""
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, float | bool | type(None)) else _shape(value)
+    short = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
+    return "".join(char if char.isprintable() else "?" for char in short)
+
+
+def _shape(value: object) -> str:
+    # Huge integers cannot even be printed (Python limits the digits), containers can be cyclic or enormous.
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < 200 else f"an integer of {value.bit_length()} bits"
+    return f"a value of type {type(value).__name__}"
+
 
 class ExitCode(IntEnum):
     """Process exit codes of ``plan`` (and of ``measure`` where they mean the same)."""

@@ -9,8 +9,9 @@ from typing import Any
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
+from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.fields import show
-from planner.intake.request import Given, ScenarioRequest, from_flags, from_toml, merge
+from planner.intake.request import Given, ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 
@@ -21,14 +22,16 @@ _ASSUMED_SEQ = 1024
 def scenario_of(
     said: dict[str, Any], *, config: str | None, force: bool, example: str, reader: ConfigReader = model_from_config
 ) -> Scenario:
-    """The scenario of flags and a TOML file; flags win.  ``reader`` describes a model that the catalog does not have.
+    """The scenario of flags and a config file; flags win.  ``reader`` describes a model that the catalog does not have.
 
     Raises:
         UsageError: model or method are missing, or what was said cannot be used.
     """
     request = from_flags(said)
     if config is not None:
-        request = merge(from_toml(config), request)
+        read = read_config_file(config)
+        request = with_flags(read, request)
+        sys.stderr.writelines(f"measure: {note}\n" for note in read.notes)
     request = with_length(request, example)
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from planner import __version__
-from planner.cli.flags import VALIDATE_OPTIONS, Format, Json, with_prediction_options
+from planner.cli.flags import CHECK_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
-from planner.intake.flags import new_app, with_hyphens, with_options
+from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
@@ -49,6 +49,21 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
 
 
 app.callback(invoke_without_command=True)(with_prediction_options(_root))
+
+
+def _check(configs: list[str], **said: Any) -> Outcome:
+    """Will these jobs fit?  One line for each config file, and the worst exit code: 1, 2, 6, 3, 5, 4, 0.
+
+    Reads our own TOML and the files of LLaMA-Factory, Axolotl, TRL, Transformers, DeepSpeed and Accelerate; flags win.
+    """
+    from planner.cli.check import CheckOptions, check_configs
+
+    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    own = {name: said.pop(name) for name in ("tool", "deepspeed", "accelerate", "calibration", "force")}
+    return check_configs(configs, said, CheckOptions(output_format, **own))
+
+
+app.command("check", short_help="Will the jobs of config files fit?")(with_scenario_options(_check, CHECK_OPTIONS))
 
 
 @app.command("models", short_help="List the models of the catalog")
@@ -113,7 +128,7 @@ def calibrate_command(
 @app.command("schema", short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|record|trace|validate]", help="Which document", show_default=False)
+        str, typer.Argument(metavar="[prediction|check|record|trace|validate]", help="Which document", show_default=False)
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

@@ -1,4 +1,4 @@
-"""Options of ``plan`` beside those that say what the job is, which are in ``planner/intake/flags.py``."""
+"""Options that a `plan` command has beside those that say what the job is, which are in ``planner/intake/flags.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from planner.intake.flags import Config, Force, OwnOptions, with_scenario_options
 
-__all__ = ["VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
+__all__ = ["CHECK_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
 
 Format = Annotated[str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)]
 
@@ -36,6 +36,40 @@ _ANSWER_OPTIONS: OwnOptions = {
     ),
     "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
+}
+
+CHECK_OPTIONS: OwnOptions = {
+    "configs": (
+        Annotated[list[str], typer.Argument(metavar="CONFIG...", help="Config files: TOML, YAML or JSON", show_default=False)],
+        ...,
+    ),
+    "tool": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--tool",
+                metavar="NAME",
+                help="What the files are for, where their keys do not say it: "
+                "plan, llama-factory, axolotl, trl, transformers, deepspeed or accelerate",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "deepspeed": (
+        Annotated[
+            str | None, typer.Option("--deepspeed", metavar="FILE", help="DeepSpeed's JSON, instead of the one referred to")
+        ],
+        None,
+    ),
+    "accelerate": (
+        Annotated[str | None, typer.Option("--accelerate", metavar="FILE", help="The config of accelerate launch")],
+        None,
+    ),
+    "calibration": _ANSWER_OPTIONS["calibration"],
+    "force": (Force, False),
+    "output_format": (Format, None),
+    "as_json": (Json, False),
 }
 
 VALIDATE_OPTIONS: OwnOptions = {

@@ -11,7 +11,7 @@ from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.errors import UsageError
 from planner.estimate import predict_with
-from planner.intake.request import ScenarioRequest, from_flags, from_toml, merge
+from planner.intake.request import ScenarioRequest, from_flags
 from planner.report.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
@@ -32,14 +32,13 @@ class Options:
 
 
 def predict(flags: Mapping[str, object], options: Options) -> Outcome:
-    """Answer one job that flags and a TOML file describe; flags win."""
+    """Answer one job that flags and a config file describe; flags win."""
     from planner.intake.resolve import resolve
 
-    request = from_flags(flags)
-    if options.config is not None:
-        request = merge(from_toml(options.config), request)
-    _require(request)
+    request, notes = _request(flags, options.config)
+    require(request, EXAMPLE)
     scenario = resolve(request, force=options.force)
+    scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
     choice = calibration_for(scenario, options.calibration)
     scenario, model = choice.noted_on(scenario), choice.model
     prediction = predict_with(scenario, model, explain=options.explain)
@@ -52,11 +51,27 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     return _report(subject, model, options)
 
 
-def _require(request: ScenarioRequest) -> None:
+def _request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:
+    """What flags and a config file say, and what was not taken over of the file."""
+    request = from_flags(flags)
+    if config is None:
+        return request, ()
+    from planner.intake.config_file import read_config_file, with_flags
+
+    read = read_config_file(config)
+    return with_flags(read, request), read.notes
+
+
+def require(request: ScenarioRequest, example: str) -> None:
+    """Check that everything without a default was said.
+
+    Raises:
+        UsageError: something was not; names the flags.
+    """
     missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
     if missing:
         flags = ", ".join(f"--{name}" for name in missing)
-        raise UsageError(f"missing {flags}; for example: {EXAMPLE}")
+        raise UsageError(f"missing {flags}; for example: {example}")
 
 
 def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:

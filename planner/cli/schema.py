@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "record", "trace", "validate")
+DOCUMENTS = ("prediction", "check", "record", "trace", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -18,6 +18,10 @@ def print_schema(document: str) -> Outcome:
         from planner.report.schema import prediction_json_schema
 
         return Outcome(json_text(prediction_json_schema()))
+    if document == "check":
+        from planner.report.check_json import check_json_schema
+
+        return Outcome(json_text(check_json_schema()))
     if document == "record":
         from planner.records.schema import record_json_schema
 

@@ -22,16 +22,29 @@ from planner.domain.recipe import (
     QUANTIZATIONS,
     SHARDINGS,
 )
-from planner.errors import UnknownNameError, UsageError
+from planner.errors import UnknownNameError, UsageError, show
 from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
+
+__all__ = [
+    "CHECKPOINT_DTYPE",
+    "LINKS",
+    "MAX_NAMES",
+    "MAX_SEQ_TOKENS",
+    "MAX_TEXT_CHARS",
+    "REQUEST_FIELDS",
+    "Kind",
+    "RequestField",
+    "show",
+]
 
 Kind = Literal["text", "choice", "integer", "number", "size", "flag", "names"]
 
 LINKS = ("nvlink", "pcie", "qpi")
+# A load dtype that only the model can name.
+CHECKPOINT_DTYPE = "checkpoint"
 MAX_SEQ_TOKENS = 16_777_216
 MAX_TEXT_CHARS = 1_000
 MAX_NAMES = 1_000
-_MAX_ECHO_CHARS = 60
 _TIB = 1024 * GIB
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?")
@@ -86,20 +99,6 @@ class RequestField:
         if limit is None:
             return "any"
         return format_bytes(limit) if self.kind == "size" else f"{limit:,}"
-
-
-def show(value: object) -> str:
-    """``value`` as a message may repeat it: one line, printable, at most 60 characters."""
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, float | bool | type(None)) else _shape(value)
-    short = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
-    return "".join(char if char.isprintable() else "?" for char in short)
-
-
-def _shape(value: object) -> str:
-    # Huge integers cannot even be printed (Python limits the digits), containers can be cyclic or enormous.
-    if isinstance(value, int):
-        return str(value) if value.bit_length() < 200 else f"an integer of {value.bit_length()} bits"
-    return f"a value of type {type(value).__name__}"
 
 
 def _text(field: RequestField, value: object) -> str:
@@ -262,7 +261,11 @@ _FIELDS = (
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
-    _one_of("load_dtype", "Dtype in which the weights are loaded", DTYPES),
+    _one_of(
+        "load_dtype",
+        "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",
+        (*DTYPES, CHECKPOINT_DTYPE),
+    ),
     _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
     _one_of("sharding", "How state is spread over GPUs", SHARDINGS),
     _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),

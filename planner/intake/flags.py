@@ -18,7 +18,12 @@ _METAVARS: dict[Kind, str] = {"text": "NAME", "choice": "NAME", "integer": "N", 
 OwnOptions = Mapping[str, tuple[Any, Any]]
 
 Config = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="TOML file with the flags' names as keys; flags win")
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Config file: TOML with the flags' names as keys, or one that plan check reads; flags win",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is")]
 

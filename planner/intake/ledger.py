@@ -37,7 +37,7 @@ class Ledger:
         """What was said about the field, else ``default`` with its ``origin``."""
         given = self.request.values.get(name)
         if given is not None:
-            self.enter(name, given.value, given.origin)
+            self.enter(name, given.value, given.origin, given.note)
             value: ValueT = given.value
             return value
         if self.request.record_id is not None and origin.startswith("default:"):

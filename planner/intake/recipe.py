@@ -23,9 +23,11 @@ from planner.domain.recipe import (
 )
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import NotModelledError, UsageError
+from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 
+_CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
 
 
@@ -133,8 +135,12 @@ def _resolve_precision(ledger: Ledger, setting: Setting, basis: _Basis) -> Preci
 
 def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precision: Precision) -> Dtype:
     default, origin, note = setting.defaults.load_dtype, setting.origin, ""
+    said = ledger.request.values.get("load_dtype")
+    if said is not None and said.value == CHECKPOINT_DTYPE:
+        ledger.enter("load_dtype", setting.model.checkpoint_dtype, said.origin, _CHECKPOINT_NOTE)
+        return setting.model.checkpoint_dtype
     if default == "checkpoint":
-        default, note = setting.model.checkpoint_dtype, "the dtype of the checkpoint"
+        default, note = setting.model.checkpoint_dtype, _CHECKPOINT_NOTE
     if default == "bf16" and lacks_bf16(setting.hardware.gpu):
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
     native = basis.sharding in ("none", "ddp") and not setting.stack.trainable_fp32

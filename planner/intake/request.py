@@ -10,14 +10,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from planner.configs.text_file import MAX_CONFIG_BYTES, read_text
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, RequestField, show
-from planner.units import MIB, format_bytes
 
-__all__ = ["REQUEST_FIELDS", "Given", "RequestField", "ScenarioRequest", "from_flags", "from_record", "from_toml", "merge"]
+__all__ = [
+    "MAX_CONFIG_BYTES",
+    "REQUEST_FIELDS",
+    "Given",
+    "RequestField",
+    "ScenarioRequest",
+    "from_flags",
+    "from_record",
+    "from_toml",
+    "merge",
+]
 
-MAX_CONFIG_BYTES = 1 * MIB
 # What is said: name as written, value, and where.
 Said = tuple[str, object, str]
 _TOML_POSITION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
@@ -34,10 +43,14 @@ _RECORD_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody said, in the type of its field.  ``origin`` is ``cli``, ``file:line`` or ``record:<id>``."""
+    """A value that somebody said, in the type of its field.
+
+    ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default of <tool>`` or ``record:<id>``; ``note`` says how it was read.
+    """
 
     value: Any
     origin: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ def from_toml(path: str | Path) -> ScenarioRequest:
         InputFileError: missing, too large, not TOML, an unknown key or a value that cannot be used; names file and line.
     """
     file = Path(path)
-    text = _read_text(file)
+    text = read_text(file)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -148,23 +161,6 @@ def _parse_all(said: Iterable[Said], *, on_command_line: bool = False) -> Mappin
             raise UsageError(f"'{prefix}{show(written)}' is given twice")
         values[name] = Given(field.parse(value), origin)
     return MappingProxyType(values)
-
-
-def _read_text(file: Path) -> str:
-    """Text of a regular file of at most ``MAX_CONFIG_BYTES``; a pipe or a device is refused before it can block."""
-    try:
-        if not file.is_file():
-            raise InputFileError(file, "not a regular file" if file.exists() else "no such file")
-        with file.open("rb") as stream:
-            content = stream.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputFileError(show(str(file)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_CONFIG_BYTES:
-        raise InputFileError(file, f"larger than the limit of {format_bytes(MAX_CONFIG_BYTES)}")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputFileError(file, "not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from None
 
 
 def _line_of(key: str, text: str) -> int:

@@ -12,14 +12,14 @@ from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.numbers import gib, plain_number, whole_percent
 from planner.report.sections_memory import host_section, levels_section, phases_section, terms_section
 from planner.report.sections_time import run_section, time_section
-from planner.report.subject import Change, Subject, needs_changes
+from planner.report.subject import Change, Subject, needs_changes, shown_peak_bytes
 from planner.units import format_count
 
 _UNKNOWN_LENGTHS = (
     "Padded to the longest sample of each batch, and how long samples are is not said: intervals of memory are much wider than "
     "with --tokens-per-sample."
 )
-_VERDICTS: dict[Verdict, tuple[str, Tone]] = {
+VERDICTS: dict[Verdict, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
     "does_not_fit": ("DOES NOT FIT", "bad"),
     "uncertain": ("UNCERTAIN", "warn"),
@@ -89,11 +89,10 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _verdict(prediction: Prediction, scenario: Scenario) -> Section:
-    word, tone = _VERDICTS[prediction.verdict]
+    word, tone = VERDICTS[prediction.verdict]
     memory = prediction.memory
     # What does not fit has no peak on this card; what counts then is how much it needs at once.
-    short = prediction.verdict == "does_not_fit"
-    peak_bytes = memory.must_have_bytes if short else memory.driver_peak_bytes
+    short, peak_bytes = prediction.verdict == "does_not_fit", shown_peak_bytes(prediction)
     peak = f"{'needs' if short else 'peak'} {gib(peak_bytes)}"
     if memory.limit_bytes is None:
         size = f"{peak} GiB per GPU, limit unknown"
@@ -139,7 +138,7 @@ def _unsaid(subject: Subject) -> Section:
     for each in subject.unsaid:
         speed = "unknown" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))}"
-        rows.append(Row((each.setting, each.flags, moved, speed, _VERDICTS[each.verdict][0].lower())))
+        rows.append(Row((each.setting, each.flags, moved, speed, VERDICTS[each.verdict][0].lower())))
     return Section("What nobody said, and how far it moves the peak", (Grid(columns, tuple(rows)),))
 
 

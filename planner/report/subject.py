@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import PhasePeak, Prediction, Verdict
+from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
 from planner.errors import ExitCode
@@ -92,6 +93,12 @@ class Subject:
 def exit_code_of(prediction: Prediction) -> ExitCode:
     """Exit code that a verdict means."""
     return EXIT_CODES[prediction.verdict]
+
+
+def shown_peak_bytes(prediction: Prediction) -> Number:
+    """The peak that the verdict speaks of: the driver's, or, where the job does not fit, what must be held at once."""
+    memory = prediction.memory
+    return memory.must_have_bytes if prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
 
 
 def needs_changes(prediction: Prediction) -> bool:

@@ -62,6 +62,25 @@ method = "qlora"
 gpu = "4090"
 seq = 1024
 """
+# What the examples call train.yaml.
+EXAMPLE_TRAIN = """\
+# train.yaml, for LLaMA-Factory
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+finetuning_type: lora
+quantization_bit: 4
+lora_rank: 16
+dataset: notes
+template: llama3
+cutoff_len: 4096
+packing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+enable_liger_kernel: true
+lora_droput: 0.05
+output_dir: out
+"""
 DOCUMENTS = {
     "001_df5137ba138920bd": "Baichuan2, ChatGLM3, BLOOM on 3090 to H800",
     "002_2c959ab425c28846": "Qwen 1.8B to 72B on A100",
@@ -89,13 +108,14 @@ class Answer:
 
 @contextlib.contextmanager
 def example_folder() -> Iterator[Path]:
-    """A folder like the one in which the examples are typed: the data files, a ``config.json`` and a ``job.toml``."""
+    """A folder like the one in which the examples are typed: the data files, ``config.json``, ``job.toml`` and ``train.yaml``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "job"
         folder.mkdir()
         (folder / "data").symlink_to(ROOT / "data", target_is_directory=True)
         (folder / "config.json").write_text(json.dumps(EXAMPLE_CONFIG), encoding="utf-8")
         (folder / "job.toml").write_text(EXAMPLE_JOB, encoding="utf-8")
+        (folder / "train.yaml").write_text(EXAMPLE_TRAIN, encoding="utf-8")
         yield folder
 
 

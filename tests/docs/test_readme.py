@@ -10,6 +10,7 @@ import pytest
 from readme_blocks import (
     CODE_BLOCK,
     EXAMPLE_JOB,
+    EXAMPLE_TRAIN,
     GENERATED,
     ROOT,
     WIDTH,
@@ -124,12 +125,13 @@ def test_no_output_is_wider_than_a_page() -> None:
             assert max(map(len, body.splitlines())) <= WIDTH, f"{file}: {key}"
 
 
-def test_the_example_file_is_the_one_that_runs() -> None:
-    """``job.toml`` as the README shows it is the file that the example is run with."""
-    shown = [block["text"] for block in CODE_BLOCK.finditer(README) if block["language"] == "toml"]
-    assert shown == [EXAMPLE_JOB]
+@pytest.mark.parametrize(("name", "text", "language"), [("job.toml", EXAMPLE_JOB, "toml"), ("train.yaml", EXAMPLE_TRAIN, "yaml")])
+def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:
+    """The files as the README shows them are those that its examples are run with."""
+    shown = [block["text"] for block in CODE_BLOCK.finditer(README) if block["language"] == language]
+    assert shown == [text]
     with example_folder() as folder:
-        assert (folder / "job.toml").read_text(encoding="utf-8") == EXAMPLE_JOB
+        assert (folder / name).read_text(encoding="utf-8") == text
 
 
 def test_every_exit_code_is_documented() -> None:

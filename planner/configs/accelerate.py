@@ -1,0 +1,137 @@
+"""A configuration of ``accelerate launch`` (YAML), beside a trainer's.
+
+Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterConfig`` and utils/launch.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.deepspeed import read_deepspeed, say_offload, say_zero
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside, Fsdp, read_fsdp, referred
+from planner.errors import UsageError, show
+
+TOOL = "Accelerate 1.15.0"
+_FSDP_VERSION = 1
+_ZERO_STAGE = 2
+
+_HARMLESS = (
+    "compute_environment",
+    "debug",
+    "downcast_bf16",
+    "enable_cpu_affinity",
+    "gpu_ids",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "main_training_function",
+    "rdzv_backend",
+    "same_network",
+    "tpu_env",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+    "mpirun_config",
+    "fp8_config",
+    "megatron_lm_config",
+    "ipex_config",
+    "command_file",
+    "commands",
+)
+_KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+
+
+def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a configuration of Accelerate says; what a trainer has said before wins where both may say it.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    said = keys.get("distributed_type")
+    # YAML reads a bare NO as false.
+    kind = "NO" if said in (None, False) else str(said).upper()
+    if kind not in _KINDS:
+        raise keys.not_modelled("distributed_type", f"{show(kind)} is not modelled; {', '.join(_KINDS)} are")
+    keys.refuse_switched_on({"use_cpu": "training on a CPU is not modelled by this file: say --gpu cpu"})
+    dynamo = keys.part("dynamo_config")
+    if dynamo is not None:
+        dynamo.skip(("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation"))
+        if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
+            reading.remark(dynamo.where("dynamo_backend"), "compilation is not counted: memory and time are those without it")
+    _read_counts(keys, reading)
+    _read_precision(keys, reading)
+    _read_parallelism(keys)
+    fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
+    if kind == "FSDP":
+        read_fsdp(fsdp or Keys(keys.path, {}), reading, Fsdp(_FSDP_VERSION, where=keys.where("distributed_type")))
+    elif kind == "DEEPSPEED":
+        _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
+    keys.skip(_HARMLESS)
+    _skip_unused(kind, fsdp, deepspeed)
+
+
+def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
+    """Tables of another kind of distribution say nothing about this job."""
+    for name, part in (("FSDP", fsdp), ("DEEPSPEED", deepspeed)):
+        if part is not None and kind != name:
+            part.skip(part.left_over_here())
+
+
+def _read_counts(keys: Keys, reading: Reading) -> None:
+    nodes = keys.count("num_machines") or 1
+    if nodes > 1:
+        reading.say("nodes", nodes, keys.where("num_machines"))
+    processes = keys.count("num_processes")
+    if processes is None:
+        return
+    if processes % nodes:
+        raise UsageError(f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike")
+    reading.say("gpus", processes // nodes, keys.where("num_processes"))
+
+
+def _read_precision(keys: Keys, reading: Reading) -> None:
+    """``mixed_precision``: a trainer's own bf16 or fp16 wins (Transformers 5.23 training_args.py:1614-1618)."""
+    value = keys.get("mixed_precision")
+    name = "no" if value in (None, False) else str(value).lower()
+    before = reading.said.get("precision")
+    if name == "no" or (before is not None and before.value == f"{name}-mixed"):
+        return
+    if before is not None:
+        reading.remark(keys.where("mixed_precision"), f"{show(name)} has no effect beside {before.value}: {before.origin}")
+        return
+    if name not in ("bf16", "fp16"):
+        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16 and fp16 are")
+    reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
+
+
+def _read_parallelism(keys: Keys) -> None:
+    part = keys.part("parallelism_config")
+    if part is None:
+        return
+    for name in [name for name in part.left_over_here() if name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))]:
+        part.refuse_above_one({name: "a degree"})
+    part.skip(part.left_over_here())
+
+
+def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """DeepSpeed by a file of its own, else by the few keys that Accelerate has for it."""
+    keys.skip(("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model"))
+    keys.skip(("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names"))
+    if keys.has("deepspeed_config_file"):
+        if beside.deepspeed is None:
+            document = referred(keys, "deepspeed_config_file", "--deepspeed")
+            part = Keys.of(document)
+            read_deepspeed(part, reading)
+            reading.finish(part)
+        return
+    if beside.deepspeed is not None:
+        return
+    stage = keys.count("zero_stage") or _ZERO_STAGE
+    say_zero(keys, "zero_stage", stage, reading)
+    states, params = keys.text("offload_optimizer_device") or "none", keys.text("offload_param_device") or "none"
+    places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
+    say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
+    keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))
+    steps = keys.get("gradient_accumulation_steps")
+    if steps not in (None, "auto") and reading.value("grad_accum") is None:
+        reading.say("grad_accum", keys.count("gradient_accumulation_steps"), keys.where("gradient_accumulation_steps"))

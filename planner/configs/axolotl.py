@@ -1,0 +1,216 @@
+"""A training file of Axolotl (YAML).
+
+Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py, loaders/model.py and utils/config/__init__.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.axolotl_parts import read_attention_keys, read_loss, read_numerics, read_plugins
+from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside, Fsdp, read_fsdp
+from planner.configs.trainer import OPTIMIZERS, read_distribution
+from planner.errors import UsageError, show
+
+TOOL = "Axolotl 0.19.0"
+STACK = "axolotl"
+MARKS = frozenset(
+    {
+        "base_model",
+        "sequence_len",
+        "micro_batch_size",
+        "adapter",
+        "sample_packing",
+        "datasets",
+        "lora_target_linear",
+        "num_epochs",
+    }
+)
+_FSDP_VERSION = 1
+_TABLE = {
+    "base_model": "model",
+    "sequence_len": "seq",
+    "micro_batch_size": "batch",
+    "gradient_accumulation_steps": "grad_accum",
+    "eval_batch_size": "eval_batch",
+    "num_epochs": "epochs",
+}
+_ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_UNMODELLED = {
+    "rl": "preference training and reinforcement learning are not modelled",
+    "reward_model": "reward models are not modelled",
+    "process_reward_model": "reward models are not modelled",
+    "unfrozen_parameters": "training some layers only is not modelled",
+    "peft_use_dora": "DoRA is not modelled",
+    "peft_layers_to_transform": "adapters on some layers only are not modelled",
+    "peft_layer_replication": "replicated layers are not modelled",
+    "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
+    "lora_rank_pattern": "ranks that differ by module are not modelled",
+    "relora": "ReLoRA is not modelled",
+    "gptq": "a GPTQ base is not read from this file: take the key out and say --quantization gptq-int4",
+    "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
+    "qat": "training that simulates quantisation is not modelled",
+    "quantization": "quantisation after training is not modelled",
+    "fp8": "training in fp8 is not modelled",
+    "layer_offloading": "layers in host RAM are not modelled",
+    "ple_cpu_offload": "embeddings in host RAM are not modelled",
+    "quantize_moe_experts": "quantised experts are not modelled",
+    "selective_checkpointing": "selective checkpointing is not modelled",
+    "tiled_mlp": "a tiled feed-forward part is not modelled",
+    "use_pose": "PoSE is not modelled",
+    "shrink_embeddings": "a smaller vocabulary is not modelled",
+    "deepcompile": "DeepCompile is not modelled",
+    "fp32_norms": "norms in fp32 are not modelled in this stack",
+}
+_DEGREES = {
+    "tensor_parallel_size": "a tensor-parallel degree",
+    "context_parallel_size": "a context-parallel degree",
+    "sequence_parallel_degree": "a sequence-parallel degree",
+    "dp_replicate_size": "a degree of replicas",
+}
+_REMARKS = {
+    "torch_compile": "compilation is not counted: memory and time are those without it",
+    "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
+    "group_by_length": "batches of like lengths are not counted: less padding, and less cache, than predicted",
+    "tokens": "the vocabulary is counted as published",
+    "resize_token_embeddings_to_32x": "the vocabulary is counted as published",
+    "batch_flattening": "counted as padded to the longest sample, which is more",
+    "torch_empty_cache_steps": "emptying the cache is not counted: reserved memory may be less than predicted",
+    "gc_steps": "emptying the cache is not counted: reserved memory may be less than predicted",
+    "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
+    "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
+    "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
+    "val_set_size": "evaluation is not counted: say --eval-samples",
+    "test_datasets": "evaluation is not counted: say --eval-samples",
+}
+
+
+def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of Axolotl says.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    keys.refuse_above_one(_DEGREES)
+    reading.take(keys, _TABLE)
+    reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
+    reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
+    _read_total(keys, reading)
+    _read_method(keys, reading)
+    _read_padding(keys, reading)
+    _read_checkpointing(keys, reading)
+    _read_optimizer(keys, reading)
+    read_numerics(keys, reading)
+    read_attention_keys(keys, reading)
+    read_plugins(keys, reading)
+    read_loss(keys, reading)
+    _read_sharding(keys, reading, beside)
+    for name, text in _REMARKS.items():
+        if keys.get(name) not in (None, False, 0, 0.0, []):
+            reading.remark(keys.where(name), text)
+    keys.skip(AXOLOTL_HARMLESS)
+    keys.skip(TRAINER_HARMLESS)
+
+
+def _read_total(keys: Keys, reading: Reading) -> None:
+    """``batch_size`` counts the micro-batches of one GPU (utils/config/__init__.py normalize_config)."""
+    total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or 1
+    if total is not None and reading.value("grad_accum") is None:
+        reading.say(
+            "grad_accum", max(total // micro, 1), keys.where("batch_size"), f"batch_size {total} / micro_batch_size {micro}"
+        )
+    reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    adapter = keys.text("adapter")
+    if adapter not in (None, "", "lora", "qlora"):
+        raise keys.not_modelled("adapter", f"'{show(adapter)}' is not modelled; lora and qlora are")
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if not adapter:
+        if four or eight:
+            where = keys.where("load_in_4bit" if four else "load_in_8bit")
+            raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
+        reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
+        keys.skip((*_ADAPTER, "lora_target_modules", "lora_target_linear", "lora_modules_to_save"))
+        return
+    if (adapter == "qlora") != bool(four):
+        raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
+    reading.say("method", "lora", keys.where("adapter"))
+    if four:
+        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
+        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
+        reading.default("double_quant", True, place)
+        reading.default("quant_storage", "bf16", place)
+    elif eight:
+        reading.say("quantization", "int8", keys.where("load_in_8bit"))
+    reading.take(keys, _ADAPTER)
+    _read_targets(keys, reading)
+
+
+def _read_targets(keys: Keys, reading: Reading) -> None:
+    targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
+    if keys.flag("lora_target_linear"):
+        reading.say("lora_targets", ("all-linear",), keys.where("lora_target_linear"))
+    elif targets:
+        reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
+
+
+def _read_padding(keys: Keys, reading: Reading) -> None:
+    packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
+    if packs:
+        reading.say("padding", "packed", keys.where("sample_packing"))
+    elif pads:
+        reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
+    if keys.text("excess_length_strategy") == "truncate":
+        reading.remark(keys.where("excess_length_strategy"), "long samples are counted as left out, as Axolotl does by itself")
+
+
+def _read_checkpointing(keys: Keys, reading: Reading) -> None:
+    value = keys.get("gradient_checkpointing")
+    if isinstance(value, str) and value.lower() not in ("true", "false"):
+        raise keys.not_modelled("gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled")
+    on = keys.flag("gradient_checkpointing")
+    if on is not None:
+        reading.say("gradient_checkpointing", on, keys.where("gradient_checkpointing"))
+    details = keys.part("gradient_checkpointing_kwargs")
+    if details is not None:
+        reentrant = details.flag("use_reentrant")
+        if reentrant is not None:
+            reading.say("checkpoint_reentrant", reentrant, details.where("use_reentrant"))
+    offloading = keys.get("activation_offloading")
+    if isinstance(offloading, str):
+        raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
+    if keys.flag("activation_offloading"):
+        reading.say("offload", "activations", keys.where("activation_offloading"))
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    name = keys.text("optimizer")
+    if name is None:
+        return
+    if name.lower() not in OPTIMIZERS:
+        raise keys.not_modelled("optimizer", f"optimizer '{show(name)}' is not modelled; these are: {', '.join(OPTIMIZERS)}")
+    reading.say("optimizer", OPTIMIZERS[name.lower()], keys.where("optimizer"))
+
+
+def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """FSDP by its own keys (version 1 unless said), DeepSpeed and Accelerate as for every Trainer."""
+    version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
+    if settings is None and not keys.has("fsdp"):
+        read_distribution(keys, reading, beside)
+        return
+    found = Fsdp(version or _FSDP_VERSION, where=keys.where("fsdp_config" if settings else "fsdp"))
+    for option in keys.names("fsdp"):
+        if option == "offload":
+            reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")
+        elif option != "auto_wrap":
+            found.strategy = option
+    if version is not None and settings is not None:
+        settings.skip(("fsdp_version", "version"))
+    read_fsdp(settings or Keys(keys.path, {}), reading, found)

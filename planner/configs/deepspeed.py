@@ -1,0 +1,235 @@
+"""A DeepSpeed configuration (JSON), handed to a trainer, referred to by another file, or alone.
+
+Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and runtime/constants.py; what ``auto`` stands for: Transformers 5.23
+integrations/deepspeed.py ``trainer_config_process``.
+"""
+
+from __future__ import annotations
+
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.errors import UsageError, show
+
+TOOL = "DeepSpeed 0.19.8"
+_AUTO = "auto"
+_NO_STAGE = "DeepSpeed's engine without ZeRO (stage 0) is not modelled; stages 1 to 3 are"
+
+# Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
+_HARMLESS = (
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "gradient_clipping",
+    "scheduler",
+    "zero_allow_untested_optimizer",
+    "dump_state",
+    "checkpoint",
+    "comms_logger",
+    "flops_profiler",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "disable_allgather",
+    "dataloader_drop_last",
+    "memory_breakdown",
+    # Whether an optimizer of another library may step offloaded states: the one named is counted.
+    "zero_force_ds_cpu_optimizer",
+    # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
+    "activation_checkpointing",
+)
+_ZERO_HARMLESS = (
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "elastic_checkpoint",
+    "load_from_fp32_weights",
+    "ignore_unused_parameters",
+    "round_robin_gradients",
+    "reduce_scatter",
+    "allgather_partitions",
+    "legacy_stage1",
+    "log_trace_cache_warnings",
+    "enable_sanity_checks",
+)
+# Each moves memory by the size of a buffer; the stack's values are counted.
+_BUFFERS = (
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+)
+_ZERO_UNMODELLED = {
+    "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
+    "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
+    "zero_quantized_nontrainable_weights": "quantised communication (ZeRO++) is not modelled",
+    "zenflow": "ZenFlow is not modelled",
+}
+_UNMODELLED = {
+    "compression_training": "compression in training is not modelled",
+    "quantize_training": "quantised training is not modelled",
+    "sparse_attention": "sparse attention is not modelled",
+    "amp": "Apex amp is not modelled",
+    "torch_autocast": "DeepSpeed's autocast is not modelled",
+    "data_types": "other dtypes of gradients or parameters are not modelled",
+}
+_ENGINE_UNMODELLED = {
+    "bf16_master_weights_and_grads": "16-bit masters are not modelled",
+    "fp16_master_weights_and_grads": "16-bit masters are not modelled",
+    "bf16_optimizer_states": "16-bit optimizer states are not modelled",
+}
+_OFFLOADS = {
+    ("none", "none"): "none",
+    ("cpu", "none"): "optimizer",
+    ("none", "cpu"): "params",
+    ("cpu", "cpu"): "optimizer+params",
+    ("nvme", "none"): "optimizer-nvme",
+    ("none", "nvme"): "params-nvme",
+    ("nvme", "nvme"): "optimizer+params-nvme",
+}
+
+
+def read_deepspeed(keys: Keys, reading: Reading) -> None:
+    """Enter what a DeepSpeed configuration says.
+
+    What a trainer has said before must agree, as Transformers and Accelerate check it; ``auto`` is what they said.
+
+    Raises:
+        UsageError: a value that cannot be used, or that contradicts the trainer's.
+        NotModelledError: something that no formula covers.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    _read_degrees(keys)
+    _read_sizes(keys, reading)
+    _read_precision(keys, reading)
+    zero = keys.part("zero_optimization")
+    if zero is None:
+        raise keys.not_modelled("zero_optimization", _NO_STAGE)
+    say_zero(zero, "stage", zero.get("stage"), reading)
+    _read_zero(zero, reading)
+    _read_optimizer(keys, reading)
+    keys.skip(_HARMLESS)
+
+
+def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
+    """Enter a stage of ZeRO.
+
+    Raises:
+        InputFileError: no such stage.
+        NotModelledError: stage 0.
+    """
+    if stage in (None, 0):
+        raise keys.not_modelled(name, _NO_STAGE)
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        raise keys.wrong(name, "0, 1, 2 or 3", stage)
+    reading.say("sharding", f"zero{stage}", keys.where(name))
+
+
+def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: str) -> None:
+    """Enter where optimizer states and parameters lie.
+
+    Raises:
+        InputFileError: no such device.
+        NotModelledError: a pair that no formula covers.
+    """
+    for device in devices:
+        if device not in ("none", "cpu", "nvme"):
+            raise keys.wrong(name, "none, cpu or nvme", device)
+    offload = _OFFLOADS.get(devices)
+    if offload is None:
+        raise keys.not_modelled(name, f"optimizer states on {devices[0]} with parameters on {devices[1]} are not modelled")
+    if offload != "none":
+        reading.say("offload", offload, keys.where(name))
+
+
+def _read_degrees(keys: Keys) -> None:
+    keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
+    parallel = keys.part("tensor_parallel")
+    if parallel is not None:
+        parallel.refuse_above_one({"autotp_size": "a tensor-parallel degree", "tp_size": "a tensor-parallel degree"})
+
+
+def _read_sizes(keys: Keys, reading: Reading) -> None:
+    for name, target in (("train_micro_batch_size_per_gpu", "batch"), ("gradient_accumulation_steps", "grad_accum")):
+        if keys.get(name) not in (None, _AUTO):
+            _agree(keys, reading, name, target, keys.count(name))
+    if keys.get("train_batch_size") not in (None, _AUTO):
+        reading.total_batch = (keys.count("train_batch_size") or 0, keys.where("train_batch_size"))
+
+
+def _agree(keys: Keys, reading: Reading, name: str, target: str, value: object) -> None:
+    """Enter a size; a trainer's other value is refused, as Transformers refuses it."""
+    before = reading.said.get(target)
+    if before is not None and before.value != value:
+        raise UsageError(
+            f"{keys.where(name)} is {show(value)}, but {before.origin} is {show(before.value)}: the libraries refuse that; "
+            'write "auto" in the DeepSpeed file'
+        )
+    reading.say(target, value, keys.where(name))
+
+
+def _read_precision(keys: Keys, reading: Reading) -> None:
+    for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
+        part = keys.part(name)
+        if part is None:
+            continue
+        part.skip(
+            ("loss_scale", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale", "initial_scale_power")
+        )
+        part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))
+        part.refuse_switched_on(_ENGINE_UNMODELLED)
+        enabled = part.get("enabled")
+        if enabled in (None, _AUTO):
+            continue
+        if part.flag("enabled"):
+            _agree(part, reading, "enabled", "precision", precision)
+        elif reading.value("precision") == precision:
+            _agree(part, reading, "enabled", "precision", "off")
+
+
+def _read_zero(zero: Keys, reading: Reading) -> None:
+    zero.refuse_switched_on(_ZERO_UNMODELLED)
+    zero.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"})
+    states, params = _device(zero, reading, "offload_optimizer", "cpu_offload"), _device(zero, reading, "offload_param")
+    places = [name for name in ("offload_optimizer", "offload_param", "cpu_offload") if zero.has(name)]
+    say_offload(zero, (states, params), reading, places[0] if places else "stage")
+    numbers = [name for name in _BUFFERS if zero.get(name) not in (None, _AUTO)]
+    for name in numbers:
+        reading.remark(zero.where(name), f"{show(zero.get(name))} is not taken over: the stack's buffers are counted")
+    zero.skip(_ZERO_HARMLESS)
+
+
+def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
+    """Where a part of the state lies: ``none``, ``cpu`` or ``nvme``."""
+    if old and zero.flag(old):
+        return "cpu"
+    part = zero.part(name)
+    if part is None:
+        return "none"
+    device = part.text("device") or "none"
+    part.skip(("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"))
+    if part.flag("pin_memory") is False and device != "none":
+        reading.remark(part.where("pin_memory"), "false is not taken over: the stack says whether host memory is pinned")
+    ratio = part.get("ratio")
+    if ratio not in (None, 1, 1.0):
+        raise part.not_modelled("ratio", "offloading a part of the optimizer is not modelled")
+    return device
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused, else DeepSpeed's on the CPU."""
+    part = keys.part("optimizer")
+    if part is None:
+        return
+    kind = part.text("type") or ""
+    part.skip(("params", "legacy_fusion"))
+    if kind.lower() not in ("adam", "adamw"):
+        raise part.not_modelled("type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are")
+    offloaded = str(reading.value("offload") or "none").startswith("optimizer")
+    reading.said.pop("optimizer", None)
+    note = "DeepSpeed's own Adam, on the CPU" if offloaded else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
+    reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)

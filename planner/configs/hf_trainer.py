@@ -1,0 +1,58 @@
+"""TrainingArguments of Transformers by themselves (YAML or JSON), with the model where a script's arguments name it.
+
+What trains, and in which dtype it is loaded, is the script's, so the file leaves it open.
+"""
+
+from __future__ import annotations
+
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside
+from planner.configs.trainer import need_precision, read_attention, read_distribution, read_precision, read_trainer
+
+TOOL = "Transformers 5.23.0"
+STACK = "hf-trainer@5"
+MARKS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "optim"})
+_NEEDS = {
+    "model": "the model is the script's: say --model",
+    "method": "what is trained is the script's: say --method full, lora, qlora or int8",
+    "seq": "the length is the script's: say --seq",
+}
+_HARMLESS = (
+    "tokenizer_name",
+    "config_name",
+    "cache_dir",
+    "model_revision",
+    "use_fast_tokenizer",
+    "trust_remote_code",
+    "dataset_name",
+    "dataset_config_name",
+    "train_file",
+    "validation_file",
+    "max_train_samples",
+    "max_eval_samples",
+    "preprocessing_num_workers",
+    "overwrite_cache",
+    "validation_split_percentage",
+    "low_cpu_mem_usage",
+)
+
+
+def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what TrainingArguments and the usual arguments of a script say.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    reading.take(keys, {"model_name_or_path": "model", "block_size": "seq"})
+    read_attention(keys, "attn_implementation", reading)
+    read_trainer(keys, reading)
+    read_precision(keys, reading)
+    read_distribution(keys, reading, beside)
+    if reading.value("precision") is None:
+        need_precision(reading)
+    for name, sentence in _NEEDS.items():
+        if reading.value(name) is None:
+            reading.needs[name] = f"{keys.path}: {sentence}"
+    keys.skip(_HARMLESS)

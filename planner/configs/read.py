@@ -1,0 +1,100 @@
+"""Which tool a file is for, and what it says: the one entrance to this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.configs import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, trl
+from planner.configs.document import Document, read_document
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, UnknownNameError
+
+Reader = Callable[[Keys, Reading, Beside], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program that reads such files: its name here, its title with version, its stack and how its file is read."""
+
+    name: str
+    title: str
+    stack: str
+    marks: frozenset[str]
+    read: Reader
+
+
+def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
+    del beside
+    deepspeed.read_deepspeed(keys, reading)
+
+
+_TRAINING = (
+    Tool("llama-factory", llama_factory.TOOL, llama_factory.STACK, llama_factory.MARKS, llama_factory.read_llama_factory),
+    Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
+    Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl),
+)
+_REST = (
+    Tool("transformers", hf_trainer.TOOL, hf_trainer.STACK, hf_trainer.MARKS, hf_trainer.read_hf_trainer),
+    Tool("deepspeed", deepspeed.TOOL, "", frozenset({"zero_optimization", "train_micro_batch_size_per_gpu"}), _deepspeed),
+    Tool("accelerate", accelerate.TOOL, "", frozenset({"distributed_type", "compute_environment"}), accelerate.read_accelerate),
+)
+TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
+TOOL_NAMES = ("plan", *TOOLS)
+# What a file without the key leaves open, in the words of the flags.
+_NEEDS = {"model": "--model", "method": "--method", "seq": "--seq"}
+
+
+def read_config(path: Path, tool: str | None = None, beside: Beside | None = None) -> Reading:
+    """What a YAML or JSON file says about a job.
+
+    Args:
+        path: the file.
+        tool: which tool the file is for; ``None`` means to tell by its keys.
+        beside: files given in place of those that it refers to.
+
+    Raises:
+        InputFileError: the file cannot be read, or no tool can be told.
+        UnknownNameError: no such tool.
+        UsageError: values that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    document = read_document(path)
+    chosen = recognise(document) if tool is None else _named(tool)
+    keys, reading = Keys.of(document), Reading(path, chosen.title)
+    if chosen.stack:
+        reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
+    chosen.read(keys, reading, beside or Beside())
+    for name, flag in _NEEDS.items():
+        if reading.value(name) is None:
+            reading.needs.setdefault(name, f"{path}: does not say the {name}: say {flag}")
+    reading.finish(keys)
+    return reading
+
+
+def recognise(document: Document) -> Tool:
+    """The tool that a file is for, by keys that only its files have.
+
+    Raises:
+        InputFileError: no tool's keys, or those of several.
+    """
+    keys = document.table.keys()
+    for group in (_TRAINING, _REST):
+        counts = {tool.name: len(tool.marks & keys) for tool in group}
+        best = max(counts.values())
+        found = [name for name, count in counts.items() if count == best]
+        if best and len(found) == 1:
+            return TOOLS[found[0]]
+        if best:
+            raise InputFileError(document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}")
+    names = ", ".join(TOOL_NAMES)
+    raise InputFileError(document.path, f"its keys do not say which tool it is for: say it with --tool, one of {names}")
+
+
+def _named(tool: str) -> Tool:
+    if tool not in TOOLS:
+        raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
+    return TOOLS[tool]

@@ -1,0 +1,83 @@
+"""What one config file says about a job, in the words of our fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.configs.keys import Keys
+from planner.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One field's value.  ``origin`` is ``file:key`` or ``default of <tool>``; ``note`` says how it was read."""
+
+    field: str
+    value: Any
+    origin: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A key that is known but not counted as it stands, and what is counted instead."""
+
+    origin: str
+    text: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read so far.  ``tool`` is the program that the file is for, with the version whose defaults are taken.
+
+    ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
+    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
+    which must be micro-batch x accumulation x GPUs.
+    """
+
+    path: Path
+    tool: str
+    said: dict[str, Said] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    needs: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    total_batch: tuple[int, str] | None = None
+
+    def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
+        """Enter what a key says about a field.
+
+        Raises:
+            UsageError: another key has said something else about it.
+        """
+        before = self.said.get(name)
+        if before is not None and before.value != value:
+            raise UsageError(f"{origin}: says {name} {value}, but {before.origin} says {before.value}")
+        if before is None:
+            self.said[name] = Said(name, value, origin, note)
+
+    def take(self, keys: Keys, table: Mapping[str, str]) -> None:
+        """Enter the keys of ``table`` (their name -> our field) that are given, as they stand."""
+        for name, target in table.items():
+            if keys.has(name):
+                self.say(target, keys.get(name), keys.where(name))
+
+    def default(self, name: str, value: Any, place: str) -> None:
+        """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""
+        if name not in self.said:
+            self.said[name] = Said(name, value, f"default of {self.tool}", place)
+
+    def remark(self, origin: str, text: str) -> None:
+        """Enter a key that is known but not counted as it stands."""
+        self.remarks.append(Remark(origin, text))
+
+    def value(self, name: str) -> Any:
+        """What was said about a field so far, ``None`` if nothing."""
+        said = self.said.get(name)
+        return None if said is None else said.value
+
+    def finish(self, keys: Keys) -> None:
+        """Enter the keys of a file that nobody read."""
+        self.ignored += [f"{keys.path}:{name}" for name in keys.left_over()]

@@ -1,0 +1,161 @@
+"""A file of TRL's SFT command or of a recipe in its manner (YAML or JSON): ModelConfig, SFTConfig and TrainingArguments.
+
+Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_config.py; names of older versions are read as well.
+"""
+
+from __future__ import annotations
+
+from planner.configs.harmless import TRL_HARMLESS
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside
+from planner.configs.trainer import read_attention, read_distribution, read_precision, read_trainer
+from planner.errors import UsageError, show
+
+TOOL = "TRL 1.16.0"
+STACK = "trl"
+# Keys that TrainingArguments and the other tools do not have.
+MARKS = frozenset(
+    {
+        "use_peft",
+        "dataset_text_field",
+        "dataset_name",
+        "dataset_mixer",
+        "lora_target_modules",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "padding_free",
+        "packing_strategy",
+        "use_bnb_nested_quant",
+        "dataset_num_proc",
+    }
+)
+_DTYPES = ("bfloat16", "float16", "float32")
+_UNMODELLED = {
+    "use_dora": "DoRA is not modelled",
+    "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
+    "beta": "preference training is not modelled; supervised fine-tuning is",
+    "num_generations": "reinforcement learning is not modelled; supervised fine-tuning is",
+    "reward_model_path": "reward models are not modelled; supervised fine-tuning is",
+}
+
+
+def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of TRL's SFT command says.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    model = keys.text("model_name_or_path")
+    if model is not None:
+        reading.say("model", model, keys.where("model_name_or_path"))
+    _read_method(keys, reading)
+    _read_lengths(keys, reading)
+    init = keys.part("model_init_kwargs")
+    for part in (keys, init):
+        if part is not None:
+            read_attention(part, "attn_implementation", reading)
+            _read_dtype(part, reading)
+    if init is not None:
+        init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
+    if keys.flag("use_flash_attention_2"):
+        reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
+    if keys.flag("activation_offloading"):
+        reading.say("offload", "activations", keys.where("activation_offloading"))
+    _read_loss(keys, reading)
+    read_trainer(keys, reading)
+    _read_precision(keys, reading)
+    read_distribution(keys, reading, beside)
+    keys.skip(TRL_HARMLESS)
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    peft = keys.flag("use_peft")
+    if peft is None:
+        reading.default("method", "full", "trl 1.16.0 trainer/model_config.py: use_peft")
+    else:
+        reading.say("method", "lora" if peft else "full", keys.where("use_peft"))
+    adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+    if not peft:
+        keys.skip((*adapter, "lora_target_modules", "lora_modules_to_save", "load_in_4bit", "load_in_8bit"))
+        keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
+        _refuse_quantised_full(keys)
+        return
+    reading.take(keys, adapter)
+    targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
+    if targets:
+        reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
+    _read_quantisation(keys, reading)
+
+
+def _refuse_quantised_full(keys: Keys) -> None:
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if keys.flag(name):
+            raise UsageError(f"{keys.where(name)}: a quantised base is trained through adapters only; say use_peft: true")
+
+
+def _read_quantisation(keys: Keys, reading: Reading) -> None:
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("use_bnb_nested_quant")
+    storage = keys.text("bnb_4bit_quant_storage")
+    if four and eight:
+        raise UsageError(f"{keys.where('load_in_4bit')} and load_in_8bit are both true: only one can be")
+    if eight:
+        reading.say("quantization", "int8", keys.where("load_in_8bit"))
+    if not four:
+        return
+    reading.say("quantization", kind, keys.where("load_in_4bit"))
+    if nested is not None:
+        reading.say("double_quant", nested, keys.where("use_bnb_nested_quant"))
+    reading.default("double_quant", False, "trl 1.16.0 trainer/model_config.py: use_bnb_nested_quant")
+    if storage not in (None, "uint8"):
+        reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
+
+
+def _read_lengths(keys: Keys, reading: Reading) -> None:
+    reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
+    reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
+    if keys.flag("packing"):
+        reading.say("padding", "packed", keys.where("packing"))
+    elif keys.flag("padding_free"):
+        reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+
+
+def _read_dtype(keys: Keys, reading: Reading) -> None:
+    for name in ("dtype", "torch_dtype"):
+        dtype = keys.text(name)
+        if dtype is None:
+            continue
+        if dtype not in ("auto", *_DTYPES):
+            raise keys.wrong(name, f"auto, {', '.join(_DTYPES)}", dtype)
+        reading.say("load_dtype", "checkpoint" if dtype == "auto" else dtype, keys.where(name))
+
+
+def _read_loss(keys: Keys, reading: Reading) -> None:
+    kind = keys.text("loss_type")
+    if kind in ("nll", "chunked_nll"):
+        reading.say("loss", "chunked", keys.where("loss_type"))
+    elif kind is not None:
+        raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
+
+
+def _read_precision(keys: Keys, reading: Reading) -> None:
+    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is said."""
+    read_precision(keys, reading)
+    if reading.value("precision") is not None:
+        return
+    if keys.flag("bf16") is None:
+        reading.default("precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is")
+        return
+    dtype = reading.value("load_dtype")
+    if dtype == "checkpoint":
+        reading.needs["precision"] = (
+            f"{keys.where('bf16')} is false and the dtype is that of the checkpoint: say which, such as --precision bf16"
+        )
+    else:
+        named = {"bfloat16": "bf16", "float16": "fp16"}.get(str(dtype), "fp32")
+        reading.say("precision", named, keys.where("bf16"), "off: the dtype of the weights")

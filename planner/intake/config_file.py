@@ -1,0 +1,119 @@
+"""A config file of any kind -> what was said about a job, with what was not taken over of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from planner.configs.read import TOOL_NAMES, read_config
+from planner.configs.reading import Reading, Remark
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request import Given, ScenarioRequest, from_toml, merge
+
+OWN_TOOL = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a file says, and what the reader should know of how it was read.
+
+    ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
+    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
+    """
+
+    request: ScenarioRequest
+    tool: str
+    remarks: tuple[Remark, ...] = ()
+    ignored: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    total_batch: tuple[int, str] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks and ignored keys, a sentence each."""
+        unknown = (f"{origin}: unknown key, ignored" for origin in self.ignored)
+        return (*unknown, *(f"{remark.origin}: {remark.text}" for remark in self.remarks))
+
+
+def read_config_file(path: str | Path, tool: str | None = None, beside: Beside | None = None) -> ConfigFile:
+    """What a config file says: our own TOML, or YAML or JSON of a tool that is told by its keys or named by ``tool``.
+
+    Raises:
+        InputFileError: the file cannot be read, no tool can be told, or a value cannot be used; names file and key.
+        UnknownNameError: no such tool.
+        NotModelledError: the file asks for something that no formula covers.
+    """
+    file = Path(path)
+    if tool is not None and tool not in TOOL_NAMES:
+        raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
+    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
+        return ConfigFile(from_toml(file), OWN_TOOL)
+    reading = read_config(file, tool, beside)
+    return ConfigFile(
+        request=ScenarioRequest(_parsed(reading)),
+        tool=reading.tool,
+        remarks=tuple(reading.remarks),
+        ignored=tuple(reading.ignored),
+        needs=MappingProxyType(reading.needs),
+        total_batch=reading.total_batch,
+    )
+
+
+def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
+    """What file and flags say together; flags win.
+
+    Raises:
+        UsageError: something that the file leaves open is not said, or its batch over all GPUs is another than the job's.
+    """
+    request = merge(config.request, flags)
+    for name, sentence in config.needs.items():
+        if request.get(name) is None:
+            raise UsageError(sentence)
+    return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _parsed(reading: Reading) -> Mapping[str, Given]:
+    values = {}
+    for said in reading.said.values():
+        field_ = REQUEST_FIELDS[said.field]
+        value = _beside(reading.path, said.value) if said.field == "model" else said.value
+        try:
+            values[said.field] = Given(field_.parse(value), said.origin, said.note)
+        except UsageError as error:
+            raise InputFileError(said.origin, str(error)) from None
+    return MappingProxyType(values)
+
+
+def _beside(config: Path, model: object) -> object:
+    """A model's folder or ``config.json`` beside the config, where the name is the path of one; else the name."""
+    if not isinstance(model, str) or not model.strip():
+        return model
+    try:
+        path = config.parent / Path(model).expanduser()
+        found = (path / "config.json").is_file() or (path.is_file() and path.suffix == ".json")
+    except (OSError, ValueError, RuntimeError):
+        return model
+    return str(path.resolve()) if found else model
+
+
+def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
+    """``request`` with the accumulation that the batch over all GPUs leaves, or checked against it, as DeepSpeed does."""
+    samples, where = total
+    gpu = request.get("gpu") or ""
+    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
+    gpus = (int(counted) if counted.isdigit() else request.get("gpus") or 1) * (request.get("nodes") or 1)
+    micro, accum = request.get("batch") or 1, request.get("grad_accum")
+    if accum is None:
+        accum = samples // (micro * gpus)
+        note = f"{samples} samples / ({micro} x {gpus} GPUs)"
+        request = merge(ScenarioRequest({"grad_accum": Given(max(accum, 1), where, note)}), request)
+    if micro * accum * gpus != samples:
+        raise UsageError(
+            f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is {micro * accum * gpus}: "
+            "DeepSpeed refuses that; say how many GPUs with --gpu X:n"
+        )
+    return request

@@ -1,0 +1,145 @@
+"""``plan check``: a line for each config, the worst exit code, JSON by its schema, and no file that spoils the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+from planner.errors import ExitCode
+from planner.report.check import Checked, worst_exit_code
+from planner.report.check_json import CheckDocument
+
+EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
+QLORA = str(EXAMPLES / "llama_factory_qlora.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    code = main(["check", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_each_config_gets_one_line_and_the_worst_code_is_the_exit_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that fits, one that does not and a file that is not there: 2 is the worst, and every file has its verdict."""
+    monkeypatch.chdir(tmp_path)
+    Path("fits.toml").write_text('model = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 512\n', encoding="utf-8")
+    Path("large.toml").write_text('model = "llama-3.1-70b"\nmethod = "full"\nseq = 512\n', encoding="utf-8")
+    code, out, err = run(capsys, "fits.toml", "large.toml", "--gpu", "4090")
+    lines = out.splitlines()
+    assert (code, err) == (3, "")
+    assert (lines[1].split()[0], lines[1].split()[-1]) == ("FITS", "fits.toml")
+    assert lines[2].startswith("DOES NOT FIT")
+    assert lines[2].endswith("large.toml")
+    code, out, _ = run(capsys, "fits.toml", "large.toml", "none.yaml", "--gpu", "4090")
+    assert code == 2
+    assert out.splitlines()[3].split() == ["CANNOT", "BE", "USED", "none.yaml"]
+    assert "none.yaml: no such file" in out
+
+
+def test_the_worst_of_several_codes_follows_the_published_order() -> None:
+    """1, 2, 6, 3, 5, 4, 0."""
+    order = [ExitCode(code) for code in (1, 2, 6, 3, 5, 4, 0)]
+    for position, worst in enumerate(order):
+        rest = [Checked("x", failure="x", failure_code=code) for code in reversed(order[position:])]
+        assert worst_exit_code(rest) == worst
+
+
+def test_json_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    """The document is valid by its own schema, names file and key of each value, and has the flags that ask for the same."""
+    code, out, _ = run(capsys, QLORA, "--gpu", "a100-80-sxm:2", "--json")
+    document = CheckDocument.model_validate_json(out)
+    (result,) = document.results
+    assert code == document.exit_code == result.exit_code == 0
+    assert result.answer is not None
+    assert result.answer.limit_bytes is not None
+    assert 0 < result.answer.peak_bytes < result.answer.limit_bytes
+    origins = {entry.name: entry.origin for entry in result.answer.assumptions}
+    assert origins["seq"] == f"{QLORA}:cutoff_len"
+    assert "--seq 4096" in result.answer.flags
+    assert json.loads(out)["schema"] == "planner/check@1"
+
+
+def test_json_of_a_file_that_cannot_be_used_has_its_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No answer, the error, and its own exit code; a key beyond the formulas is 6."""
+    path = tmp_path / "dora.yaml"
+    path.write_text("finetuning_type: lora\nuse_dora: true\n", encoding="utf-8")
+    code, out, _ = run(capsys, str(path), "--gpu", "4090", "--json")
+    (result,) = CheckDocument.model_validate_json(out).results
+    assert (code, result.exit_code, result.answer) == (6, 6, None)
+    assert result.error == f"{path}:use_dora: DoRA is not modelled"
+
+
+def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of trainers name no card."""
+    code, out, _ = run(capsys, QLORA)
+    assert code == 2
+    assert "missing --gpu; for example: plan check train.yaml --gpu 4090" in " ".join(out.split())
+
+
+def test_unknown_keys_and_values_not_taken_over_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Both stand below the table under the name of their file, with the job and the defaults that were taken."""
+    path = tmp_path / "train.yaml"
+    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\nenable_liger_kernel: true\n", encoding="utf-8")
+    _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
+    words = " ".join(out.split())
+    assert "read as LLaMA-Factory 0.9.5" in words
+    assert "unknown key, ignored: lora_rnak" in words
+    assert "enable_liger_kernel: Liger's loss is counted" in words
+    assert "default of LLaMA-Factory 0.9.5: double_quant=true, quant_storage=bf16" in words
+
+
+def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same answers for a comment on a pull request."""
+    _, out, _ = run(capsys, QLORA, "--gpu", "a100-80-sxm", "--format", "markdown")
+    assert out.startswith("| verdict | peak GiB |")
+
+
+def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """``plan --config`` gives the whole report of a file that ``plan check`` reads, and warns about what it ignored."""
+    path = tmp_path / "train.yaml"
+    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\n", encoding="utf-8")
+    code = main(["--config", str(path), "--gpu", "a100-80-sxm", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert document["scenario"]["stack"] == "llama-factory"
+    assert f"{path}:lora_rnak: unknown key, ignored" in document["warnings"]
+
+
+def test_only_yaml_files_load_the_yaml_library() -> None:
+    """Predictions by flags, and checks of TOML and JSON, start without it."""
+    code = (
+        "import sys\nfrom planner.cli.main import main\n"
+        f"main(['check', {str(EXAMPLES / 'job.toml')!r}, {str(EXAMPLES / 'deepspeed_alone.json')!r}])\n"
+        "assert 'yaml' not in sys.modules\n"
+        f"main(['check', {QLORA!r}, '--gpu', '4090'])\nassert 'yaml' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_broken_reader_does_not_take_the_other_answers_along(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect of ours in one file is that file's exit code 1, and the others are answered."""
+    import planner.cli.check as module
+
+    real = module.read_config_file
+
+    def broken(path: str, *rest: object) -> object:
+        if path == "broken":
+            raise ZeroDivisionError
+        return real(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "read_config_file", broken)
+    code, out, _ = run(capsys, "broken", QLORA, "--gpu", "a100-80-sxm")
+    assert code == 1
+    assert "INTERNAL ERROR" in out
+    assert "FITS" in out

@@ -1,0 +1,196 @@
+"""What cannot be used of a config file: one sentence that names the file, the key and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.document import MAX_DOCUMENT_BYTES, read_document
+from planner.configs.read import TOOL_NAMES, read_config
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UsageError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+
+LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
+
+
+def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    """A file with this text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sentence"),
+    [
+        ("", "a.yaml", "empty"),
+        ("# only a comment\n", "a.yaml", "empty"),
+        ("", "a.json", "empty"),
+        ("- a\n- b\n", "a.yaml", "at its top is a list"),
+        ("[1, 2]", "a.json", "at its top is a list"),
+        ("just words", "a.yaml", "at its top is just words"),
+        ("a: 1\na: 2\n", "a.yaml", ":2: key 'a' is given twice"),
+        ("a:\n  b: 1\n  b: 2\n", "a.yaml", ":3: key 'b' is given twice"),
+        ('{"a": {"b": 1, "b": 2}}', "a.json", "key 'b' is given twice"),
+        ("a: &x [1]\nb: *x\n", "a.yaml", ":2: aliases"),
+        ("a: {b: 1", "a.yaml", "not valid YAML"),
+        ('{"a": ', "a.json", ":1: not valid JSON"),
+        ("a: !!python/object/apply:os.system ['true']\n", "a.yaml", "not valid YAML"),
+        ("1: 2\n", "a.yaml", "keys must be text"),
+        ("[" * 5000, "a.yaml", "nested too deeply"),
+        ("[" * 100_000, "a.json", "nested too deeply"),
+        ("a: 2026-99-99\n", "a.yaml", "not valid YAML"),
+        ("x: " + "y" * MAX_DOCUMENT_BYTES, "a.yaml", "larger than the limit"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_in_one_sentence(tmp_path: Path, text: str, name: str, sentence: str) -> None:
+    """Empty files, lists, keys given twice, aliases, other objects, deep nesting and huge files, with the line where known."""
+    with pytest.raises(InputFileError) as caught:
+        read_document(written(tmp_path, text, name))
+    assert sentence in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> None:
+    """A missing file and a folder are named."""
+    with pytest.raises(InputFileError, match="no such file"):
+        read_document(tmp_path / "none.yaml")
+    with pytest.raises(InputFileError, match="not a regular file"):
+        read_document(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "sentence"),
+    [
+        (LLAMA_FACTORY + "lora_rank: many\n", InputFileError, "lora_rank: lora_rank must be a whole number"),
+        (LLAMA_FACTORY + "cutoff_len: 0\n", InputFileError, "cutoff_len: seq must be a whole number"),
+        (LLAMA_FACTORY + "packing: 3\n", InputFileError, "key 'packing' must be true or false"),
+        (LLAMA_FACTORY + "quantization_bit: 3\n", InputFileError, "key 'quantization_bit' must be 4 or 8"),
+        (LLAMA_FACTORY + "use_dora: true\n", NotModelledError, "use_dora: DoRA"),
+        (LLAMA_FACTORY + "stage: dpo\n", NotModelledError, "stage 'dpo' is not modelled"),
+        (LLAMA_FACTORY.replace("lora", "freeze"), NotModelledError, "finetuning_type: 'freeze'"),
+        (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),
+        (LLAMA_FACTORY + "fp16: true\n", UsageError, "are both true"),
+        (LLAMA_FACTORY + "deepspeed: nowhere.json\n", InputFileError, "'deepspeed' names nowhere.json"),
+        (
+            LLAMA_FACTORY + "fsdp: full_shard\nfsdp_config: {version: 1, sharding_strategy: HYBRID_SHARD}\n",
+            NotModelledError,
+            "hybrid",
+        ),
+        (AXOLOTL + "tensor_parallel_size: 2\n", NotModelledError, "a tensor-parallel degree of 2"),
+        (AXOLOTL + "adapter: qlora\n", UsageError, "load_in_4bit"),
+        (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
+        (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
+        (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
+        (AXOLOTL + "rl: dpo\n", NotModelledError, "rl: preference"),
+        (TRL + "use_dora: true\n", NotModelledError, "use_dora: DoRA"),
+        (TRL + "load_in_4bit: true\nload_in_8bit: true\n", UsageError, "both true"),
+        (TRL + "attn_implementation: flex_attention\n", NotModelledError, "attention 'flex_attention'"),
+        (TRL + "dtype: int4\n", InputFileError, "key 'dtype' must be auto"),
+        (TRL.replace("true", "false") + "load_in_4bit: true\n", UsageError, "say use_peft: true"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_named(tmp_path: Path, text: str, error: type[PlannerError], sentence: str) -> None:
+    """Wrong types and ranges end with 2, what no formula covers with 6; both name file and key."""
+    with pytest.raises(error) as caught:
+        read_config_file(written(tmp_path, text))
+    assert sentence in str(caught.value)
+    assert "train.yaml" in str(caught.value)
+
+
+def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:
+    """A key that nobody knows is ignored by name, in nested tables too; known ones without effect are left alone."""
+    ds = written(tmp_path, '{"zero_optimization": {"stage": 2, "speed": 9}, "steps_per_print": 3}', "ds.json")
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "lora_rnak: 8\nseed: 7\ndeepspeed: ds.json\n"))
+    assert config.ignored == (f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:lora_rnak")
+
+
+def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
+    """A file that could be of several tools, or of none, asks for --tool; an unknown tool lists the known."""
+    with pytest.raises(InputFileError, match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory"):
+        read_config_file(written(tmp_path, "colour: red\n"))
+    with pytest.raises(InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"):
+        read_config_file(written(tmp_path, "adapter: lora\nstage: sft\n"))
+    with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
+        read_config_file(written(tmp_path, AXOLOTL), "axolotle")
+    assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
+    assert set(TOOL_NAMES) == {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate"}
+
+
+def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
+    """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for, and is enough."""
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("bf16: true\n", "")))
+    with pytest.raises(UsageError, match="--precision bf16"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert with_flags(config, from_flags({"gpu": "4090", "precision": "fp32"})).get("precision") == "fp32"
+
+
+def test_sizes_of_deepspeed_that_contradict_the_trainer_are_refused(tmp_path: Path) -> None:
+    """Transformers refuses a DeepSpeed file whose numbers differ from its own, and so does the check."""
+    text = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}'
+    written(tmp_path, text, "ds.json")
+    with pytest.raises(UsageError, match='write "auto" in the DeepSpeed file'):
+        read_config_file(written(tmp_path, LLAMA_FACTORY + "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"))
+
+
+def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path: Path) -> None:
+    """``train_batch_size`` is micro-batch x accumulation x GPUs; another product is refused with the way out."""
+    sizes = '"train_micro_batch_size_per_gpu": 2, "train_batch_size": 32'
+    text = f'{{"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": true}}, {sizes}}}'
+    config = read_config_file(written(tmp_path, text, "ds.json"))
+    flags = {"model": "7b", "method": "full", "seq": 512}
+    assert with_flags(config, from_flags(flags | {"gpu": "a100-80-sxm:4"})).get("grad_accum") == 4
+    with pytest.raises(UsageError, match="say how many GPUs"):
+        with_flags(config, from_flags(flags | {"gpu": "a100-80-sxm:3"}))
+
+
+@pytest.mark.parametrize(
+    ("zero", "sentence"),
+    [
+        ('{"stage": 0}', "stage 0"),
+        ('{"stage": 4}', "must be 0, 1, 2 or 3"),
+        ('{"stage": 3, "zero_quantized_weights": true}', "ZeRO"),
+        ('{"stage": 3, "zero_hpz_partition_size": 8}', "secondary partition"),
+        ('{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}', "parameters on nvme"),
+        ('{"stage": 3, "offload_optimizer": {"device": "moon"}}', "none, cpu or nvme"),
+        ('{"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}', "a part of the optimizer"),
+    ],
+)
+def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero: str, sentence: str) -> None:
+    """Stages, devices and communication that no formula covers are named with the whole path of the key."""
+    path = written(tmp_path, f'{{"zero_optimization": {zero}}}', "ds.json")
+    with pytest.raises(PlannerError) as caught:
+        read_config(path)
+    assert sentence in str(caught.value)
+    assert "zero_optimization" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("distributed_type: MEGATRON_LM\n", "MEGATRON_LM is not modelled"),
+        ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
+        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
+        ("distributed_type: NO\nparallelism_config: {parallelism_config_tp_size: 2}\n", "of 2 is not modelled"),
+    ],
+)
+def test_what_accelerate_does_beyond_the_formulas_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    """Kinds of distribution, counts and dtypes that no formula covers are named."""
+    beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
+    with pytest.raises(PlannerError, match=sentence):
+        read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+
+
+def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
+    """A folder with a ``config.json`` beside the config is meant, from whatever directory the check runs."""
+    (tmp_path / "mine").mkdir()
+    written(tmp_path / "mine", "{}", "config.json")
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine")))
+    assert config.request.get("model") == str((tmp_path / "mine").resolve())

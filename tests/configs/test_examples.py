@@ -1,0 +1,171 @@
+"""Config files of other tools: each example means the same job as the flags that say it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.check import flags_of
+from planner.configs.sharding import Beside
+from planner.domain.scenario import Scenario
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+EXAMPLES = Path(__file__).parent / "examples"
+A100 = {"gpu": "a100-80-sxm:8"}
+
+
+def bare(scenario: Scenario) -> Scenario:
+    """A scenario without where its values come from."""
+    return replace(scenario, assumptions=(), warnings=())
+
+
+def read(name: str, **beside: str) -> ConfigFile:
+    """One of the examples, with other examples beside it."""
+    return read_config_file(EXAMPLES / name, None, Beside(**{flag: EXAMPLES / other for flag, other in beside.items()}))
+
+
+CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
+    (
+        "llama_factory_qlora.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "llama-factory", "model": "llama-3.1-8b", "method": "qlora", "lora_rank": 16, "quant_storage": "bf16",
+            "seq": 4096, "batch": 2, "grad_accum": 8, "epochs": 2, "precision": "bf16-mixed", "attention": "flash2",
+            "lora_targets": "all-linear",
+        },
+    ),
+    (
+        "llama_factory_full_zero3.yaml",
+        {},
+        A100,
+        {
+            "stack": "llama-factory", "model": "qwen2.5-7b", "method": "full", "seq": 2048, "batch": 1, "grad_accum": 4,
+            "epochs": 3, "precision": "bf16-mixed", "padding": "packed", "loss": "liger", "sharding": "zero3",
+            "offload": "optimizer",
+        },
+    ),
+    (
+        "axolotl_qlora.yml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "axolotl", "model": "mistral-7b-v0.1", "method": "qlora", "quant_storage": "bf16", "lora_rank": 64,
+            "lora_dropout": 0.05, "lora_targets": "all-linear", "seq": 8192, "padding": "packed", "batch": 2, "grad_accum": 4,
+            "epochs": 3, "optimizer": "paged_adamw_8bit", "gradient_checkpointing": True, "checkpoint_reentrant": True,
+            "attention": "flash2",
+        },
+    ),
+    (
+        "axolotl_full_fsdp.yml",
+        {},
+        A100,
+        {
+            "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
+            "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
+            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+        },
+    ),
+    (
+        "trl_lora.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "trl", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4", "double_quant": False,
+            "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05,
+            "lora_targets": "q_proj;k_proj;v_proj;o_proj", "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048,
+            "padding": "packed", "optimizer": "adamw_torch", "gradient_checkpointing": True, "checkpoint_reentrant": False,
+            "epochs": 3,
+        },
+    ),
+    (
+        "trl_defaults.yaml",
+        {"accelerate": "accelerate_zero2.yaml"},
+        {"gpu": "a100-80-sxm"},
+        {
+            "stack": "trl", "model": "qwen2.5-0.5b", "method": "full", "seq": 1024, "batch": 8, "grad_accum": 1, "epochs": 3,
+            "precision": "bf16-mixed", "sharding": "zero2", "gpus": 8, "nodes": 2,
+        },
+    ),
+    (
+        "training_arguments.json",
+        {},
+        A100 | {"model": "7b", "method": "full", "seq": 512},
+        {
+            "stack": "hf-trainer@5", "batch": 4, "grad_accum": 2, "optimizer": "adamw_8bit", "precision": "fp16-mixed",
+            "sharding": "fsdp1", "epochs": 1,
+        },
+    ),
+    (
+        "deepspeed_alone.json",
+        {},
+        A100 | {"model": "7b", "method": "full", "seq": 512},
+        {
+            "batch": 2, "grad_accum": 4, "precision": "fp16-mixed", "sharding": "zero2", "offload": "optimizer",
+            "optimizer": "adamw_torch",
+        },
+    ),
+    ("job.toml", {}, {}, {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "beside", "flags", "meant"), CASES, ids=[case[0] for case in CASES])
+def test_an_example_is_the_job_of_its_flags(
+    name: str, beside: dict[str, str], flags: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    """A file with flags beside it resolves to the very scenario that flags alone ask for, and leaves no key unknown."""
+    config = read(name, **beside)
+    scenario = resolve(with_flags(config, from_flags(flags)))
+    assert bare(scenario) == bare(resolve(from_flags(flags | meant)))
+    assert config.ignored == ()
+
+
+@pytest.mark.parametrize(("name", "beside", "flags", "meant"), CASES, ids=[case[0] for case in CASES])
+def test_the_flags_that_are_printed_ask_for_the_same_job(
+    name: str, beside: dict[str, str], flags: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    """What a check prints as flags is read back to the same scenario."""
+    import shlex
+
+    import typer
+
+    from planner.cli.app import app
+
+    del meant
+    request = with_flags(read(name, **beside), from_flags(flags))
+    context = typer.main.get_command(app).make_context("plan", shlex.split(flags_of(request)), resilient_parsing=False)
+    said = {name: value for name, value in context.params.items() if name in request.values}
+    assert bare(resolve(from_flags(said))) == bare(resolve(request))
+
+
+def test_every_value_names_its_file_and_key_or_the_tool_whose_default_it_is() -> None:
+    """Origins are file and key, or the tool with its version and the place of the default in its source."""
+    origins = {entry.name: entry for entry in resolve(with_flags(read("llama_factory_qlora.yaml"), from_flags(A100))).assumptions}
+    file = EXAMPLES / "llama_factory_qlora.yaml"
+    assert origins["lora_rank"].origin == f"{file}:lora_rank"
+    assert origins["seq"].origin == f"{file}:cutoff_len"
+    assert origins["quantization"].origin == f"{file}:quantization_bit"
+    assert origins["double_quant"].origin == "default of LLaMA-Factory 0.9.5"
+    assert "hparams/model_args.py" in origins["double_quant"].note
+    assert origins["lora_dropout"].origin == "default:llama-factory"
+    assert origins["gpu"].origin == "cli"
+
+
+def test_a_value_of_a_referred_file_names_that_file() -> None:
+    """A DeepSpeed file beside the config is found from it, and its values name it with the whole path of the key."""
+    scenario = resolve(with_flags(read("llama_factory_full_zero3.yaml"), from_flags(A100)))
+    origins = {entry.name: entry.origin for entry in scenario.assumptions}
+    file = EXAMPLES / "zero3_offload.json"
+    assert origins["sharding"] == f"{file}:zero_optimization.stage"
+    assert origins["offload"] == f"{file}:zero_optimization.offload_optimizer"
+
+
+def test_flags_win_over_the_file() -> None:
+    """A flag replaces what the file says, and only that."""
+    request = with_flags(read("job.toml"), from_flags({"seq": 2048, "gpu": "a100-80-sxm:2"}))
+    assert (request.get("seq"), request.get("gpu"), request.get("method")) == (2048, "a100-80-sxm:2", "qlora")
