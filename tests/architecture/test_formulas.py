@@ -75,8 +75,12 @@ def test_files_that_stand_in_as_source_name_it(file: str) -> None:
     assert "TorchDispatchMode" in doc
 
 
-# Where code may name a stack: the default, and the stack whose software a measurement runs.
-MAY_NAME_STACKS = {"planner/intake/resolve.py", "measure/case.py"}
+# Where code may name a stack: the default, the stack whose software a measurement runs, and those that tools' config files mean.
+MAY_NAME_STACKS = {
+    "planner/intake/resolve.py",
+    "measure/case.py",
+    *(f"planner/configs/{reader}.py" for reader in ("read", "llama_factory", "axolotl", "trl", "hf_trainer")),
+}
 
 
 def test_what_differs_between_stacks_is_in_their_files() -> None:
