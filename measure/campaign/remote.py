@@ -33,9 +33,14 @@ class Submission:
 
 
 def share_command(file: Path, out: Path, share: str, submission: Submission) -> list[str]:
-    """What one job runs.  Each has a folder of its own, because two processes must not append to one file."""
+    """What one job runs.  Each has a folder of its own, because two processes must not append to one file.
+
+    Everything else in its environment is the job's own: the scheduler says there which cards are its, and what the submitting
+    machine has in its environment is nobody else's business.
+    """
     number = share.partition("/")[0]
-    command = [sys.executable, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
+    python = ["env", f"PYTHONPATH={worker_environment()['PYTHONPATH']}", sys.executable]
+    command = [*python, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
     if submission.budget_s is not None:
         command += ["--time-budget", f"{submission.budget_s:g}s"]
     command += ["--retry", submission.retry] if submission.retry is not None else []
@@ -65,7 +70,7 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     executor.update_parameters(timeout_min=minutes + _SPARE_MINUTES, **settings)
     shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
     commands = [share_command(file.absolute(), out.absolute(), share, submission) for share in shares]
-    return [executor.submit(CommandFunction(command, env=worker_environment())) for command in commands]
+    return [executor.submit(CommandFunction(command)) for command in commands]
 
 
 def _slurm_settings(submission: Submission) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from typing import Protocol
 from measure.assemble import Measured
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
-from measure.case import Case, case_key, describe
+from measure.case import CPU, Case, case_key, describe
 from measure.environment import setup_key
 from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import Prepared, prepare, run_prepared
 from measure.store import Store, recorded_counts
 from planner.domain.run_record import Outcome
+from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
 
 # A case is not begun when less than this is left: it could not even start.
@@ -58,6 +59,7 @@ class Tally:
     """What came of a campaign so far."""
 
     measured: list[tuple[str, Measured]] = field(default_factory=list)
+    warm_up_s: float = 0.0
     left: int = 0
     stopped: bool = False
 
@@ -112,6 +114,9 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
     tally = Tally(left=len(agenda.queue))
     durations_s: list[float] = []
     with Launcher(machine.nvml) as launcher:
+        if any(_needs_parent(queued.prepared.scenario) for queued in agenda.queue):
+            # Before the first case, whose duration stands for those to come.
+            tally.warm_up_s = launcher.warm_up()
         for queued in agenda.queue:
             left_s = None if end_s is None else end_s - time.monotonic()
             if left_s is not None and left_s < _least_time_s(durations_s):
@@ -129,6 +134,11 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
             tally.left -= 1
             progress.end(queued.label, measured)
     return tally
+
+
+def _needs_parent(scenario: Scenario) -> bool:
+    """Whether the warm parent starts the case or is asked for the card; ranks on a CPU have a launcher of their own."""
+    return scenario.recipe.sharding == "none" or scenario.hardware.gpu.id != CPU
 
 
 def _least_time_s(durations_s: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from measure.campaign.progress import HEADER, result_row
 from measure.campaign.runner import Agenda, Tally
+from planner.units import format_seconds
 
 
 def agenda_text(title: str, agenda: Agenda) -> str:
@@ -39,6 +40,8 @@ def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
         f"{title}: {counts}; {agenda.recorded} were recorded before, {len(agenda.refused)} are not possible here",
         *_refused_lines(agenda),
     ]
+    if tally.warm_up_s:
+        lines.append(f"before the first case torch and Transformers were imported once, in {format_seconds(tally.warm_up_s)}")
     if tally.left:
         reason = "the time is over" if tally.stopped else "not begun"
         lines.append(f"{tally.left} cases are left ({reason}); the same command goes on with them")

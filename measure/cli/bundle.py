@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from measure.cli.said import need
 from planner.errors import ExitCode
 from planner.units import format_bytes
 
@@ -20,13 +21,20 @@ def bundle(
     python: Annotated[str, typer.Option("--python", metavar="X.Y", help="Python of the other machine")] = _HERE,
     machine: Annotated[str, typer.Option("--machine", metavar="NAME", help="Its processor: x86_64 or aarch64")] = "x86_64",
     without: Annotated[str, typer.Option("--without", metavar="NAMES", help="Packages that are there already, with ','")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which wheels would be fetched, and write nothing")] = False,
 ) -> int:
     """Write wheels of this package and of everything that measuring needs, to carry to a machine without a network."""
-    from measure.bundle import Target, install_line, make_bundle, size_bytes
+    need("measure", "packaging")
+    from measure.bundle import Target, install_line, make_bundle, plan_bundle, size_bytes
 
-    out = Path(folder)
+    out, target = Path(folder), Target(python, machine)
     skipped = [name.strip() for name in without.split(",") if name.strip()]
-    wheels = make_bundle(out, Target(python, machine), skipped)
+    if dry_run:
+        fetched = plan_bundle(target, skipped)
+        rows = "".join(f"  {each.name} {each.version}  {each.file}\n" for each in fetched)
+        sys.stdout.write(f"{len(fetched)} wheels would be fetched into {out}, beside that of this package:\n{rows}")
+        return int(ExitCode.FITS)
+    wheels = make_bundle(out, target, skipped)
     sys.stdout.write(f"{len(wheels)} wheels, {format_bytes(size_bytes(wheels))}, in {out}; on the other machine:\n")
-    sys.stdout.write(f"  {install_line(out)}\n")
+    sys.stdout.write(f"  {install_line(out, skipped)}\n")
     return int(ExitCode.FITS)

@@ -177,6 +177,8 @@ def test_a_campaign_goes_through_slurm(launcher: Launcher, config: str, tmp_path
     for option in ("--partition=gpu", "--gpus-per-node=1", "--time=40", "--account=lab"):
         assert f"#SBATCH {option}\n" in submitted
     assert wait_for(lambda: len(lines(out / "job-1")) == 2, 180), (tmp_path / "log.txt").read_text(encoding="utf-8")
+    # Nothing of the submitting machine's environment is written to the disk.
+    assert not [path for path in (out / "jobs").iterdir() if b"SLURM_DOUBLE" in path.read_bytes()]
 
 
 def test_an_executor_that_is_not_here(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from measure.bundle import Target, download_command, make_bundle, requirements
+from measure.bundle import Fetched, Target, download_command, install_line, make_bundle, plan_bundle, requirements
+from measure.cli.main import main
 from planner.errors import UsageError
 
 
 def test_requirements_are_those_of_the_measure_extra() -> None:
-    """The package's own needs and the extra's, less what the other machine has."""
-    names = {each.partition(">")[0] for each in requirements(["torch", "NumPy"])}
-    assert {"pydantic", "peft", "bitsandbytes", "psutil"} <= names
-    assert not {"torch", "numpy"} & names
+    """The package's own needs and the extra's."""
+    names = {each.partition(">")[0] for each in requirements()}
+    assert {"pydantic", "numpy", "torch", "peft", "bitsandbytes", "psutil"} <= names
 
 
 def test_pip_is_asked_for_the_other_machines_wheels() -> None:
     """Binary wheels only, for its Python and platform."""
-    command = download_command(Path("w"), Target("3.12", "aarch64"), ["peft>=0.17"])
+    command = download_command(Path("w"), Target("3.12", "aarch64"), [Fetched("peft", "0.21.2", "peft.whl")])
     assert command[command.index("--python-version") + 1] == "3.12"
     assert "--only-binary=:all:" in command
     assert "manylinux_2_28_aarch64" in command
     assert not any("x86_64" in part for part in command)
-    assert command[-1] == "peft>=0.17"
+    # NCCL's wheels have a tag of their own; without it pip falls back to a torch of the year before.
+    assert {"manylinux_2_18_aarch64", "manylinux2014_aarch64"} <= set(command)
+    assert command[-1] == "peft==0.21.2"
+    assert "--no-deps" in command
 
 
 def test_a_package_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +38,83 @@ def test_a_package_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatc
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(UsageError, match=r"Python 3\.9 on x86_64: ERROR: No matching distribution found for peft"):
         make_bundle(tmp_path / "w", Target("3.9", "x86_64"), [])
+
+
+def pip_report(*packages: tuple[str, str, list[str]]) -> str:
+    """What pip says it would install: name, version and needs of each."""
+    install = [
+        {
+            "metadata": {"name": name, "version": version, "requires_dist": needs},
+            "download_info": {"url": f"https://host/a/{name}-{version}.whl"},
+        }
+        for name, version, needs in packages
+    ]
+    return json.dumps({"version": "1", "install": install})
+
+
+REPORT = pip_report(
+    ("torch", "2.13.0", ["filelock", "nvidia-cublas; platform_system == 'Linux'", "optree; extra == 'optree'"]),
+    ("nvidia-cublas", "13.1", []),
+    ("optree", "0.1", []),
+    ("filelock", "4.2", []),
+    ("peft", "0.21.2", ["torch>=1.13", "accelerate[fast]"]),
+    ("accelerate", "1.15.0", ["torch", "filelock", "speed; extra == 'fast'", "slow; extra == 'late'"]),
+    ("speed", "1.0", ["accelerate[fast]"]),
+    ("slow", "1.0", []),
+    ("old-typing", "1.0", []),
+    ("psutil", "7.2.2", ["old_typing; python_version < '3.12'"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("without", "python", "names"),
+    [
+        (["torch", "deepspeed"], "3.12", "accelerate filelock peft psutil speed"),
+        (["Torch"], "3.11", "accelerate filelock old-typing peft psutil speed"),
+        ([], "3.12", "accelerate filelock nvidia-cublas peft psutil speed torch"),
+    ],
+)
+def test_what_only_a_missing_package_needs_is_left_out_with_it(
+    monkeypatch: pytest.MonkeyPatch, without: list[str], python: str, names: str
+) -> None:
+    """torch brings gigabytes of CUDA: where it is there already they are not fetched, and what others need as well is."""
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, REPORT, ""))
+    assert " ".join(each.name for each in plan_bundle(Target(python, "x86_64"), without)) == names
+
+
+def test_what_would_be_fetched_is_said_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip's own report, by name; the folder is not even made."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, REPORT, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main(["bundle", str(tmp_path / "w"), "--dry-run", "--python", "3.12", "--without", "torch,deepspeed"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("5 wheels would be fetched into")
+    assert said[1] == "  accelerate 1.15.0  accelerate-1.15.0.whl"
+    assert not (tmp_path / "w").exists()
+    (command,) = commands
+    assert command[3] == "install"
+    assert {"--dry-run", "--report", "--ignore-installed", "--only-binary=:all:"} <= set(command)
+    assert not any(part.startswith(("deepspeed", "torch")) for part in command)
+
+
+def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel of the package, then the planned versions; all that was carried is installed where something was left out."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, REPORT, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    make_bundle(tmp_path / "w", Target("3.12", "x86_64"), ["torch", "deepspeed"])
+    assert [command[3] for command in commands] == ["install", "wheel", "download"]
+    assert commands[2][-5:] == ["accelerate==1.15.0", "filelock==4.2", "peft==0.21.2", "psutil==7.2.2", "speed==1.0"]
+    assert install_line(tmp_path / "w", ["torch"]) == "pip install --no-index --no-deps w/*.whl"
+    assert install_line(tmp_path / "w") == "pip install --no-index --find-links w 'finetune-planner[measure]'"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
 from measure.assemble import Measured
+from measure.campaign import runner
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
-from measure.campaign.remote import take_share
-from measure.campaign.runner import Tally, plan_agenda
+from measure.campaign.remote import Submission, share_command, take_share
+from measure.campaign.runner import Tally, plan_agenda, run_agenda
 from measure.campaign.summary import tally_text
 from measure.case import RunOptions, case_key
 from measure.cli.main import main
@@ -191,3 +195,63 @@ def test_what_no_job_would_heed_is_refused_before_one_is_submitted(
     assert main(["campaign", str(written(tmp_path, HEAD + CASE)), "--out", str(tmp_path / "out"), *said]) == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+class Clock:
+    """Seconds that pass only when something is done."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+def test_the_first_start_is_no_part_of_the_first_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of imports, then cases of five seconds: the estimate of the rest counts cases only, and the minute is said."""
+    clock, left = Clock(), []
+
+    def spend(seconds: float, answer: Any = None) -> Any:
+        clock.now_s += seconds
+        return answer
+
+    class Parent:
+        """The launcher as the campaign sees it."""
+
+        def __init__(self, _nvml: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def warm_up(self) -> float:
+            """A minute."""
+            return float(spend(60.0, 60.0))
+
+    measured: Any = SimpleNamespace(record=SimpleNamespace(outcome="ok"), attachments={})
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(runner, "Launcher", Parent)
+    monkeypatch.setattr(runner, "run_prepared", lambda *_: spend(5.0, measured))
+    text = HEAD + "".join(CASE.replace("64", str(64 * number)) + 'gpu = "cpu"\n' for number in (1, 2, 3))
+    campaign = read_campaign(written(tmp_path, text))
+    machine = Machine(None, (), None, {"machine": "x"})
+    agenda = plan_agenda(campaign, machine, Store(tmp_path / "out"), force=False)
+    progress: Any = SimpleNamespace(begin=lambda _, eta_s: left.append(eta_s), end=lambda *_: None)
+    store: Any = SimpleNamespace(add=lambda _: None)
+    tally = run_agenda(agenda, machine, store, progress, budget_s=73.0)
+    # Three seconds are left of the budget after two cases, too few for a third.
+    assert (left, tally.warm_up_s, tally.left, tally.stopped) == ([None, 10.0], 60.0, 1, True)
+    tally.measured.clear()
+    assert "torch and Transformers were imported once, in 60" in tally_text("title", agenda, tally, tmp_path)
+
+
+def test_a_job_keeps_the_environment_that_its_scheduler_gives_it(tmp_path: Path) -> None:
+    """Which cards are the job's own is said there: the command adds where the package is, and nothing else."""
+    command = share_command(Path("a.toml"), tmp_path, "2/4", Submission("slurm", 4, None, None))
+    assert command[0] == "env"
+    assert command[1].startswith("PYTHONPATH=")
+    assert command[2:6] == [sys.executable, "-m", "measure", "campaign"]
