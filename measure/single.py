@@ -28,6 +28,7 @@ _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say
 _BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
 _CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+_SLOW_SENTENCE = "a step of a model with billions of weights takes minutes to hours on a CPU"
 
 
 class OtherNodeError(PlannerError):
@@ -96,6 +97,7 @@ def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store,
     store.prepare()
     if prepared.scenario.hardware.gpu.id == CPU:
         say(_CPU_SENTENCE if not machine.gpus else "this runs on the CPU, as asked")
+        say(f"{_SLOW_SENTENCE}; --timeout ({options.timeout_s:g} s) ends it")
     say(describe(prepared.scenario, options))
     with Launcher(machine.nvml) as launcher:
         measured = run_prepared(prepared, machine, launcher)

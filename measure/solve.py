@@ -78,7 +78,9 @@ def solve(values: Mapping[str, Any], options: RunOptions, quantity: Quantity, *,
     first = prepare(values, _for_probe(options), machine, force=force)
     store.prepare()
     if first.scenario.hardware.gpu.id == CPU and options.memory_limit_bytes is None:
-        raise UsageError("on a CPU --solve needs --memory-limit: without one it would fill the host's memory")
+        raise UsageError(
+            "on a CPU --solve needs --memory-limit, such as --memory-limit 4GiB: without one it would fill the host's memory"
+        )
     step = 1 if quantity == "batch" else SEQ_STEP_TOKENS
     series = f"solve-{quantity}-{case_key(first.case, first.scenario)}"
     outcomes: list[Outcome] = []
