@@ -41,7 +41,7 @@ def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain
     return Prediction(
         memory=memory,
         host=host,
-        time=predict_time(scenario, coefficients),
+        time=predict_time(scenario, coefficients, job.regime, explain=explain),
         verdict=verdict,
         reason=reason,
         fits_probability=None,

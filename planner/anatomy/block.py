@@ -1,7 +1,8 @@
 """One decoder layer as a ledger: what each step keeps for backward, and what lives only while it runs.
 
-A layer is a short list of :class:`Step`.  Walking it forward gives what is saved and the peak of a (re)computed forward; walking
-it back gives the peak of the backward.  All amounts are bytes per token, per token and key (``pair``), or fixed.
+A layer is a short list of :class:`Step`.  Walking it forward gives what is saved and the moments of a (re)computed forward;
+walking it back gives those of the backward.  All amounts are bytes per token, per token and key (``pair``), or fixed: a moment is
+a :class:`Line`, and a peak the highest of its lines.
 
 Sources: modeling code of Transformers 5.23 (``models/*/modeling_*.py``, ``integrations/sdpa_attention.py``), peft 0.21
 ``tuners/lora/layer.py`` and ``bnb.py``, bitsandbytes 0.50 ``autograd/_functions.py``, torch 2.13 ``derivatives.yaml``.
@@ -10,7 +11,7 @@ Ignored: rotary tables, position ids and per-row statistics other than those nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.anatomy.attention import attention_steps, returned_score_bytes
@@ -19,9 +20,9 @@ from planner.anatomy.held import Held, beside, held_by_parts
 from planner.anatomy.int8 import int8_context_bytes
 from planner.anatomy.kept_inputs import context_4bit_bytes
 from planner.anatomy.ledger import BlockView, Step
+from planner.anatomy.lines import Line, highest, upper
 from planner.anatomy.matrices import early_gradient_bytes, linear_step
 from planner.anatomy.norms import keeps_its_input, norm_amounts
-from planner.arrays import maximum
 from planner.domain.model import NormSpec
 from planner.domain.recipe import Number
 
@@ -59,45 +60,110 @@ class BlockBytes:
     keeps_input: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What :class:`BlockBytes` says of one layer, before tokens and keys are known.
+
+    Tuples of lines: the most of them counts.  ``rebuilt`` to ``keeps_input`` as there; ``early_gradients``, ``boundary``,
+    ``stored`` and ``context_held`` are bytes per token, ``returned`` per token and key.
+    """
+
+    saved: Line
+    forward: tuple[Line, ...]
+    rebuilt: tuple[Line, ...]
+    plain: tuple[Line, ...]
+    backward: tuple[Line, ...]
+    growing: tuple[Line, ...]
+    adding: tuple[Line, ...]
+    gradients: Number
+    early_gradients: int
+    returned: int
+    boundary: int
+    stored: int
+    context_held: Number
+    keeps_input: bool
+
+
+# The fields of a ledger of which the highest line counts.
+PEAKS = ("forward", "rebuilt", "plain", "backward", "growing", "adding")
+
+
 def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
     """Bytes of one layer for ``tokens`` tokens that each attend to ``keys`` keys."""
+    ledger = ledger_of(view)
+    return BlockBytes(
+        saved=ledger.saved.at(tokens, keys),
+        forward_peak=highest(ledger.forward, tokens, keys),
+        backward_peak=highest(ledger.backward, tokens, keys),
+        growing_peak=highest(ledger.growing, tokens, keys),
+        adding_peak=highest(ledger.adding, tokens, keys),
+        gradients=ledger.gradients,
+        rebuilt_peak=highest(ledger.rebuilt, tokens, keys),
+        early_gradients=tokens * ledger.early_gradients,
+        plain_peak=highest(ledger.plain, tokens, keys),
+        returned=tokens * keys * ledger.returned,
+        boundary=tokens * ledger.boundary,
+        stored=tokens * ledger.stored,
+        context_held=tokens * ledger.context_held,
+        keeps_input=ledger.keeps_input,
+    )
+
+
+def ledger_of(view: BlockView) -> Ledger:
+    """The ledger of one layer.
+
+    One scenario remembers it, without the lines that are never the highest, because walking the matrices takes as long as all
+    other memory formulas together.
+    """
+    return _known_ledger(view) if view.is_one_scenario else walked(view)
+
+
+@lru_cache(maxsize=512)
+def _known_ledger(view: BlockView) -> Ledger:
+    ledger = walked(view)
+    return replace(ledger, **{name: upper(getattr(ledger, name)) for name in PEAKS})
+
+
+def walked(view: BlockView) -> Ledger:
+    """The ledger of one layer with every line, worked out by walking its steps."""
     steps = block_steps(view)
     kept: Number = 0
     kept_pair: Number = 0
     fixed: Number = 0
-    forward, plain, backward = list[Number](), list[Number](), list[Number]()
+    forward, plain, backward = list[Line](), list[Line](), list[tuple[Line, ...]]()
     contexts = _contexts(view)
     later: Number = sum(contexts.values())
-    held = tokens * later
+    held = later
     for step in steps:
         later = later - contexts.get(step.name, 0)
-        kept = kept + step.saves
-        kept_pair = kept_pair + step.pair_saves
-        fixed = fixed + step.fixed_saves
-        forward.append(tokens * (kept + step.forward + keys * (kept_pair + step.pair_forward)) + fixed + step.fixed_forward)
-        pairs = keys * (step.pair_saves + step.pair_forward)
+        kept, kept_pair, fixed = kept + step.saves, kept_pair + step.pair_saves, fixed + step.fixed_saves
+        forward.append(Line(kept + step.forward, kept_pair + step.pair_forward, fixed + step.fixed_forward))
         features = step.saves + step.forward if step.plain is None else step.plain
         # What its contexts will hold is counted for the whole layer, where they hold it in spite of checkpointing.
         coming = 0 if view.recipe.checkpoint_reentrant else later
-        plain.append(tokens * (features - coming + pairs) + step.fixed_saves + step.fixed_forward)
+        plain.append(Line(features - coming, step.pair_saves + step.pair_forward, step.fixed_saves + step.fixed_forward))
         # What contexts of later steps hold stays although their backward has run.
-        pairs = keys * (kept_pair + step.pair_backward)
-        moments = (tokens * (kept + later + each.features + pairs) + fixed + each.fixed for each in step.backward_moments)
-        backward.append(maximum(*moments))
-    growing, made = _with_gradients(steps, backward, tokens)
-    return BlockBytes(
-        saved=tokens * (kept + keys * kept_pair) + fixed,
-        forward_peak=maximum(*forward),
-        backward_peak=maximum(*backward),
-        growing_peak=growing,
-        adding_peak=maximum(*(peak + step.largest_gradient for peak, step in zip(backward, steps, strict=True))),
+        pair = kept_pair + step.pair_backward
+        backward.append(tuple(Line(kept + later + each.features, pair, fixed + each.fixed) for each in step.backward_moments))
+    growing, made = _with_gradients(steps, backward)
+    last = forward[-1]
+    return Ledger(
+        saved=Line(kept, kept_pair, fixed),
+        forward=tuple(forward),
+        rebuilt=(*forward[:-1], last._replace(features=last.features - steps[-1].unrebuilt)),
+        plain=tuple(plain),
+        backward=tuple(line for lines in backward for line in lines),
+        growing=growing,
+        adding=tuple(
+            line._replace(fixed=line.fixed + step.largest_gradient)
+            for lines, step in zip(backward, steps, strict=True)
+            for line in lines
+        ),
         gradients=made,
-        rebuilt_peak=maximum(*forward[:-1], forward[-1] - tokens * steps[-1].unrebuilt),
-        early_gradients=tokens * early_gradient_bytes(view),
-        plain_peak=maximum(*plain),
-        returned=tokens * keys * returned_score_bytes(view),
-        boundary=tokens * view.hidden * view.regime.residual,
-        stored=tokens * _stored_bytes(view),
+        early_gradients=early_gradient_bytes(view),
+        returned=returned_score_bytes(view),
+        boundary=view.hidden * view.regime.residual,
+        stored=_stored_bytes(view),
         context_held=held,
         keeps_input=keeps_its_input(view) and not view.block.reads_stream,
     )
@@ -126,31 +192,21 @@ def _stored_bytes(view: BlockView) -> int:
     return view.hidden * (norms * regime.residual + 2 * regime.norm_out)
 
 
-def _with_gradients(steps: tuple[Step, ...], backward: list[Number], tokens: Number) -> tuple[Number, Number]:
-    """(peak of a backward whose gradients pile up from the last step to the first, all that it has made at its end)."""
+def _with_gradients(steps: tuple[Step, ...], backward: list[tuple[Line, ...]]) -> tuple[tuple[Line, ...], Number]:
+    """(moments of a backward whose gradients pile up from the last step to the first, all that it has made at its end)."""
     made: Number = 0
-    peaks: list[Number] = []
-    for step, peak in zip(reversed(steps), reversed(backward), strict=True):
-        peaks.append(peak + made + step.largest_gradient)
+    moments: list[Line] = []
+    for step, lines in zip(reversed(steps), reversed(backward), strict=True):
+        largest = made + step.largest_gradient
         made = made + step.gradients
-        peaks.append(peak + made - tokens * step.released - step.fixed_released)
-    return maximum(*peaks), made
+        left = made - step.fixed_released
+        for features, pair, fixed in lines:
+            moments += (Line(features, pair, fixed + largest), Line(features - step.released, pair, fixed + left))
+    return tuple(moments), made
 
 
 def block_steps(view: BlockView) -> tuple[Step, ...]:
-    """The ledger of one layer, in forward order: a norm before each part, behind it, or both.
-
-    One scenario remembers it, because walking the matrices takes as long as all other memory formulas together.
-    """
-    return _known_steps(view) if view.is_one_scenario else _steps(view)
-
-
-@lru_cache(maxsize=512)
-def _known_steps(view: BlockView) -> tuple[Step, ...]:
-    return _steps(view)
-
-
-def _steps(view: BlockView) -> tuple[Step, ...]:
+    """The steps of one layer, in forward order: a norm before each part, behind it, or both."""
     stream = view.hidden * view.regime.residual
     norms = [norm for norm in view.block.norms if norm.on == "hidden" for _ in range(norm.copies)]
     before, second, after, last = (

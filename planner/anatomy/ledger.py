@@ -65,7 +65,8 @@ class BlockView:
     grouped-query kernels to expanded keys and values.
     ``is_first``: the layer's input needs no gradient, because nothing before it is trained.
     ``single``: a micro-batch is one sample, so that heads are batches of products without a copy.
-    Views are equal when their ledgers are: of the recipe only method, dtypes, adapters and attention kernel count.
+    Views are equal when their ledgers are: of the recipe only method, dtypes, adapters, attention kernel and kind of checkpointing
+    count.
     """
 
     block: BlockSpec
@@ -86,7 +87,7 @@ class BlockView:
 
     def _settings(self) -> tuple[object, ...]:
         recipe = self.recipe
-        of_recipe = (recipe.method, recipe.numerics, recipe.adapter, recipe.attention)
+        of_recipe = (recipe.method, recipe.numerics, recipe.adapter, recipe.attention, recipe.checkpoint_reentrant)
         return (self.block, self.hidden, self.regime, self.stack, self.padded, self.is_first, self.single, *of_recipe)
 
     @property

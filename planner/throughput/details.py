@@ -1,26 +1,21 @@
-"""The numbers behind each time term, as text; made for one scenario only, never for a grid."""
+"""The numbers behind each time term, as text; worked out only when somebody asks how a term came about."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from planner.anatomy.work import matmul_flop
+from planner.domain.prediction import TimePrediction
 from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
-def detail_of(job: Job, name: str) -> str:
-    """Numbers of the term ``name``; empty when the scenario is a grid or the coefficients are many at once."""
-    batch, rates = job.recipe.batch, job.rates
-    sizes = (job.micro.computed, job.world, job.rank, batch.grad_accum)
-    own = job.coefficients
-    sustained = (rates.matmul_flop_per_s, rates.memory_bytes_per_s, rates.host_link_bytes_per_s, rates.collective_bytes_per_s)
-    numbers = (*sizes, *sustained, own.launch_s, own.hook_s, own.nvme_bytes_per_s)
-    if not all(isinstance(number, int | float) for number in numbers):
-        return ""
-    return _DETAILS[name](job)
+def with_time_details(job: Job, time: TimePrediction) -> TimePrediction:
+    """``time`` with the numbers of each formula in ``TimeTerm.detail``; of one scenario, never of a grid."""
+    return replace(time, terms=tuple(replace(term, detail=_DETAILS[term.name](job)) for term in time.terms))
 
 
 def _memory(job: Job) -> str:

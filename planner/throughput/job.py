@@ -26,7 +26,8 @@ class Profile:
 
     ``adapter_widths``: LoRA parameters per unit of rank; ``saved_params``: parameters of ``modules_to_save``.
     ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
-    input gradients only those that run in fp32.
+    input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
+    checkpointing, less where only some layers are rebuilt.
     """
 
     work: Work
@@ -40,6 +41,7 @@ class Profile:
     normhead_bytes: float
     quantized_weight_bytes: float
     int8: Macs
+    passes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +105,13 @@ class Job:
 
     @property
     def passes(self) -> float:
-        """Forward passes through the blocks per micro-step: 2 with checkpointing, less where only some layers are rebuilt."""
-        return 1 + self.recipe.rebuilt_share(self.scenario.model.n_layers)
+        """Forward passes through the blocks per micro-step."""
+        return self.profile.passes
 
 
-def job_of(scenario: Scenario, coefficients: Coefficients) -> Job | None:
-    """The job of a scenario, or ``None`` when the card's rates are unknown."""
-    recipe, regime = scenario.recipe, regime_of(scenario)
+def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
+    """The job of a scenario, whose regime may be ``known``, or ``None`` when the card's rates are unknown."""
+    recipe, regime = scenario.recipe, known or regime_of(scenario)
     rates = rates_of(scenario, regime, coefficients)
     if rates is None:
         return None
@@ -157,6 +159,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         normhead_bytes=normhead_bytes(model, trained=head_trained, width=key.regime.outside),
         quantized_weight_bytes=params.quantizable * _stored_bytes(key.quantization, key.double_quant),
         int8=_int8_macs(model, view) if key.quantization == "int8" else Macs(),
+        passes=1 + key.rebuilt_share,
     )
 
 

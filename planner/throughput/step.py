@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.anatomy.regime import Regime
 from planner.anatomy.work import model_flop
 from planner.arrays import is_zero, maximum, minimum
 from planner.domain.coefficients import Coefficients
@@ -16,7 +17,6 @@ from planner.throughput.communication import (
     overlapping_share,
     sharding_copy_seconds,
 )
-from planner.throughput.details import detail_of
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import (
@@ -32,20 +32,25 @@ from planner.throughput.kernels import (
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.units import HOUR_S
 
+# Name of a term, its formula, and where that is.
 _GPU_FORMULAS = (
-    ("matmul", matmul_seconds),
-    ("attention", attention_seconds),
-    ("elementwise", elementwise_seconds),
-    ("weight_casts", weight_cast_seconds),
-    ("adapters", adapter_seconds),
-    ("logits_and_loss", logits_seconds),
-    ("dequantization", dequantization_seconds),
-    ("sharding_copies", sharding_copy_seconds),
+    ("matmul", matmul_seconds, "kernels:matmul_seconds"),
+    ("attention", attention_seconds, "kernels:attention_seconds"),
+    ("elementwise", elementwise_seconds, "kernels:elementwise_seconds"),
+    ("weight_casts", weight_cast_seconds, "kernels:weight_cast_seconds"),
+    ("adapters", adapter_seconds, "kernels:adapter_seconds"),
+    ("logits_and_loss", logits_seconds, "kernels:logits_seconds"),
+    ("dequantization", dequantization_seconds, "kernels:dequantization_seconds"),
+    ("sharding_copies", sharding_copy_seconds, "communication:sharding_copy_seconds"),
 )
 
 
-def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePrediction | None:
+def predict_time(
+    scenario: Scenario, coefficients: Coefficients, regime: Regime | None = None, *, explain: bool = False
+) -> TimePrediction | None:
     """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
+
+    ``regime``: that of the scenario, where it is known already; with ``explain`` each term carries the numbers of its formula.
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
     int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
@@ -53,7 +58,7 @@ def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePredicti
     do not hide.
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run, where it is asked for.
     """
-    job = job_of(scenario, coefficients)
+    job = job_of(scenario, coefficients, regime)
     if job is None:
         return None
     terms = _gpu_terms(job)
@@ -61,22 +66,26 @@ def predict_time(scenario: Scenario, coefficients: Coefficients) -> TimePredicti
     terms += _host_terms(job, gpu_s)
     terms += _once_per_step_terms(job, gpu_s)
     step_s: Number = sum((term.seconds - term.overlapped_s for term in terms), 0.0)
-    return _prediction(job, tuple(terms), step_s)
+    predicted = _prediction(job, tuple(terms), step_s)
+    if not explain:
+        return predicted
+    from planner.throughput.details import with_time_details
+
+    return with_time_details(job, predicted)
 
 
-def _term(job: Job, name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) -> list[TimeTerm]:
+def _term(name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) -> list[TimeTerm]:
     """The term in a list, or nothing where a recipe does not have it."""
     if is_zero(seconds):
         return []
-    return [TimeTerm(name, seconds, f"planner.throughput.{place}", overlapped_s, detail_of(job, name))]
+    return [TimeTerm(name, seconds, f"planner.throughput.{place}", overlapped_s)]
 
 
 def _gpu_terms(job: Job) -> list[TimeTerm]:
     count = job.recipe.batch.grad_accum
     terms: list[TimeTerm] = []
-    for name, formula in _GPU_FORMULAS:
-        module = formula.__module__.rpartition(".")[2]
-        terms += _term(job, name, count * formula(job), f"{module}:{formula.__name__}")
+    for name, formula, place in _GPU_FORMULAS:
+        terms += _term(name, count * formula(job), place)
     return terms
 
 
@@ -95,25 +104,25 @@ def _host_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     launch = count * launch_seconds(job)
     hooks = count * hook_seconds(job)
     hidden = minimum(gpu_s, launch - waiting)
-    terms = _term(job, "launch", launch, "step:launch_seconds", hidden)
-    return terms + _term(job, "sharding_hooks", hooks, "communication:hook_seconds", minimum(gpu_s - hidden, hooks))
+    terms = _term("launch", launch, "step:launch_seconds", hidden)
+    return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", minimum(gpu_s - hidden, hooks))
 
 
 def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
-    terms = _term(job, "optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
     hidden: Number = 0.0
     if recipe.sharding != "none":
         seconds = collective_seconds(job)
         hidden = minimum(seconds * overlapping_share(job), gpu_s)
-        terms += _term(job, "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden))
+        terms += _term("collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden))
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
         fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, gpu_s - hidden))
-        terms += _term(job, "host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden)
-        terms += _term(job, "cpu_adam", cpu_adam_seconds(job), "offload:cpu_adam_seconds")
-        terms += _term(job, "nvme", nvme_seconds(job), "offload:nvme_seconds")
+        terms += _term("host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden)
+        terms += _term("cpu_adam", cpu_adam_seconds(job), "offload:cpu_adam_seconds")
+        terms += _term("nvme", nvme_seconds(job), "offload:nvme_seconds")
     return terms
 
 

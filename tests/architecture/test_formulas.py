@@ -26,7 +26,7 @@ NO_FORMULA = {
     "memory/peak.py:predict_memory": "adds up the terms of the other files",
     "memory/terms.py:tensor_terms": "lists the terms of the other files",
     "memory/terms.py:driver_terms": "lists the terms of the other files",
-    "throughput/details.py:detail_of": "writes text",
+    "throughput/details.py:with_time_details": "writes text",
     "throughput/job.py:job_of": "gathers what the formulas read",
     "throughput/job.py:profile_of": "gathers what the formulas read",
     "throughput/operators.py:operators_of": "counts; the source stands at the top of its file",

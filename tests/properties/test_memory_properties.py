@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from planner.anatomy import block
 from planner.anatomy.adapters import adapter_shapes
+from planner.anatomy.lines import highest
 from planner.catalog.hf_config import model_from_config
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
@@ -386,7 +387,12 @@ def test_a_remembered_ledger_is_that_of_the_job(flags: Flags) -> None:
     job = job_of(scenario, PRIORS)
     for group in scenario.model.groups:
         view = job.view(group.block)
-        assert block.block_steps(view) == block._steps(view)
+        remembered, walked = block.ledger_of(view), block.walked(view)
+        for tokens, keys in ((1, 1), (512, 512), (70, 4096), (65_536, 8192)):
+            for lines in block.PEAKS:
+                most = highest(getattr(walked, lines), tokens, keys)
+                assert highest(getattr(remembered, lines), tokens, keys) == most, lines
+        assert replace(remembered, **{name: getattr(walked, name) for name in block.PEAKS}) == walked
 
 
 def test_a_trillion_parameters() -> None:

@@ -409,7 +409,9 @@ class TestStep:
         import importlib
 
         for the_recipe in (recipe(sharding="zero3", offload="optimizer+params-nvme"), recipe("lora", sharding="ddp")):
-            for part in predicted(scenario(llama, the_recipe, gpus_per_node=2)).terms:
+            answer = predict_time(scenario(llama, the_recipe, gpus_per_node=2), PRIORS, explain=True)
+            assert answer is not None
+            for part in answer.terms:
                 module, function = part.formula.split(":")
                 assert callable(getattr(importlib.import_module(module), function))
                 assert any(character.isdigit() for character in part.detail)
