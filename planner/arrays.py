@@ -11,6 +11,8 @@ from typing import Any
 
 from planner.domain.recipe import Number
 
+_PLAIN = (int, float)
+
 
 def maximum(first: Number, *others: Number) -> Number:
     """Largest of the values, elementwise."""
@@ -38,7 +40,7 @@ def minimum(first: Number, *others: Number) -> Number:
 
 def is_zero(value: Number) -> bool:
     """Whether ``value`` is the plain number 0 (an array never is): lets sums skip terms that a recipe does not have."""
-    return isinstance(value, int | float) and value == 0
+    return isinstance(value, _PLAIN) and value == 0
 
 
 def where(condition: Any, yes: Number, no: Number) -> Number:

@@ -11,6 +11,7 @@ Ignored: rotary tables, position ids and per-row statistics other than those nam
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -84,10 +85,6 @@ class Ledger:
     keeps_input: bool
 
 
-# The fields of a ledger of which the highest line counts.
-PEAKS = ("forward", "rebuilt", "plain", "backward", "growing", "adding")
-
-
 def block_bytes(view: BlockView, tokens: Number, keys: Number) -> BlockBytes:
     """Bytes of one layer for ``tokens`` tokens that each attend to ``keys`` keys."""
     ledger = ledger_of(view)
@@ -121,7 +118,15 @@ def ledger_of(view: BlockView) -> Ledger:
 @lru_cache(maxsize=512)
 def _known_ledger(view: BlockView) -> Ledger:
     ledger = walked(view)
-    return replace(ledger, **{name: upper(getattr(ledger, name)) for name in PEAKS})
+    return replace(
+        ledger,
+        forward=upper(ledger.forward),
+        rebuilt=upper(ledger.rebuilt),
+        plain=upper(ledger.plain),
+        backward=upper(ledger.backward),
+        growing=upper(ledger.growing),
+        adding=upper(ledger.adding),
+    )
 
 
 def walked(view: BlockView) -> Ledger:
@@ -154,11 +159,7 @@ def walked(view: BlockView) -> Ledger:
         plain=tuple(plain),
         backward=tuple(line for lines in backward for line in lines),
         growing=growing,
-        adding=tuple(
-            line._replace(fixed=line.fixed + step.largest_gradient)
-            for lines, step in zip(backward, steps, strict=True)
-            for line in lines
-        ),
+        adding=tuple(_adding(steps, backward)),
         gradients=made,
         early_gradients=early_gradient_bytes(view),
         returned=returned_score_bytes(view),
@@ -203,6 +204,12 @@ def _with_gradients(steps: tuple[Step, ...], backward: list[tuple[Line, ...]]) -
         for features, pair, fixed in lines:
             moments += (Line(features, pair, fixed + largest), Line(features - step.released, pair, fixed + left))
     return tuple(moments), made
+
+
+def _adding(steps: tuple[Step, ...], backward: list[tuple[Line, ...]]) -> Iterator[Line]:
+    """Moments of a backward, each with the gradient that is being added to an existing one."""
+    for step, lines in zip(steps, backward, strict=True):
+        yield from (line._replace(fixed=line.fixed + step.largest_gradient) for line in lines)
 
 
 def block_steps(view: BlockView) -> tuple[Step, ...]:

@@ -65,8 +65,8 @@ class BlockView:
     grouped-query kernels to expanded keys and values.
     ``is_first``: the layer's input needs no gradient, because nothing before it is trained.
     ``single``: a micro-batch is one sample, so that heads are batches of products without a copy.
-    Views are equal when their ledgers are: of the recipe only method, dtypes, adapters, attention kernel and kind of checkpointing
-    count.
+    Views are equal when their ledgers are: of the recipe only method, dtypes, adapters, attention kernel and kind of
+    checkpointing count.
     """
 
     block: BlockSpec

@@ -38,52 +38,20 @@ class LayerBytes:
 class Activations:
     """Saved and transient activations of all layers, in the order of the forward pass.
 
-    ``groups``: one tuple for each group of layers of one kind, of its runs of layers that are treated alike.
-    ``shared``: bytes that all layers read and keep, until the backward of the first one.
+    ``layers``: all runs of equal layers.
+    ``shared``: bytes that all layers read and keep, until the backward of the first one.  ``kept``: bytes saved between forward
+    and backward over all layers; ``one_layer``: the most that one layer keeps.
+    ``forward_extra``: most bytes that one layer adds while the forward runs.  ``backward_extra``: the same in backward, weight
+    gradients left out; ``adding_extra``: with the weight gradient that is being added to an existing one.
     """
 
-    groups: tuple[tuple[LayerBytes, ...], ...]
-    shared: Number = 0
-
-    @property
-    def layers(self) -> tuple[LayerBytes, ...]:
-        """All runs of equal layers."""
-        return tuple(layer for group in self.groups for layer in group)
-
-    @property
-    def kept(self) -> Number:
-        """Bytes saved between forward and backward over all layers."""
-        return self.shared + sum(layer.count * layer.kept for layer in self.layers)
-
-    @property
-    def forward_extra(self) -> Number:
-        """Most bytes that one layer adds while the forward runs."""
-        return self._most(lambda layer: layer.forward_extra)
-
-    @property
-    def backward_extra(self) -> Number:
-        """Most bytes that one layer adds in backward, weight gradients left out."""
-        return self._most(lambda layer: layer.backward_extra)
-
-    @property
-    def adding_extra(self) -> Number:
-        """The same with the weight gradient that is being added to an existing one."""
-        return self._most(lambda layer: maximum(layer.adding_extra, layer.backward_extra))
-
-    def _most(self, extra: Callable[[LayerBytes], Number]) -> Number:
-        """Most that a layer adds to what the layers of its group up to it keep, less what all of them keep."""
-        most: Number = 0
-        for group in self.groups:
-            after: Number = 0
-            for layer in reversed(group):
-                most = maximum(most, extra(layer) - after)
-                after = after + layer.count * layer.kept
-        return most
-
-    @property
-    def one_layer(self) -> Number:
-        """Most bytes that one layer keeps."""
-        return maximum(0, *(layer.kept for layer in self.layers))
+    layers: tuple[LayerBytes, ...]
+    shared: Number
+    kept: Number
+    one_layer: Number
+    forward_extra: Number
+    backward_extra: Number
+    adding_extra: Number
 
 
 def activations(job: Job) -> Activations:
@@ -96,12 +64,35 @@ def activations(job: Job) -> Activations:
     (``every_n_layers``); torch 2.13 utils/checkpoint.py.
     Ignored: which of several kinds of alternating layers is rebuilt; they count as if one kind followed the other.
     """
-    groups: list[tuple[LayerBytes, ...]] = []
+    groups: list[list[LayerBytes]] = []
     first = 0
     for group in job.model.groups:
-        groups.append(tuple(_layer_bytes(job, group.block, run) for run in _runs(job, first, group.count)))
+        groups.append([_layer_bytes(job, group.block, run) for run in _runs(job, first, group.count)])
         first += group.count
-    return Activations(tuple(groups), rotary_table_bytes(job))
+    layers, shared = tuple(layer for group in groups for layer in group), rotary_table_bytes(job)
+    return Activations(
+        layers=layers,
+        shared=shared,
+        kept=shared + sum(layer.count * layer.kept for layer in layers),
+        one_layer=maximum(0, *(layer.kept for layer in layers)),
+        forward_extra=_most(groups, lambda layer: layer.forward_extra),
+        backward_extra=_most(groups, lambda layer: layer.backward_extra),
+        adding_extra=_most(groups, lambda layer: maximum(layer.adding_extra, layer.backward_extra)),
+    )
+
+
+def _most(groups: list[list[LayerBytes]], extra: Callable[[LayerBytes], Number]) -> Number:
+    """Most that a layer adds to what the layers of its group up to it keep, less what all of them keep.
+
+    ``groups``: for each group of layers of one kind, its runs of layers that are treated alike.
+    """
+    most: Number = 0
+    for group in groups:
+        after: Number = 0
+        for layer in reversed(group):
+            most = maximum(most, extra(layer) - after)
+            after = after + layer.count * layer.kept
+    return most
 
 
 def rotary_table_bytes(job: Job) -> Number:

@@ -30,12 +30,12 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
     return (
         *_moment_terms(first, _FIRST, "first backward"),
         *_moment_terms(second, _LATER, "later backward"),
-        make_term("gradients", "gradients, first backward", first.gradients, _FIRST, formula, "transient"),
-        make_term("gradients", "gradients, later backward", fresh * second.gradients, _LATER, formula, "transient"),
-        make_term("gradients", "gradients, added to", (1 - fresh) * second.gradients, _LATER, formula, kind),
-        make_term("gradients", "gradients", in_step, AFTER_BACKWARD, "optimizer:step_gradient_bytes", step_kind),
-        make_term("gradients", "accumulated gradients", carried - where(accumulates, standing, 0), _LATER_PASSES, formula, kind),
-        make_term("gradients", "buffer for gradients", standing, FORWARD | LOSS, "optimizer:standing_gradient_bytes", kind),
+        *make_term("gradients", "gradients, first backward", first.gradients, _FIRST, formula, "transient"),
+        *make_term("gradients", "gradients, later backward", fresh * second.gradients, _LATER, formula, "transient"),
+        *make_term("gradients", "gradients, added to", (1 - fresh) * second.gradients, _LATER, formula, kind),
+        *make_term("gradients", "gradients", in_step, AFTER_BACKWARD, "optimizer:step_gradient_bytes", step_kind),
+        *make_term("gradients", "accumulated gradients", carried - where(accumulates, standing, 0), _LATER_PASSES, formula, kind),
+        *make_term("gradients", "buffer for gradients", standing, FORWARD | LOSS, "optimizer:standing_gradient_bytes", kind),
     )
 
 
@@ -43,7 +43,7 @@ def _moment_terms(moment: BackwardMoment, phases: frozenset[Phase], when: str) -
     formula, table = "activations:activations", "moments:tied_table_bytes"
     # Both parts of a tied table's gradient are gradients, as the one of an untied head is, until their sum is there.
     return (
-        make_term("saved_activations", f"saved, {when}", moment.kept, phases, formula, "transient"),
-        make_term("block_recompute", f"one block, {when}", moment.extra, phases, formula, "transient"),
-        make_term("gradients", f"tied table, {when}", moment.table, phases, table, "transient"),
+        *make_term("saved_activations", f"saved, {when}", moment.kept, phases, formula, "transient"),
+        *make_term("block_recompute", f"one block, {when}", moment.extra, phases, formula, "transient"),
+        *make_term("gradients", f"tied table, {when}", moment.table, phases, table, "transient"),
     )

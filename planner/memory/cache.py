@@ -15,9 +15,9 @@ from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
 from planner.memory.activations import Activations
 from planner.memory.job import Job
-from planner.memory.loss import loss_moment
 from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import optimizer_state_bytes
+from planner.memory.parts import Parts
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
 from planner.units import MIB
@@ -26,7 +26,7 @@ from planner.units import MIB
 _SMALL_REQUEST_BYTES = MIB
 
 
-def idle_by_phase(job: Job, terms: tuple[Term, ...], amounts: Activations) -> dict[Phase, Number]:
+def idle_by_phase(job: Job, terms: tuple[Term, ...], parts: Parts) -> dict[Phase, Number]:
     """Bytes that are reserved above what is allocated: cached blocks of no use at the peak of each phase, and fragments.
 
     Formula: coefficient ``slack_fraction`` of a phase's transient bytes; in the loss what one layer added in the forward, because
@@ -38,11 +38,12 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...], amounts: Activations) -> di
     # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
     # So are autocast's copies of weights, once it has ended.
-    ended = loss_moment(job).idle_copies
+    ended = parts.loss.moment.idle_copies
     logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + ended
     scores, small = stranded_scores_bytes(job), small_pool_leftover_bytes(job)
-    free = {phase: idle_after_widening_bytes(job, terms, phase) for phase in PHASES}
+    free = dict.fromkeys(PHASES, 0) | idle_after_widening_bytes(job, terms)
     by_phase: dict[Phase, Number] = {
+        "load": 0,
         "adapters": orphaned_bytes(job) + free["adapters"],
         "forward": free["forward"],
         "loss": logits + maximum(in_forward, free["loss"]),
@@ -51,9 +52,11 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...], amounts: Activations) -> di
         "forward_2": small + free["forward_2"],
         "loss_2": logits + maximum(in_forward, free["loss_2"]) + small,
         "backward_2": scores + small + free["backward_2"],
+        "eval": 0,
+        "save": 0,
     }
-    flattened = _idle_flattened(job, terms, amounts)
-    return {phase: by_phase.get(phase, 0) + flattened.get(phase, 0) for phase in PHASES}
+    flattened = _idle_flattened(job, terms, parts.activations)
+    return {phase: by_phase[phase] + n_bytes for phase, n_bytes in flattened.items()} if flattened else by_phase
 
 
 def _idle_flattened(job: Job, terms: tuple[Term, ...], amounts: Activations) -> dict[Phase, Number]:

@@ -140,7 +140,9 @@ def _pinning(job: Job) -> str:
 def _slack(job: Job, _: str) -> str:
     """The leftovers of the loss's moment are those of the first micro-step; which phase decides is in the list of phases."""
     parts = {
-        "side streams": runtime.side_stream_bytes(job) + pools.gather_pool_bytes(job) + pools.gradient_pool_bytes(job),
+        "side streams": runtime.side_stream_bytes(job)
+        + pools.gather_pool_bytes(job, sharding.gathered_parameter_bytes(job))
+        + pools.gradient_pool_bytes(job),
         "what early buckets leave of the logits' block": maximum(cache.bucket_leftover_bytes(job), 0),
         "stranded 16-bit logits in the loss": cache.stranded_logits_bytes(job),
         "stranded 16-bit scores in backward": cache.stranded_scores_bytes(job),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.arrays import ceil_div, maximum, minimum, where
+from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
@@ -169,27 +169,29 @@ def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
     return paged_bytes
 
 
-def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False) -> HostTerm:
-    return HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned)
+def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False) -> tuple[HostTerm, ...]:
+    """The term, or nothing where a job does not have it."""
+    return () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
 
 
 def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     """Host RAM per process and per node.  Mapped checkpoint files are shared by the processes of a node and counted once."""
     host = job.hardware.host
     mapped = mapped_checkpoint_bytes(job)
+    parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
     pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
     buffered = job.stack.zero12_upload == "buffer_on_host"
     private = (
-        _term("process", process_baseline_bytes(job), process_baseline_bytes),
-        _term(
+        *_term("process", process_baseline_bytes(job), process_baseline_bytes),
+        *_term(
             "offloaded_optimizer", offloaded_optimizer_bytes(job), offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)
         ),
-        _term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
-        _term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
-        _term("offloaded_parameters", offloaded_parameter_bytes(job), offloaded_parameter_bytes, pinned=True),
-        _term("pinned_cache", pinned_cache_bytes(job), pinned_cache_bytes, pinned=True),
-        _term("offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True),
-        _term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
+        *_term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
+        *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
+        *_term("offloaded_parameters", parameters, offloaded_parameter_bytes, pinned=True),
+        *_term("pinned_cache", pinned_cache, pinned_cache_bytes, pinned=True),
+        *_term("offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True),
+        *_term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
     )
     mapping = HostTerm(
         "mapped_checkpoint",
@@ -200,7 +202,7 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     )
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
-    early = process_baseline_bytes(job) + offloaded_parameter_bytes(job) + pinned_cache_bytes(job)
+    early = process_baseline_bytes(job) + parameters + pinned_cache
     gpus = job.hardware.gpus_per_node
     return HostPrediction(
         terms=(*private, mapping),

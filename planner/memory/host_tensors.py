@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner.anatomy.adapters import adapter_shapes
 from planner.anatomy.parameters import is_quantizable
+from planner.anatomy.regime import Regime
 from planner.arrays import ceil_div, ceil_pow2, where
-from planner.domain.model import BlockSpec, NormSpec
+from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.sharding import persistence_elements
@@ -39,7 +41,7 @@ def trained_tensors(job: Job) -> tuple[Tensors, ...]:
     """
     adapter, regime = job.recipe.adapter, job.regime
     if adapter is None:
-        return tuple(_base_tensors(job))
+        return _base_tensors(job)
     shapes = adapter_shapes(job.model, adapter.targets)
     matrices = tuple(Tensors(adapter.rank * ranks * width, count, regime.adapter) for ranks, width, count in shapes)
     return (*matrices, Tensors(job.saved_params, 1, regime.outside)) if job.saved_params else matrices
@@ -50,13 +52,36 @@ def frozen_tensors(job: Job) -> tuple[Tensors, ...]:
 
     Source: the shapes of the model; :func:`planner.memory.sharding.divided_float_params`.
     """
-    return () if job.recipe.adapter is None else tuple(_base_tensors(job))
+    return () if job.recipe.adapter is None else _base_tensors(job)
 
 
-def _base_tensors(job: Job) -> Iterator[Tensors]:
-    model, regime = job.model, job.regime
+def _base_tensors(job: Job) -> tuple[Tensors, ...]:
+    return _equal_together(job.model, _Storage(job.regime, job.stack.fused_experts, job.recipe.divides_base))
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """What decides how a base is stored, whatever the sizes of the recipe."""
+
+    regime: Regime
+    fused_experts: bool
+    divides_base: bool
+
+
+@lru_cache(maxsize=256)
+def _equal_together(model: ModelSpec, storage: _Storage) -> tuple[Tensors, ...]:
+    """The parameters of a base, equal ones counted together; remembered, because a model has many and few that differ."""
+    counts: dict[tuple[int, float], int] = {}
+    for each in _model_tensors(model, storage):
+        key = (int(each.elements), each.element_bytes)
+        counts[key] = counts.get(key, 0) + each.count
+    return tuple(Tensors(elements, count, element_bytes) for (elements, element_bytes), count in counts.items())
+
+
+def _model_tensors(model: ModelSpec, storage: _Storage) -> Iterator[Tensors]:
+    regime = storage.regime
     for group in model.groups:
-        yield from _block_tensors(job, group.block, group.count)
+        yield from _block_tensors(storage, group.block, group.count)
     yield from _norm_tensors(model.final_norms, 1, regime.norm_weight)
     for table in (model.token_embedding, *model.extra_embeddings):
         yield Tensors(table.param_count, 1, regime.outside)
@@ -64,12 +89,12 @@ def _base_tensors(job: Job) -> Iterator[Tensors]:
         yield Tensors(linear.weight_count, 1, regime.outside)
 
 
-def _block_tensors(job: Job, block: BlockSpec, count: int) -> Iterator[Tensors]:
-    regime = job.regime
+def _block_tensors(storage: _Storage, block: BlockSpec, count: int) -> Iterator[Tensors]:
+    regime = storage.regime
     for linear in block.linears:
-        copies = 1 if linear.kind == "parameter" and job.stack.fused_experts else linear.copies
-        kbit = regime.quantized and is_quantizable(linear, job.stack.fused_experts)
-        if not kbit or job.recipe.divides_base:
+        copies = 1 if linear.kind == "parameter" and storage.fused_experts else linear.copies
+        kbit = regime.quantized and is_quantizable(linear, storage.fused_experts)
+        if not kbit or storage.divides_base:
             yield Tensors(linear.weight_count // copies, copies * count, 0.5 if kbit else regime.base)
         if linear.bias_count:
             yield Tensors(linear.bias_count // copies, copies * count, regime.base)

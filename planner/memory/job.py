@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
@@ -24,6 +24,7 @@ class Job:
     ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices, ``saved_params`` those in
     ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards``,
     ``gradient_shards`` and ``optimizer_shards`` are over how many processes each is divided (1: replicated).
+    ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's.
     """
 
     scenario: Scenario
@@ -37,6 +38,15 @@ class Job:
     weight_shards: Number
     gradient_shards: Number
     optimizer_shards: Number
+    # Read hundreds of times for one estimate, so they are fields and no look-ups.
+    model: ModelSpec = field(init=False)
+    recipe: Recipe = field(init=False)
+    stack: Stack = field(init=False)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "recipe", "stack", "hardware"):
+            object.__setattr__(self, name, getattr(self.scenario, name))
 
     @property
     def trained_weight_bytes(self) -> Number:
@@ -59,26 +69,6 @@ class Job:
             return self.counts.total if self.regime.trained < 4 else 0
         adapters: Number = self.adapter_params if self.regime.adapter < 4 else 0
         return adapters + (self.saved_params if self.regime.outside < 4 else 0)
-
-    @property
-    def model(self) -> ModelSpec:
-        """The model."""
-        return self.scenario.model
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe."""
-        return self.scenario.recipe
-
-    @property
-    def stack(self) -> Stack:
-        """The software stack."""
-        return self.scenario.stack
-
-    @property
-    def hardware(self) -> Hardware:
-        """The hardware."""
-        return self.scenario.hardware
 
     @property
     def input_needs_gradient(self) -> bool:

@@ -150,6 +150,8 @@ def _largest(moments: Iterable[BackwardMoment]) -> BackwardMoment:
 
 def either(condition: Any, yes: BackwardMoment, no: BackwardMoment) -> BackwardMoment:
     """``yes`` where ``condition`` holds, else ``no``, elementwise."""
+    if isinstance(condition, bool):
+        return yes if condition else no
     return BackwardMoment(
         where(condition, yes.kept, no.kept),
         where(condition, yes.extra, no.extra),

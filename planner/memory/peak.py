@@ -7,8 +7,8 @@ from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
 from planner.memory import cache, lengths, optimizer, pools, runtime
-from planner.memory.activations import Activations, activations
 from planner.memory.job import Job
+from planner.memory.parts import Parts, parts_of
 from planner.memory.phases import ALL_PHASES, LATER, make_term
 from planner.memory.terms import GATHERED, TIED_TABLE, driver_terms, tensor_terms
 
@@ -18,12 +18,14 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
 
     Without ``by_phase`` the list of phase peaks stays empty: on a grid it would take as long as all the rest.
     """
-    amounts = activations(job)
-    terms = tensor_terms(job, amounts)
+    parts = parts_of(job)
+    terms = tensor_terms(job, parts)
     allocated = _sum_by_phase(terms, ALLOCATED_TERMS)
     allocated_peak = maximum(*allocated.values())
     fragments = {phase: runtime.fragmentation_bytes(job, n_bytes) for phase, n_bytes in _transient_by_phase(terms).items()}
-    reserved = _reserved_by_phase(job, terms, amounts, allocated, fragments)
+    idle = cache.idle_by_phase(job, terms, parts)
+    cached_too = {phase: n_bytes + idle[phase] + fragments[phase] for phase, n_bytes in allocated.items()}
+    reserved = _reserved_by_phase(job, terms, parts, allocated, cached_too)
     slack = maximum(*reserved.values()) - allocated_peak
     piled = _length_cache(job, terms)
     with_lengths = {phase: n_bytes + (piled.n_bytes if phase in LATER else 0) for phase, n_bytes in reserved.items()}
@@ -40,7 +42,7 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
     driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
-        terms=(*terms, slack_term, *(() if is_zero(cached) else (length_term,)), *outer),
+        terms=(*terms, *slack_term, *length_term, *outer),
         phases=_phase_peaks(allocated, with_lengths, outside_by_phase) if by_phase else (),
         limiting_phase=_limiting_phase(allocated, outside_by_phase),
         allocated_peak_bytes=allocated_peak,
@@ -66,37 +68,46 @@ def _phase_peaks(
 
 
 def _reserved_by_phase(
-    job: Job, terms: tuple[Term, ...], amounts: Activations, allocated: dict[Phase, Number], fragments: dict[Phase, Number]
+    job: Job, terms: tuple[Term, ...], parts: Parts, allocated: dict[Phase, Number], reserved: dict[Phase, Number]
 ) -> dict[Phase, Number]:
     """Most bytes that the allocator reserves for each phase on an unlimited card, if it came first.
 
-    What is allocated, what is cached and of no use at that moment (:func:`planner.memory.cache.idle_by_phase`), and fragments.
+    ``reserved``: what is allocated, what is cached and of no use at that moment (:func:`planner.memory.cache.idle_by_phase`), and
+    fragments.
     Pools are per stream: what engines gather and reduce on streams of their own cannot serve the main one, so those pools add up
     with the main pool's peak although they are not full at the same time.
     """
-    idle = cache.idle_by_phase(job, terms, amounts)
-    reserved = {phase: n_bytes + idle[phase] + fragments[phase] for phase, n_bytes in allocated.items()}
     side: Number = 0
     if job.recipe.sharding == "zero3":
-        side = pools.gather_pool_bytes(job)
+        side = pools.gather_pool_bytes(job, parts.gathered)
         gathered = _sum_by_phase(tuple(term for term in terms if term.formula == GATHERED), ALLOCATED_TERMS)
         reserved = {phase: n_bytes - gathered[phase] + side for phase, n_bytes in reserved.items()}
-    # Where the engine left blocks of weights behind, the passes used those.
-    flattened = cache.flattened_leftover_bytes(job)
-    passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values()) - optimizer.initial_block_bytes(job)
-    in_step = runtime.reserved_in_step_bytes(job, allocated["optimizer_step"] + side, maximum(passes, flattened))
-    reserved["optimizer_step"] = maximum(reserved["optimizer_step"], in_step + fragments["optimizer_step"])
+    if job.regime.engine == "deepspeed":
+        in_step = _reserved_in_step(job, terms, allocated["optimizer_step"] + side)
+        reserved = reserved | {"optimizer_step": maximum(reserved["optimizer_step"], in_step)}
     pool, streams = pools.gradient_pool_bytes(job), runtime.side_stream_bytes(job)
     if not is_zero(pool):
         # What waits for a tied table's own gradient is whole, and on the main stream.
         pooled = tuple(term for term in terms if term.formula != TIED_TABLE)
-        beside = pools.idle_gradient_pool_bytes(job, amounts, pool, _sum_by_phase(pooled, frozenset({"gradients"})))
+        beside = pools.idle_gradient_pool_bytes(job, parts.activations, pool, _sum_by_phase(pooled, frozenset({"gradients"})))
         reserved = {phase: n_bytes + beside[phase] for phase, n_bytes in reserved.items()}
     return {phase: maximum(n_bytes, allocated[phase]) + streams for phase, n_bytes in reserved.items()}
 
 
+def _reserved_in_step(job: Job, terms: tuple[Term, ...], step_bytes: Number) -> Number:
+    """Most bytes that are reserved in DeepSpeed's first step, whose tensors take ``step_bytes``, fragments included."""
+    # Where the engine left blocks of weights behind, the passes used those.
+    flattened = cache.flattened_leftover_bytes(job)
+    passes = maximum(*_sum_by_phase(terms, _PASS_TERMS).values()) - optimizer.initial_block_bytes(job)
+    transient = _transient_by_phase(terms)["optimizer_step"]
+    return runtime.reserved_in_step_bytes(job, step_bytes, maximum(passes, flattened)) + runtime.fragmentation_bytes(
+        job, transient
+    )
+
+
 # What the passes themselves hold: these blocks are cached when the step begins.
 _PASS_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recompute", "logits_and_loss"})
+_ACTIVATION_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recompute"})
 
 
 def _limit_bytes(job: Job) -> int | None:
@@ -119,15 +130,15 @@ def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase,
     """Bytes alive in each phase, over the terms called ``names``."""
     totals: dict[Phase, Number] = dict.fromkeys(PHASES, 0)
     for term in terms:
-        if term.name in names and not is_zero(term.n_bytes):
+        if term.name in names:
             for phase in term.phases:
                 totals[phase] = totals[phase] + term.n_bytes
     return totals
 
 
 def _length_cache(job: Job, terms: tuple[Term, ...]) -> lengths.LengthCache:
-    names = frozenset({"saved_activations", "block_recompute"})
-    return lengths.length_cache(job, _sum_by_phase(terms, names)["forward"])
+    in_forward = (term.n_bytes for term in terms if term.name in _ACTIVATION_TERMS and "forward" in term.phases)
+    return lengths.length_cache(job, sum(in_forward))
 
 
 def _transient_by_phase(terms: tuple[Term, ...]) -> dict[Phase, Number]:

@@ -10,8 +10,8 @@ from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.sharding import (
     MAX_LIVE_PARAMS,
+    Gathered,
     divided_float_params,
-    gathered_parameter_bytes,
     head_comes_with_others,
     largest_adapter_elements,
     reduce_bucket_elements,
@@ -21,8 +21,10 @@ from planner.memory.sharding import (
 _NORM_PART = 250_000_000
 
 
-def gather_pool_bytes(job: Job) -> Number:
+def gather_pool_bytes(job: Job, gathered: Gathered) -> Number:
     """Most bytes that the pool of ZeRO-3's gather stream keeps: its blocks serve no other stream.
+
+    ``gathered``: what is gathered at each moment (:func:`planner.memory.sharding.gathered_parameter_bytes`).
 
     Formula: the most that is gathered at once, and one buffer of the largest parameter where the head comes with others, because
     the room that smaller ones leave is in pieces; and this process's part of the largest, where it comes from the host.
@@ -32,7 +34,6 @@ def gather_pool_bytes(job: Job) -> Number:
     """
     if job.recipe.sharding != "zero3":
         return 0
-    gathered = gathered_parameter_bytes(job)
     width = job.regime.compute
     overshoot = minimum(divided_float_params(job) * width, MAX_LIVE_PARAMS * width + gathered.first)
     with_flat = where(gathered.first > 0, overshoot + gathered.first, 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from planner.arrays import is_zero, maximum
 from planner.domain.term import Phase, Term
 from planner.memory import activations as act
-from planner.memory import logits, loss, optimizer, runtime, sharding, weights
+from planner.memory import logits, optimizer, runtime, sharding, weights
 from planner.memory.backward import backward_terms
 from planner.memory.job import Job
+from planner.memory.loss import LossBytes
+from planner.memory.parts import Parts
 from planner.memory.phases import (
     AFTER_BACKWARD,
     AFTER_STEP,
@@ -15,6 +17,7 @@ from planner.memory.phases import (
     BACKWARD,
     FORWARD,
     LOSS,
+    PASSES,
     STEPS,
     TRAINING,
     kind_of,
@@ -31,11 +34,19 @@ _LATER_LOSS: frozenset[Phase] = frozenset({"loss_2"})
 _LATER_PASSES: frozenset[Phase] = frozenset({"forward_2", "loss_2"})
 
 
-def tensor_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
-    """Every term that lives in the allocator; ``amounts``: the activations of ``job``."""
-    resident = (*_weight_terms(job), *_state_terms(job))
-    passes = (*backward_terms(job, amounts), *_pass_terms(job, amounts), *_loss_terms(job))
-    return (*resident, *passes, *_temporary_terms(job), *_sharding_terms(job), *_uncounted_terms(job, amounts))
+def tensor_terms(job: Job, parts: Parts) -> tuple[Term, ...]:
+    """Every term that lives in the allocator; ``parts``: those of ``job``."""
+    amounts, in_loss = parts.activations, parts.loss
+    return (
+        *_weight_terms(job),
+        *_state_terms(job),
+        *backward_terms(job, amounts),
+        *_pass_terms(job, amounts, in_loss),
+        *_loss_terms(job, in_loss),
+        *_temporary_terms(job),
+        *_sharding_terms(job, parts),
+        *_uncounted_terms(job, amounts),
+    )
 
 
 def _weight_terms(job: Job) -> tuple[Term, ...]:
@@ -43,7 +54,7 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
     # k-bit matrices that the engine cannot divide are not its to offload either.
     gpu_base = 0 if job.recipe.offloads_params and job.recipe.divides_base else 1
     return (
-        make_term(
+        *make_term(
             "weights",
             "quantized weights",
             gpu_base * weights.quantized_weight_bytes(job),
@@ -51,7 +62,7 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
             "weights:quantized_weight_bytes",
             kind_of(job.weight_shards),
         ),
-        make_term(
+        *make_term(
             "weights",
             "weights",
             (0 if job.recipe.offloads_params else 1) * weights.unquantized_weight_bytes(job),
@@ -59,7 +70,7 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
             "weights:unquantized_weight_bytes",
             kind_of(job.hardware.world_size) if job.recipe.sharding in ("zero3", "fsdp", "fsdp1", "hsdp") else "replicated",
         ),
-        make_term(
+        *make_term(
             "quantization_constants",
             "quantization constants",
             weights.quantization_constant_bytes(job),
@@ -76,8 +87,8 @@ def _adapter_terms(job: Job) -> tuple[Term, ...]:
     gpu_weights, kind = 0 if job.recipe.offloads_params else 1, kind_of(job.weight_shards)
     adapters = gpu_weights * weights.adapter_bytes(job)
     return (
-        make_term("adapters", "LoRA adapters", adapters, TRAINING, "weights:adapter_bytes", kind),
-        make_term(
+        *make_term("adapters", "LoRA adapters", adapters, TRAINING, "weights:adapter_bytes", kind),
+        *make_term(
             "adapters",
             "modules to save",
             gpu_weights * weights.saved_module_bytes(job),
@@ -92,7 +103,7 @@ def _state_terms(job: Job) -> tuple[Term, ...]:
     """What training keeps beside the weights: masters, optimizer states, a workspace."""
     states = kind_of(job.optimizer_shards)
     return (
-        make_term(
+        *make_term(
             "master_weights",
             "fp32 master weights",
             optimizer.master_weight_bytes(job),
@@ -100,7 +111,7 @@ def _state_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:master_weight_bytes",
             states,
         ),
-        make_term(
+        *make_term(
             "optimizer_states",
             "optimizer states",
             optimizer.optimizer_state_bytes(job),
@@ -108,7 +119,7 @@ def _state_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:optimizer_state_bytes",
             states,
         ),
-        make_term(
+        *make_term(
             "other_temporaries",
             "cuBLAS workspace",
             runtime.cublas_workspace_bytes(job),
@@ -119,41 +130,36 @@ def _state_terms(job: Job) -> tuple[Term, ...]:
     )
 
 
-def _pass_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
+def _pass_terms(job: Job, amounts: act.Activations, in_loss: LossBytes) -> tuple[Term, ...]:
     """What the forward and backward passes of the blocks hold."""
     mask = act.attention_mask_bytes(job)
-    mask_phases = FORWARD | LOSS | BACKWARD if act.mask_is_held(job) else FORWARD
+    mask_phases = PASSES if act.mask_is_held(job) else FORWARD
     formula = "activations:activations"
     embedded = act.embedding_saved_bytes(job)
     return (
-        make_term(
+        *make_term(
             "saved_activations",
             "embeddings",
             embedded,
-            FORWARD | LOSS | BACKWARD,
+            PASSES,
             "activations:embedding_saved_bytes",
             "transient",
         ),
-        make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
-        make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
-        make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
-        *_copy_terms(job),
+        *make_term("saved_activations", "saved activations", amounts.kept, FORWARD | LOSS, formula, "transient"),
+        *make_term("block_recompute", "one block, forward", amounts.forward_extra, FORWARD, formula, "transient"),
+        *make_term("other_temporaries", "attention mask", mask, mask_phases, "activations:attention_mask_bytes", "transient"),
+        *_copy_terms(job, in_loss),
     )
 
 
-def _copy_terms(job: Job) -> tuple[Term, ...]:
+def _copy_terms(job: Job, in_loss: LossBytes) -> tuple[Term, ...]:
     """Autocast's copies of weights: its cache alone holds those of rebuilt layers, the graph the others until their backward."""
     label, formula = "autocast weight copies", "weights:autocast_copy_bytes"
-    kept = weights.autocast_copy_bytes(job) - loss.cached_copy_bytes(job)
-    parts = (
-        (loss.cached_copy_bytes(job), FORWARD, formula),
-        (loss.loss_moment(job).copies, LOSS, "loss:loss_moment"),
-        (kept, FORWARD | LOSS | BACKWARD, formula),
-    )
-    return tuple(
-        make_term("autocast_copies", label, n_bytes, phases, source, "transient")
-        for n_bytes, phases, source in parts
-        if not is_zero(n_bytes)
+    kept = weights.autocast_copy_bytes(job) - in_loss.cached
+    return (
+        *make_term("autocast_copies", label, in_loss.cached, FORWARD, formula, "transient"),
+        *make_term("autocast_copies", label, in_loss.moment.copies, LOSS, "loss:loss_moment", "transient"),
+        *make_term("autocast_copies", label, kept, PASSES, formula, "transient"),
     )
 
 
@@ -163,24 +169,24 @@ def _uncounted_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
     if not is_zero(job.coefficients.activation_share):
         formula = "activations:uncounted_activation_bytes"
         n_bytes = act.uncounted_activation_bytes(job, amounts)
-        live = FORWARD | LOSS | BACKWARD
-        terms = (make_term("other_temporaries", "activations not in the ledger", n_bytes, live, formula, "transient"),)
+        live = PASSES
+        terms = make_term("other_temporaries", "activations not in the ledger", n_bytes, live, formula, "transient")
     if not is_zero(job.coefficients.logits_extra_copies):
         formula, n_bytes = "logits:uncounted_logits_bytes", logits.uncounted_logits_bytes(job)
-        terms = (*terms, make_term("logits_and_loss", "logits copies not in the switches", n_bytes, LOSS, formula, "transient"))
+        terms = (*terms, *make_term("logits_and_loss", "logits copies not in the switches", n_bytes, LOSS, formula, "transient"))
     return terms
 
 
-def _loss_terms(job: Job) -> tuple[Term, ...]:
+def _loss_terms(job: Job, in_loss: LossBytes) -> tuple[Term, ...]:
     """Logits and what is made of them, in training and in evaluation."""
     head = logits.normhead_forward_bytes(job) + logits.head_dequant_bytes(job)
-    forward, in_loss = logits.logits_forward_bytes(job), loss.loss_moment(job).logits
+    forward = logits.logits_forward_bytes(job)
     final_norm, formula = act.final_norm_bytes(job), "logits:logits_forward_bytes"
     evaluation: frozenset[Phase] = frozenset({"eval"})
     return (
-        make_term("logits_and_loss", "final norm and head input", final_norm, LOSS, "activations:final_norm_bytes", "transient"),
-        make_term("logits_and_loss", "logits and loss", in_loss + head, LOSS, "loss:loss_moment", "transient"),
-        make_term("logits_and_loss", "evaluation logits", forward + head, evaluation, formula, "transient"),
+        *make_term("logits_and_loss", "final norm and head input", final_norm, LOSS, "activations:final_norm_bytes", "transient"),
+        *make_term("logits_and_loss", "logits and loss", in_loss.moment.logits + head, LOSS, "loss:loss_moment", "transient"),
+        *make_term("logits_and_loss", "evaluation logits", forward + head, evaluation, formula, "transient"),
     )
 
 
@@ -191,8 +197,8 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
     outliers = weights.outlier_weight_bytes(job)
     loading, load = weights.quantized_load_extra_bytes(job), "weights:quantized_load_extra_bytes"
     return (
-        make_term("gradient_buckets", "DDP buckets", buckets, STEPS, "optimizer:ddp_bucket_bytes", "replicated"),
-        make_term(
+        *make_term("gradient_buckets", "DDP buckets", buckets, STEPS, "optimizer:ddp_bucket_bytes", "replicated"),
+        *make_term(
             "optimizer_temporaries",
             "optimizer temporaries",
             in_step,
@@ -200,16 +206,16 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:optimizer_temporary_bytes",
             "transient",
         ),
-        make_term("dequantization", "outlier columns", outliers, STEPS, "weights:outlier_weight_bytes", "replicated"),
-        make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
+        *make_term("dequantization", "outlier columns", outliers, STEPS, "weights:outlier_weight_bytes", "replicated"),
+        *make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
     )
 
 
-def _sharding_terms(job: Job) -> tuple[Term, ...]:
+def _sharding_terms(job: Job, parts: Parts) -> tuple[Term, ...]:
     return (
-        *_bucket_terms(job),
-        *_gathered_terms(job),
-        make_term(
+        *_bucket_terms(job, parts.loss),
+        *_gathered_terms(job, parts),
+        *make_term(
             "gathered_parameters",
             "persistent small parameters",
             sharding.persistent_parameter_bytes(job),
@@ -217,7 +223,7 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
             "sharding:persistent_parameter_bytes",
             "replicated",
         ),
-        make_term(
+        *make_term(
             "gathered_parameters",
             "whole gradients of one block",
             sharding.fsdp_unsharded_gradient_bytes(job),
@@ -228,11 +234,10 @@ def _sharding_terms(job: Job) -> tuple[Term, ...]:
     )
 
 
-def _gathered_terms(job: Job) -> tuple[Term, ...]:
+def _gathered_terms(job: Job, parts: Parts) -> tuple[Term, ...]:
     """Parameters that are whole: while they are loaded, in the first pass, and in later ones."""
-    gathered, formula = sharding.gathered_parameter_bytes(job), GATHERED.removeprefix("planner.memory.")
-    moment = loss.loss_moment(job, beside_forward=sharding.received_buffer_bytes(job))
-    received = moment.logits - loss.loss_moment(job).logits
+    gathered, formula = parts.gathered, GATHERED.removeprefix("planner.memory.")
+    received = parts.loss.beside(in_forward=sharding.received_buffer_bytes(job))
     receiving = "sharding:received_buffer_bytes"
     loaded, loading = sharding.loaded_parameter_bytes(job), "sharding:loaded_parameter_bytes"
     amounts = (
@@ -242,37 +247,43 @@ def _gathered_terms(job: Job) -> tuple[Term, ...]:
         ("gathered parameters, later loss", gathered.loss, _LATER_LOSS),
     )
     return (
-        make_term("gathered_parameters", "parameter before it is divided", loaded, _LOAD, loading, "transient"),
-        make_term("gathered_parameters", "received buffer beside the logits", received, LOSS, receiving, "transient"),
-        *(make_term("gathered_parameters", label, size, phases, formula, "transient") for label, size, phases in amounts),
+        *make_term("gathered_parameters", "parameter before it is divided", loaded, _LOAD, loading, "transient"),
+        *make_term("gathered_parameters", "received buffer beside the logits", received, LOSS, receiving, "transient"),
+        *(
+            term
+            for label, size, phases in amounts
+            for term in make_term("gathered_parameters", label, size, phases, formula, "transient")
+        ),
     )
 
 
-def _bucket_terms(job: Job) -> tuple[Term, ...]:
+def _bucket_terms(job: Job, in_loss: LossBytes) -> tuple[Term, ...]:
     """Memory through which gradients go on their way to the other processes or to the host."""
     staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
     buckets, kept = sharding.gradient_bucket_bytes(job), sharding.kept_bucket_bytes(job)
     # Stage 3 makes its bucket once and for all, the others theirs anew in every backward.
     phases = STEPS if job.recipe.sharding == "zero3" else BACKWARD
-    early = loss.loss_moment(job, sharding.early_bucket_bytes(job)).logits - loss.loss_moment(job).logits
+    early = in_loss.beside(in_backward=sharding.early_bucket_bytes(job))
     between, beside = "sharding:kept_bucket_bytes", "sharding:early_bucket_bytes"
     return (
-        make_term("gradient_buckets", "ZeRO gradient buckets", buckets, phases, "sharding:gradient_bucket_bytes", "transient"),
-        make_term("gradient_buckets", "ZeRO buckets beside the loss", early, _FIRST_LOSS, beside, "transient"),
-        make_term("gradient_buckets", "ZeRO buckets beside the loss", maximum(early - kept, 0), _LATER_LOSS, beside, "transient"),
-        make_term("gradient_buckets", "ZeRO-1 buckets between micro-steps", kept, _LATER_PASSES, between, "transient"),
-        make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
+        *make_term("gradient_buckets", "ZeRO gradient buckets", buckets, phases, "sharding:gradient_bucket_bytes", "transient"),
+        *make_term("gradient_buckets", "ZeRO buckets beside the loss", early, _FIRST_LOSS, beside, "transient"),
+        *make_term(
+            "gradient_buckets", "ZeRO buckets beside the loss", maximum(early - kept, 0), _LATER_LOSS, beside, "transient"
+        ),
+        *make_term("gradient_buckets", "ZeRO-1 buckets between micro-steps", kept, _LATER_PASSES, between, "transient"),
+        *make_term("gradient_buckets", "staging of offloaded gradients", staged, STEPS, staging, "replicated"),
     )
 
 
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """What the device holds outside the allocator."""
     return (
-        make_term(
+        *make_term(
             "context", "CUDA context and kernels", runtime.context_bytes(job), ALL_PHASES, "runtime:context_bytes", "replicated"
         ),
-        make_term("nccl", "NCCL buffers", runtime.nccl_bytes(job), ALL_PHASES, "runtime:nccl_bytes", "replicated"),
-        make_term(
+        *make_term("nccl", "NCCL buffers", runtime.nccl_bytes(job), ALL_PHASES, "runtime:nccl_bytes", "replicated"),
+        *make_term(
             "paged_optimizer_states",
             "paged optimizer states",
             optimizer.paged_state_bytes(job),

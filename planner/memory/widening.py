@@ -14,7 +14,7 @@ from functools import lru_cache
 from planner.arrays import maximum, where
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Number
-from planner.domain.term import Phase, Term
+from planner.domain.term import PHASES, Phase, Term
 from planner.memory.job import Job
 from planner.memory.phases import LOSS
 from planner.units import MIB
@@ -44,16 +44,18 @@ def left_by_widening_bytes(job: Job) -> int:
     return _left_over(job.model) if widens_base(job) else 0
 
 
-def idle_after_widening_bytes(job: Job, terms: tuple[Term, ...], phase: Phase) -> Number:
-    """Bytes of those blocks in which nothing lies in a phase.
+def idle_after_widening_bytes(job: Job, terms: tuple[Term, ...]) -> dict[Phase, Number]:
+    """Bytes of those blocks in which nothing lies, by phase; no phase where nothing was widened.
 
     Formula: :func:`left_by_widening_bytes` less the tensors no larger than a matrix that are alive then (adapters, their copies,
     gradients and states, activations), and less the blocks of tables where logits fit: up to ``hidden`` tokens.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block: a free block serves requests of at most its size.
     """
     left = left_by_widening_bytes(job)
-    if not left:
-        return 0
+    return {phase: _idle_in_phase(job, terms, left, phase) for phase in PHASES} if left else {}
+
+
+def _idle_in_phase(job: Job, terms: tuple[Term, ...], left: int, phase: Phase) -> Number:
     small = sum(term.n_bytes for term in terms if term.name in _SMALL_TERMS and phase in term.phases)
     tables = 2 * (job.counts.tables + job.counts.head) if phase in LOSS else 0
     return maximum(left - small - where(job.tokens <= job.model.hidden_size, tables, 0), 0)

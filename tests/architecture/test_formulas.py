@@ -24,6 +24,7 @@ NO_FORMULA = {
     "memory/job.py:job_of": "gathers what the formulas read",
     "memory/moments.py:either": "chooses",
     "memory/peak.py:predict_memory": "adds up the terms of the other files",
+    "memory/parts.py:parts_of": "counts what the other files define",
     "memory/terms.py:tensor_terms": "lists the terms of the other files",
     "memory/terms.py:driver_terms": "lists the terms of the other files",
     "throughput/details.py:with_time_details": "writes text",

@@ -33,6 +33,8 @@ from planner.units import GIB, MIB
 
 PROPERTY = settings(deadline=None, max_examples=80)
 PRIORS = Coefficients()
+# The fields of a ledger of which the highest line counts.
+PEAKS = ("forward", "rebuilt", "plain", "backward", "growing", "adding")
 # Rounding of sums of floats; quantities are up to 1e14 bytes.
 ROUNDING = 1e-12
 
@@ -389,10 +391,10 @@ def test_a_remembered_ledger_is_that_of_the_job(flags: Flags) -> None:
         view = job.view(group.block)
         remembered, walked = block.ledger_of(view), block.walked(view)
         for tokens, keys in ((1, 1), (512, 512), (70, 4096), (65_536, 8192)):
-            for lines in block.PEAKS:
+            for lines in PEAKS:
                 most = highest(getattr(walked, lines), tokens, keys)
                 assert highest(getattr(remembered, lines), tokens, keys) == most, lines
-        assert replace(remembered, **{name: getattr(walked, name) for name in block.PEAKS}) == walked
+        assert replace(remembered, **{name: getattr(walked, name) for name in PEAKS}) == walked
 
 
 def test_a_trillion_parameters() -> None:

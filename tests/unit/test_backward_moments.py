@@ -14,6 +14,7 @@ from planner.intake.resolve import resolve
 from planner.memory.activations import activations, rotary_table_bytes
 from planner.memory.job import Job, job_of
 from planner.memory.moments import first_backward, tied_table_bytes
+from planner.memory.parts import parts_of
 from planner.memory.terms import tensor_terms
 
 # Qwen2.5-7B: hidden features, and those of the feed-forward part.
@@ -75,7 +76,7 @@ def test_the_third_tensor_of_a_tied_table_comes_when_its_layer_has_gone() -> Non
     assert (peak.extra, peak.table) == (0, 2 * table)
     terms = [
         term
-        for term in tensor_terms(subject, activations(subject))
+        for term in tensor_terms(subject, parts_of(subject))
         if "backward" in term.phases and term.label.startswith("tied table")
     ]
     assert [(term.name, term.n_bytes) for term in terms] == [("gradients", 2 * table)]

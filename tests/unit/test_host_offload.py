@@ -48,7 +48,7 @@ def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
     exact = LAYERS * sum(count * 4 * elements / 2 for count, elements in LORA)
     assert found["offloaded_gradients"] == alone
     assert found["offloaded_optimizer"] == pytest.approx(alone + 2 * exact)
-    assert found["upload_buffer"] == found["pinned_cache"] == 0
+    assert not {"upload_buffer", "pinned_cache"} & set(found)
 
 
 def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:

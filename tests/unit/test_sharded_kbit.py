@@ -7,8 +7,8 @@ import pytest
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.activations import activations
 from planner.memory.job import Job, job_of
+from planner.memory.parts import parts_of
 from planner.memory.sharding import block_unit_bytes, gathered_parameter_bytes, received_buffer_bytes
 from planner.memory.terms import tensor_terms
 from planner.memory.weights import quantization_constant_bytes
@@ -64,7 +64,7 @@ def test_scales_of_divided_matrices_stay_whole_on_the_card(sharding: str, offloa
     subject = kbit(sharding, quant_storage="bf16", offload=offload)
     whole = 28 * MATRICES * (1 / 64 + 4 / (64 * 256))
     assert quantization_constant_bytes(subject) == pytest.approx(whole)
-    (term,) = (each for each in tensor_terms(subject, activations(subject)) if each.name == "quantization_constants")
+    (term,) = (each for each in tensor_terms(subject, parts_of(subject)) if each.name == "quantization_constants")
     assert term.n_bytes == pytest.approx(whole)
 
 

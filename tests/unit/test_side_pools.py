@@ -24,6 +24,11 @@ def job(**flags: object) -> Job:
     return job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
 
 
+def gather_pool(subject: Job) -> object:
+    """Bytes of the pool of the gather stream."""
+    return gather_pool_bytes(subject, gathered_parameter_bytes(subject))
+
+
 def test_a_head_above_the_live_limit_is_there_twice_before_the_logits() -> None:
     """With adapters it comes in one buffer with them and is copied out of it; in the first pass and in the loss it is alone."""
     subject = job(lora_rank=64)
@@ -38,7 +43,7 @@ def test_prefetch_goes_one_parameter_beyond_the_live_limit() -> None:
     """A full fine-tune of 7B: 1e9 parameters and then the head of 152,064 x 3,584, which the limit does not stop."""
     gathered = gathered_parameter_bytes(job(model="qwen2.5-7b", method="full"))
     assert gathered.passes == 2 * (1e9 + 152_064 * 3_584)
-    assert gather_pool_bytes(job(model="qwen2.5-7b", method="full")) == gathered.passes
+    assert gather_pool(job(model="qwen2.5-7b", method="full")) == gathered.passes
 
 
 def test_one_process_gathers_only_what_is_offloaded() -> None:
@@ -96,7 +101,7 @@ def test_weights_that_were_flattened_on_the_gpu_leave_their_blocks_behind() -> N
 def test_one_process_has_no_gather_pool() -> None:
     """What is not gathered takes no pool, with adapters or without."""
     for method in ("lora", "full"):
-        assert gather_pool_bytes(job(model="qwen2.5-7b", method=method, gpu="h200-sxm:1")) == 0
+        assert gather_pool(job(model="qwen2.5-7b", method=method, gpu="h200-sxm:1")) == 0
 
 
 def test_passes_run_in_the_blocks_that_set_up_left() -> None:

@@ -45,8 +45,9 @@ def gpu_bytes(prediction: Prediction, label: str) -> float:
 
 
 def host_term(prediction: Prediction, name: str) -> tuple[float, bool]:
-    """Bytes of a host term, and whether it is pinned."""
-    return next((float(term.n_bytes), term.pinned) for term in prediction.host.terms if term.name == name)
+    """Bytes of a host term, and whether it is pinned; nothing of a term that the job does not have."""
+    found = ((float(term.n_bytes), term.pinned) for term in prediction.host.terms if term.name == name)
+    return next(found, (0.0, False))
 
 
 @pytest.mark.parametrize(
