@@ -16,10 +16,9 @@ from measure.lengths import mean_length
 from measure.machine import Machine, this_machine
 from measure.store import Store
 from planner.domain.scenario import Scenario
-from planner.errors import ExitCode, PlannerError, UsageError
+from planner.errors import ExitCode, PlannerError, UsageError, how_to_install
 from planner.units import format_bytes
 
-_MEASURE_EXTRA = "install the measure extra: pip install 'finetune-planner[measure]'"
 _CURES = {
     "flash_attn": "pip install flash-attn, or say --attention sdpa",
     "liger_kernel": "pip install liger-kernel, or say --loss hf",
@@ -143,7 +142,7 @@ def _need_libraries(scenario: Scenario) -> None:
     }
     for name, wanted in needed.items():
         if wanted and find_spec(name) is None:
-            raise UsageError(f"{name} is not installed and this job needs it; {_CURES.get(name, _MEASURE_EXTRA)}")
+            raise UsageError(f"{name} is not installed and this job needs it; {_CURES.get(name, how_to_install('measure'))}")
     on_gpu = scenario.hardware.gpu.id != CPU
     if on_gpu and recipe.uses_deepspeed and recipe.offloads_optimizer and (tool := missing_build_tool()) is not None:
         raise UsageError(f"DeepSpeed compiles its Adam for the CPU on first use, and '{tool}' is not here: {_COMPILERS}")

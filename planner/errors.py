@@ -47,6 +47,11 @@ class ExitCode(IntEnum):
     NOT_MODELLED = 6
 
 
+def how_to_install(extra: str) -> str:
+    """What installs the package with an ``extra``: from the project's folder, because the package is on no index."""
+    return f"install the {extra} extra: pip install '.[{extra}]' in the project's folder"
+
+
 class PlannerError(Exception):
     """Base of all expected failures: one sentence, no traceback."""
 

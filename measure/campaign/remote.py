@@ -10,7 +10,7 @@ from typing import Any
 
 from measure.campaign.file import PlannedCase
 from measure.processes import worker_environment
-from planner.errors import UnknownNameError, UsageError
+from planner.errors import UnknownNameError, UsageError, how_to_install
 from planner.intake.fields import show
 from planner.units import MINUTE_S
 
@@ -59,7 +59,7 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
         import submitit
         from submitit.core.utils import CommandFunction
     except ImportError:
-        raise UsageError("submitit is not installed; install the slurm extra: pip install 'finetune-planner[slurm]'") from None
+        raise UsageError(f"submitit is not installed; {how_to_install('slurm')}") from None
     folder = (out / "jobs").absolute()
     try:
         executor: Any = submitit.AutoExecutor(folder=folder, cluster=submission.executor)

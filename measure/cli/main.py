@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         from measure.cli.app import app
     except ModuleNotFoundError as error:
-        need = "install the package with all that it needs: pip install 'finetune-planner[measure]'"
+        need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     try:
         result = typer.main.get_command(app).main(

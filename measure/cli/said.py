@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.domain.scenario import Scenario
-from planner.errors import UsageError
+from planner.errors import UsageError, how_to_install
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.fields import show
 from planner.intake.request import Given, ScenarioRequest, from_flags, merge
@@ -73,7 +73,7 @@ def need(extra: str, *packages: str) -> None:
     """
     for name in packages:
         if find_spec(name) is None:
-            raise UsageError(f"{name} is not installed; install the {extra} extra: pip install 'finetune-planner[{extra}]'")
+            raise UsageError(f"{name} is not installed; {how_to_install(extra)}")
 
 
 def quiet() -> None:

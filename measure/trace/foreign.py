@@ -6,8 +6,10 @@ predicted from it; the trace runs the modules themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count, groupby
 from typing import Any
 
 import torch
@@ -32,8 +34,11 @@ from planner.domain.model import (
 from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
 
 _MAX_REASON_CHARS = 200
-# Names under which configurations of Transformers have their number of layers.
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Words in the names of fields that say how many of something there are, in configurations of Transformers 5.23: modules are made
+# for each, and lists of that length before them.
+_COUNTED = re.compile(r"layers|experts|heads|blocks|codebooks|groups|buckets|streams|^n_(layer|head|group)$")
+# Modules and parameters that a model may have.  58 layers of 256 experts with modules of their own have 104,000 (DeepSeek-V3).
+_MAX_PARTS = 200_000
 
 
 def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitectureError) -> ModelSpec:
@@ -58,25 +63,44 @@ def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitecture
 
 
 def _configuration(fields: Mapping[str, Any], where: str) -> Any:
-    _check_depth(fields, where)
+    _check_counts(fields, where)
     try:
         return configuration_of(fields)
     except Exception as error:  # noqa: BLE001 - whatever a configuration class thinks of a field is about that field
         raise InputFileError(where, f"Transformers refuses this config: {_reason(error)}") from None
 
 
-def _check_depth(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse more layers than the catalog reads: a module is made for each, and lists of that length before it."""
-    text = fields.get("text_config")
-    for part in (fields, text) if isinstance(text, Mapping) else (fields,):
-        for name in _DEPTHS:
-            if isinstance(part.get(name), int):
+def _check_counts(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse more layers, experts or heads than the catalog reads layers, in the configuration and in those inside it."""
+    parts: list[Mapping[str, Any]] = [fields]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, Mapping)]
+        for name, value in part.items():
+            if isinstance(value, int) and value > 0 and _COUNTED.search(name):
                 ConfigFields(part, where).layers(name)
+
+
+@contextmanager
+def _bounded_parts() -> Iterator[None]:
+    """Stop the making of a model that has too many parts, whatever the field that asks for them is called.
+
+    Raises:
+        ValueError: more than ``_MAX_PARTS`` modules and parameters.
+    """
+    made = count(1)
+
+    def one_more(*_: object) -> None:
+        if next(made) > _MAX_PARTS:
+            raise ValueError(f"it has more than {_MAX_PARTS:,} modules and parameters")
+
+    hooks = nn.modules.module
+    with hooks.register_module_module_registration_hook(one_more), hooks.register_module_parameter_registration_hook(one_more):
+        yield
 
 
 def _on_meta(config: Any, where: str) -> Any:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _bounded_parts():
             make: Any = transformers.AutoModelForCausalLM.from_config
             return make(config)
     except Exception as error:  # noqa: BLE001 - a module that cannot be made says why in any way it likes

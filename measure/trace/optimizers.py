@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from planner.domain.recipe import Optimizer, Recipe
-from planner.errors import UsageError
+from planner.errors import UsageError, how_to_install
 
 # The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -83,7 +83,7 @@ def _made(make: Any, groups: list[dict[str, Any]], options: dict[str, Any]) -> t
 def _bitsandbytes(model: nn.Module, name: str, groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
     """An optimizer of bitsandbytes; the Trainer keeps the states of tables in 32 bits under an 8-bit one."""
     if find_spec("bitsandbytes") is None:
-        raise UsageError("bitsandbytes is not installed; install the measure extra: pip install 'finetune-planner[measure]'")
+        raise UsageError(f"bitsandbytes is not installed; {how_to_install('measure')}")
     library: Any = import_module("bitsandbytes.optim")
     manager = library.GlobalOptimManager.get_instance()
     # One registry serves the whole process: settings of an earlier trace must not stay.

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pydantic import ValidationError
 
 from planner.cli.outcome import Outcome, human_text, json_text
-from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError
+from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
 from planner.report.beside import beside_document, beside_sections, put_beside
 from planner.report.subject import Subject, exit_code_of
 from planner.report.to_json import prediction_document
@@ -29,9 +29,7 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
         PlannerError: the trace failed.
     """
     if find_spec(_MODULE) is None:
-        raise UsageError(
-            "the package 'measure' is not installed; install the measure extra: pip install 'finetune-planner[measure]'"
-        )
+        raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
     command = [sys.executable, "-m", _MODULE, "trace", "--json", *trace_arguments(flags)]
     command += ["--config", config] if config is not None else []
     command += ["--force"] if force else []

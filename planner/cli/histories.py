@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planner.calibration.rows import RowScore
-from planner.errors import ExitCode, UsageError
+from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet
 from planner.report.history import HistoryScore, score_history
 from planner.report.replay_document import ReplayDocument
@@ -29,9 +29,7 @@ def score_histories(records: RecordSet, rows: tuple[RowScore, ...]) -> dict[str,
     if not found:
         raise UsageError("no record of these files has an allocator history: measure with measure run --history on a GPU")
     if find_spec(_MODULE) is None:
-        raise UsageError(
-            "the package 'measure' is not installed; install the measure extra: pip install 'finetune-planner[measure]'"
-        )
+        raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
     return {record_id: _score(records, row, name) for record_id, (row, name) in found.items()}
 
 

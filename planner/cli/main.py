@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "planner").partition(".")[0] in ("planner", "measure"):
             return _unexpected(error)
-        need = "install the package with all that it needs: pip install finetune-planner"
+        # The package is on no index: who has it has the project's folder, or a wheel.
+        need = "install the package with all that it needs: pip install . in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     except BrokenPipeError:
         # The reader has what it wanted.  Python would complain once more when it flushes at exit.
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    # Else pydantic searches every installed package for plugins of its own, which takes a tenth of a prediction.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     import typer
 
     from planner.cli.app import app

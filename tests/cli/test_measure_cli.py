@@ -51,6 +51,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+# The package is on no index.
+FOLDER = "in the project's folder"
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """One call of the command."""
     command = [sys.executable, "-m", "measure", *arguments]
@@ -74,7 +78,7 @@ def test_without_torch_the_extra_is_named() -> None:
     command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "measure: torch is not installed; install the measure extra: pip install 'finetune-planner[measure]'\n"
+    assert done.stderr == f"measure: torch is not installed; install the measure extra: pip install '.[measure]' {FOLDER}\n"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_without_matplotlib_the_extra_is_named(config: str, tmp_path: Path) -> N
     command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments), "matplotlib"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "measure: matplotlib is not installed; install the plots extra: pip install 'finetune-planner[plots]'\n"
+    assert done.stderr == f"measure: matplotlib is not installed; install the plots extra: pip install '.[plots]' {FOLDER}\n"
     assert not list(tmp_path.iterdir())
 
 

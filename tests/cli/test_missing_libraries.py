@@ -22,5 +22,6 @@ def test_a_library_that_is_missing_is_named(module: str, library: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; from {module} import main; sys.exit(main({CALLS[module]!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert f"{library} is not installed; install the package with all that it needs: pip install" in done.stderr
+    assert f"{library} is not installed; install the package with all that it needs: pip install " in done.stderr
+    assert done.stderr.endswith("in the project's folder\n")
     assert len(done.stderr.splitlines()) == 1

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("peft", reason="tracing needs the measure extra")
 
 from scenarios import GROUPED, SIZES
+from torch import nn
 
 from measure.cli.main import main
 from measure.trace import foreign, layers
@@ -87,6 +88,16 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
         ),
         ({"model_type": "starcoder2", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
         ({**TINY, "num_hidden_layers": 10**9}, 2, "field 'num_hidden_layers' is 1000000000, above the limit of 10000"),
+        (
+            {"model_type": "jamba", **SIZES, **GROUPED, "num_hidden_layers": 2, "num_experts": 10**9},
+            2,
+            "field 'num_experts' is 1000000000, above the limit of 10000",
+        ),
+        (
+            {"model_type": "llama4", "text_config": {**SIZES, "num_local_experts": 10**6}},
+            2,
+            "field 'num_local_experts' is 1000000, above the limit of 10000",
+        ),
         ({**TINY, "num_attention_heads": 0}, 6, "a causal language model cannot be made of it"),
     ],
 )
@@ -99,6 +110,16 @@ def test_what_cannot_be_traced_is_said(
     assert out == ""
     assert says in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_a_model_of_too_many_parts_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts are counted while the model is made, so no field has to be known by name: exit code 6, and nothing left behind."""
+    monkeypatch.setattr(foreign, "_MAX_PARTS", 40)
+    assert _traced(tmp_path, TINY) == ExitCode.NOT_MODELLED
+    assert "it has more than 40 modules and parameters" in capsys.readouterr().err.splitlines()[-1]
+    assert len(list(nn.Sequential(*(nn.Linear(1, 1) for _ in range(41))))) == 41
 
 
 def test_a_configuration_that_cannot_be_read_is_no_internal_error(
