@@ -55,7 +55,7 @@ class DeviceWatch:
             self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
         if time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_PERIOD_S
-            self._reasons.update(dict.fromkeys(self._nvml.state(self._index).get("throttle_reasons", [])))
+            self._reasons.update(dict.fromkeys(self._nvml.throttle_reasons(self._index)))
             self._look_at_processes(pids)
 
     def _look_at_processes(self, pids: Collection[int]) -> None:

@@ -109,6 +109,14 @@ class Nvml:
             return None
         return {int(each.pid): each.usedGpuMemory for each in running}
 
+    def throttle_reasons(self, index: int) -> tuple[str, ...]:
+        """Why the clocks of one device are low at this moment; nothing where the driver does not say."""
+        n = self._nvml
+        try:
+            return tuple(throttle_names(_clock_event_bits(n, n.nvmlDeviceGetHandleByIndex(index))))
+        except (n.NVMLError, AttributeError):
+            return ()
+
     def state(self, index: int) -> Mapping[str, Any]:
         """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""
         n = self._nvml

@@ -26,6 +26,8 @@ from planner.errors import PlannerError
 # A case is not begun when less than this is left: it could not even start.
 _SHORTEST_CASE_S = 10.0
 _MARGIN = 1.2
+# So many first cases that end in the same way would be followed by all others.
+_SAME_CRASHES = 5
 _NO_GPU = "no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"
 
 
@@ -62,6 +64,13 @@ class Tally:
     warm_up_s: float = 0.0
     left: int = 0
     stopped: bool = False
+
+    @property
+    def same_crash(self) -> str | None:
+        """What every case so far crashed with, where there are enough of them: the machine's fault, not that of a case."""
+        messages = {measured.attachments["raw"]["error"] for _, measured in self.measured if measured.record.outcome == "crash"}
+        crashed_alike = len(messages) == 1 and all(each.record.outcome == "crash" for _, each in self.measured)
+        return next(iter(messages)) if crashed_alike and len(self.measured) >= _SAME_CRASHES else None
 
 
 class Progress(Protocol):
@@ -133,6 +142,8 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
             tally.measured.append((queued.label, measured))
             tally.left -= 1
             progress.end(queued.label, measured)
+            if tally.same_crash is not None:
+                break
     return tally
 
 

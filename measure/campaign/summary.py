@@ -42,6 +42,9 @@ def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
     ]
     if tally.warm_up_s:
         lines.append(f"before the first case torch and Transformers were imported once, in {format_seconds(tally.warm_up_s)}")
+    if tally.same_crash is not None:
+        crashed = f"every case crashed with: {tally.same_crash}"
+        lines.append(f"stopped, because {crashed}; when that is mended, --retry crash runs them again")
     if tally.left:
         reason = "the time is over" if tally.stopped else "not begun"
         lines.append(f"{tally.left} cases are left ({reason}); the same command goes on with them")

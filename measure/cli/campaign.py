@@ -115,4 +115,4 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     with open_progress(len(agenda.queue)) as progress:
         tally = run_agenda(agenda, machine, store, progress, budget_s)
     sys.stdout.write(tally_text(planned.title, agenda, tally, store.folder))
-    return int(ExitCode.FITS)
+    return int(ExitCode.FITS if tally.same_crash is None else ExitCode.INTERNAL_ERROR)

@@ -52,6 +52,10 @@ def test_every_level_is_measured(tmp_path: Path, workload: str) -> None:
     assert raw.how == "fork"
     assert all(step.device_s > 0 for step in raw.steps)
     assert raw.devices[0].peak_bytes - raw.devices[0].baseline_bytes > record["peak_memory_mib"] * MIB
+    # Unknown in a container with process ids of its own.
+    own_bytes = raw.devices[0].process_peak_bytes
+    assert own_bytes is None or own_bytes > record["peak_memory_mib"] * MIB
+    assert raw.host.machine_bytes > 0
     assert len(read_records([str(tmp_path / "*.jsonl")]).records) == 1
 
 

@@ -15,7 +15,7 @@ from measure.campaign import runner
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
 from measure.campaign.remote import Submission, share_command, take_share
-from measure.campaign.runner import Tally, plan_agenda, run_agenda
+from measure.campaign.runner import Agenda, Tally, plan_agenda, run_agenda
 from measure.campaign.summary import tally_text
 from measure.case import RunOptions, case_key
 from measure.cli.main import main
@@ -232,7 +232,7 @@ def test_the_first_start_is_no_part_of_the_first_case(tmp_path: Path, monkeypatc
             """A minute."""
             return float(spend(60.0, 60.0))
 
-    measured: Any = SimpleNamespace(record=SimpleNamespace(outcome="ok"), attachments={})
+    measured: Any = finished("ok")[1]
     monkeypatch.setattr(runner, "time", clock)
     monkeypatch.setattr(runner, "Launcher", Parent)
     monkeypatch.setattr(runner, "run_prepared", lambda *_: spend(5.0, measured))
@@ -255,3 +255,21 @@ def test_a_job_keeps_the_environment_that_its_scheduler_gives_it(tmp_path: Path)
     assert command[0] == "env"
     assert command[1].startswith("PYTHONPATH=")
     assert command[2:6] == [sys.executable, "-m", "measure", "campaign"]
+
+
+def finished(outcome: str, error: str | None = None) -> tuple[str, Any]:
+    """A case that ended so."""
+    record = SimpleNamespace(outcome=outcome, peak_memory_mib=None, step_time_s=None)
+    return "case", SimpleNamespace(record=record, attachments={"raw": {"error": error}, "quality": {"verdict": "doubtful"}})
+
+
+def test_cases_that_all_crash_alike_are_the_machines_fault(tmp_path: Path) -> None:
+    """Five of five with one message stop a campaign, with what to do; one that ran, or another message, does not."""
+    alike = [finished("crash", "no CUDA device")] * 5
+    tally = Tally(measured=alike, left=79)
+    assert tally.same_crash == "no CUDA device"
+    said = tally_text("title", Agenda((), 0, ()), tally, tmp_path)
+    assert "every case crashed with: no CUDA device; when that is mended, --retry crash" in said
+    assert Tally(measured=alike[1:]).same_crash is None
+    assert Tally(measured=[*alike, finished("ok")]).same_crash is None
+    assert Tally(measured=[*alike, finished("crash", "another")]).same_crash is None
