@@ -153,6 +153,8 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
     recipe = scenario.recipe
     if scenario.stack.id != _RUNNABLE_STACK:
         raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
+    if "switches" in case.values:
+        raise NotModelledError("switches describe other software than the one that runs here; leave --switches out")
     if recipe.numerics.quantization == "gptq-int4":
         raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
     if recipe.loss == "liger" and scenario.hardware.gpu.id == CPU:

@@ -14,7 +14,7 @@ import math
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -25,12 +25,14 @@ from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
 from planner.catalog.stack_versions import Setting, version_settings
 from planner.catalog.toml_file import read_toml, validate
+from planner.domain.settled import SettledBy
 from planner.domain.stack import Stack, StackDefaults
-from planner.errors import InputFileError, UnknownNameError
+from planner.errors import InputFileError, UnknownNameError, UsageError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
 _NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
+_SAID: SettledBy = "document_text"
 _TABLES = ("defaults", "quantized", "switches", "versions")
 _FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
 # Numbers and their allowed range; everything else is a closed list of words or a flag.
@@ -93,6 +95,38 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
     if path.stem != entry.id.replace("@", "-"):
         raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
     return _stack_of(_versioned(entry, dict(versions)), path)
+
+
+def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
+    """``stack`` with other values of some switches, written as text: ``true``, a number, a word, or words joined by ``+``.
+
+    Raises:
+        UnknownNameError: no such switch; says the nearest.
+        UsageError: not a value that the switch can have.
+    """
+    values: dict[str, Any] = {}
+    for name, text in said.items():
+        if name not in SWITCH_NAMES:
+            raise UnknownNameError("switch", name[:60], SWITCH_NAMES)
+        annotation = _types(Stack)[name]
+        value = _from_text(text, annotation)
+        low, high = _RANGES.get(name, (-math.inf, math.inf))
+        if not _is_a(value, annotation) or (annotation is int and not low <= value <= high):
+            wanted = f"from {low} to {high}" if name in _RANGES else _words(annotation)
+            raise UsageError(f"switch {name} must be {wanted}, but it is '{text[:60]}'")
+        values[name] = value
+    kept = tuple(entry for entry in stack.settled if entry[0] not in values)
+    settled = tuple((name, _SAID, f"said for this job: {origin}") for name in values)
+    return replace(stack, settled=(*kept, *settled), **values)
+
+
+def _from_text(text: str, annotation: Any) -> Any:
+    """``text`` in the type of a switch; text itself where it is none of that type."""
+    if annotation is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if annotation is int:
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+    return tuple(text.split("+")) if get_origin(annotation) is tuple else text
 
 
 def _versioned(entry: StackEntry, asked: Mapping[str, str]) -> StackEntry:

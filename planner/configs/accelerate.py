@@ -5,7 +5,7 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
-from planner.configs.deepspeed import read_deepspeed, say_offload, say_zero
+from planner.configs.deepspeed import read_deepspeed, read_zero_buckets, say_offload, say_zero
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp, referred
@@ -128,6 +128,8 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
         return
     stage = keys.count("zero_stage") or _ZERO_STAGE
     say_zero(keys, "zero_stage", stage, reading)
+    # Accelerate writes no key of buckets (utils/dataclasses.py:1303-1321), so those of DeepSpeed hold.
+    read_zero_buckets(Keys(keys.path, {"stage": stage}), reading)
     states, params = keys.text("offload_optimizer_device") or "none", keys.text("offload_param_device") or "none"
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
     say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")

@@ -10,7 +10,7 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
-from planner.configs.trainer import OPTIMIZERS, read_distribution
+from planner.configs.trainer import OPTIMIZERS, read_batches, read_distribution, read_files
 from planner.errors import UsageError, show
 
 TOOL = "Axolotl 0.19.0"
@@ -72,12 +72,9 @@ _DEGREES = {
 _REMARKS = {
     "torch_compile": "compilation is not counted: memory and time are those without it",
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
-    "group_by_length": "batches of like lengths are not counted: less padding, and less cache, than predicted",
     "tokens": "the vocabulary is counted as published",
     "resize_token_embeddings_to_32x": "the vocabulary is counted as published",
     "batch_flattening": "counted as padded to the longest sample, which is more",
-    "torch_empty_cache_steps": "emptying the cache is not counted: reserved memory may be less than predicted",
-    "gc_steps": "emptying the cache is not counted: reserved memory may be less than predicted",
     "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
     "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
@@ -101,13 +98,14 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_total(keys, reading)
     _read_method(keys, reading)
     _read_padding(keys, reading)
+    read_batches(keys, reading)
     _read_checkpointing(keys, reading)
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading)
     read_plugins(keys, reading)
-    read_loss(keys, reading)
     _read_sharding(keys, reading, beside)
+    read_loss(keys, reading)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -168,7 +166,7 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     elif pads:
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     if keys.text("excess_length_strategy") == "truncate":
-        reading.remark(keys.where("excess_length_strategy"), "long samples are counted as left out, as Axolotl does by itself")
+        reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
 
 
 def _read_checkpointing(keys: Keys, reading: Reading) -> None:
@@ -214,3 +212,4 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     if version is not None and settings is not None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
+    read_files(keys, reading, beside)

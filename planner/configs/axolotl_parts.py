@@ -9,7 +9,12 @@ from planner.errors import show
 
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
-_KERNELS = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_swiglu", "liger_glu_activation", "liger_rms_norm_gated")
+# Switch -> keys of Liger's plugin that turn it on.
+_KERNELS = {
+    "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
+    "fused_mlp": ("liger_swiglu", "liger_glu_activation"),
+}
+_ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 # Old names of kernels -> ours; one that no formula covers has none.
 _OLD_ATTENTION = {
     "flash_attention": "flash2",
@@ -100,12 +105,37 @@ def read_loss(keys: Keys, reading: Reading) -> None:
         reading.say("loss", "chunked", keys.where("chunked_cross_entropy"))
     elif keys.flag("liger_cross_entropy"):
         reading.remark(keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more")
-    kernels = [name for name in _KERNELS if keys.get(name)]
-    if kernels:
-        reading.remark(
-            keys.where(kernels[0]), "Liger's kernels for norms and feed-forward parts are counted as those of the stack"
+    for switch, names in _KERNELS.items():
+        on = [name for name in names if keys.get(name)]
+        if on:
+            reading.switch(switch, True, keys.where(on[0]))
+    _read_adapter_kernels(keys, reading)
+    keys.skip(
+        (
+            "chunked_cross_entropy_num_chunks",
+            "liger_use_token_scaling",
+            "liger_kernel_impl",
+            "lora_embedding_kernel",
+            "liger_rope",
         )
-    for name in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"):
-        if keys.flag(name) is False:
-            reading.remark(keys.where(name), "false is not taken over: fused kernels of adapters are counted")
-    keys.skip(("chunked_cross_entropy_num_chunks", "liger_use_token_scaling", "liger_kernel_impl", "lora_embedding_kernel"))
+    )
+
+
+def _read_adapter_kernels(keys: Keys, reading: Reading) -> None:
+    """Fused kernels of adapters, which the stack has on: off where a key says so, and where Axolotl leaves them off.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075: on for lora and qlora, but not over 8 bits, with remote code or
+    under FSDP1.
+    """
+    places = [keys.where(name) for name in ("load_in_8bit", "trust_remote_code") if keys.flag(name)]
+    if reading.value("sharding") == "fsdp1":
+        places.append(reading.said["sharding"].origin)
+    if reading.value("method") == "full":
+        places = [reading.said["method"].origin]
+    off = {name: keys.where(name) for name in _ADAPTER_KERNELS if keys.flag(name) is False}
+    if places or "lora_mlp_kernel" in off:
+        reading.switch("fused_mlp", False, places[0] if places else off["lora_mlp_kernel"])
+    if places or len(off) == len(_ADAPTER_KERNELS):
+        reading.switch("adapter_kernels", "eager", places[0] if places else off["lora_qkv_kernel"])
+    elif off:
+        reading.remark(next(iter(off.values())), "the other adapters' kernels are counted as fused, and these as well")

@@ -12,6 +12,7 @@ from planner.errors import UsageError, show
 
 TOOL = "DeepSpeed 0.19.8"
 _AUTO = "auto"
+_MOST = 1e12
 _NO_STAGE = "DeepSpeed's engine without ZeRO (stage 0) is not modelled; stages 1 to 3 are"
 
 # Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
@@ -51,18 +52,14 @@ _ZERO_HARMLESS = (
     "log_trace_cache_warnings",
     "enable_sanity_checks",
 )
-# Each moves memory by the size of a buffer; the stack's values are counted.
-_BUFFERS = (
-    "overlap_comm",
-    "contiguous_gradients",
-    "reduce_bucket_size",
-    "allgather_bucket_size",
-    "sub_group_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-)
+# DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
+_BUCKET = 500_000_000
+_STAGE_3 = {
+    "reduce_bucket_size": _BUCKET,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+_LIVE = {"stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000, "sub_group_size": 1_000_000_000}
 _ZERO_UNMODELLED = {
     "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
     "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
@@ -197,10 +194,74 @@ def _read_zero(zero: Keys, reading: Reading) -> None:
     states, params = _device(zero, reading, "offload_optimizer", "cpu_offload"), _device(zero, reading, "offload_param")
     places = [name for name in ("offload_optimizer", "offload_param", "cpu_offload") if zero.has(name)]
     say_offload(zero, (states, params), reading, places[0] if places else "stage")
-    numbers = [name for name in _BUFFERS if zero.get(name) not in (None, _AUTO)]
-    for name in numbers:
-        reading.remark(zero.where(name), f"{show(zero.get(name))} is not taken over: the stack's buffers are counted")
+    read_zero_buckets(zero, reading)
+    for name, usual in _LIVE.items():
+        if _number(zero, name) not in (None, usual):
+            reading.remark(zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted")
+    if zero.flag("contiguous_gradients") is False:
+        reading.remark(zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer")
     zero.skip(_ZERO_HARMLESS)
+
+
+def read_zero_buckets(zero: Keys, reading: Reading) -> None:
+    """Enter the sizes of ZeRO's buffers.
+
+    Raises:
+        InputFileError: not a number of elements.
+    """
+    if zero.get("stage") == 3:
+        _read_stage_3(zero, reading)
+    else:
+        _read_buckets(zero, reading)
+
+
+def _read_buckets(zero: Keys, reading: Reading) -> None:
+    """Buckets of stages 1 and 2: ``auto`` is hidden size squared, which the switch writes as 0."""
+    size = zero.get("reduce_bucket_size")
+    elements = 0 if size == _AUTO else _number(zero, "reduce_bucket_size") or _BUCKET
+    place = zero.where("reduce_bucket_size") if zero.has("reduce_bucket_size") else f"default of {TOOL}"
+    reading.switch("zero12_bucket_elements", elements, place)
+    gathered = _number(zero, "allgather_bucket_size")
+    if gathered is not None and gathered > (elements or gathered):
+        reading.remark(
+            zero.where("allgather_bucket_size"), f"{gathered:,} is not taken over: reduce_bucket_size is counted for both"
+        )
+    overlap = None if zero.get("overlap_comm") == _AUTO else zero.flag("overlap_comm")
+    place = zero.where("overlap_comm") if overlap is not None else f"default of {TOOL}"
+    reading.switch("zero12_overlap", bool(overlap), place)
+    zero.skip(_STAGE_3)
+
+
+def _read_stage_3(zero: Keys, reading: Reading) -> None:
+    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own; other numbers are remarked on."""
+    values = {name: zero.get(name) for name in _STAGE_3}
+    auto = [name for name, value in values.items() if value == _AUTO]
+    place = zero.where(auto[0]) if auto else f"default of {TOOL}"
+    reading.switch("zero_auto_buckets", bool(auto), place)
+    for name, usual in _STAGE_3.items():
+        number = None if name in auto else _number(zero, name)
+        if auto and name not in auto:
+            given = f"{number:,}" if number is not None else f"left out, which is {usual:,}"
+            reading.remark(zero.where(name), f"{given}, is counted as auto, like {auto[0]}")
+        elif number not in (None, usual):
+            reading.remark(zero.where(name), f"{number:,} is not taken over: {usual:,} is counted")
+    if zero.get("overlap_comm") is False:
+        reading.remark(zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation")
+    zero.skip(("allgather_bucket_size",))
+
+
+def _number(zero: Keys, name: str) -> int | None:
+    """A number of elements, which people also write as ``2e8``; ``None`` where it is not given or ``auto``."""
+    value = zero.get(name)
+    if value in (None, _AUTO):
+        return None
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+    except (ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number < _MOST:
+        raise zero.wrong(name, "a number of elements or auto", value)
+    return int(number)
 
 
 def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
@@ -212,8 +273,8 @@ def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
         return "none"
     device = part.text("device") or "none"
     part.skip(("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"))
-    if part.flag("pin_memory") is False and device != "none":
-        reading.remark(part.where("pin_memory"), "false is not taken over: the stack says whether host memory is pinned")
+    if part.flag("pin_memory") is not None and device != "none":
+        reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
     ratio = part.get("ratio")
     if ratio not in (None, 1, 1.0):
         raise part.not_modelled("ratio", "offloading a part of the optimizer is not modelled")

@@ -9,7 +9,7 @@ from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer, say_liger
 from planner.errors import show
 
 TOOL = "LLaMA-Factory 0.9.5"
@@ -39,7 +39,6 @@ _UNMODELLED = {
     "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
     "mixture_of_depths": "mixture of depths is not modelled",
-    "upcast_layernorm": "norms in fp32, which widen what every layer saves, are not modelled in this stack",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "use_v1_kernels": "kernels of LLaMA-Factory's own are not modelled",
     "fp8": "training in fp8 is not modelled",
@@ -78,10 +77,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             raise keys.wrong("flash_attn", f"auto, {', '.join(_ATTENTIONS)}", attention)
         reading.say("attention", _ATTENTIONS[attention], keys.where("flash_attn"))
     if keys.flag("enable_liger_kernel"):
-        reading.say("loss", "liger", keys.where("enable_liger_kernel"))
-        reading.remark(
-            keys.where("enable_liger_kernel"), "Liger's loss is counted; its kernels for norms and feed-forward parts are not"
-        )
+        say_liger(reading, keys.where("enable_liger_kernel"))
     _remark(keys, reading)
     read_trainer(keys, reading)
     read_distribution(keys, reading, beside)
@@ -124,35 +120,42 @@ def _read_method(keys: Keys, reading: Reading) -> None:
 
 
 def _read_numerics(keys: Keys, reading: Reading) -> None:
-    """Precision, and the base's quantisation, whose bytes are stored in the compute dtype (model_utils/quantization.py)."""
+    """Precision, and the base's quantisation."""
     read_precision(keys, reading)
     if keys.flag("pure_bf16"):
-        if reading.value("method") == "full":
-            raise keys.not_modelled(
-                "pure_bf16", "a full fine-tune in pure bf16 is not modelled in this stack; --stack hf-trainer is"
-            )
+        reading.switch("trainable_fp32", False, keys.where("pure_bf16"))
         reading.said.pop("precision", None)
         reading.say("precision", "bf16", keys.where("pure_bf16"))
-    precision = reading.value("precision")
-    if precision is None:
+    if reading.value("precision") is None:
         need_precision(reading)
     bits = keys.count("quantization_bit")
-    kind, double = keys.text("quantization_type") or "nf4", keys.flag("double_quantization")
+    if keys.flag("upcast_layernorm"):
+        if bits is None:
+            raise keys.not_modelled("upcast_layernorm", "norms in fp32 over a base in 16 bits are not modelled")
+        reading.switch("kbit_upcast", "norms", keys.where("upcast_layernorm"))
     maker = keys.text("quantization_method") or "bnb"
+    if bits is not None and maker not in ("bnb", "bitsandbytes"):
+        raise keys.not_modelled("quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is")
+    _read_bits(keys, reading, bits)
+
+
+def _read_bits(keys: Keys, reading: Reading, bits: int | None) -> None:
+    """Quantisation, whose bytes are stored in the compute dtype (model/model_utils/quantization.py)."""
+    kind, double = keys.text("quantization_type") or "nf4", keys.flag("double_quantization")
     if bits is None:
         return
-    if maker not in ("bnb", "bitsandbytes"):
-        raise keys.not_modelled("quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is")
     if bits not in (4, 8):
         raise keys.wrong("quantization_bit", "4 or 8", bits)
     reading.say("quantization", kind if bits == 4 else "int8", keys.where("quantization_bit"))
-    if bits == 4:
-        if double is not None:
-            reading.say("double_quant", double, keys.where("double_quantization"))
-        reading.default("double_quant", True, "llamafactory 0.9.5 hparams/model_args.py: double_quantization")
-        if precision is not None:
-            note = "llamafactory 0.9.5 model/model_utils/quantization.py: bnb_4bit_quant_storage is the compute dtype"
-            reading.default("quant_storage", str(precision).removesuffix("-mixed"), note)
+    if bits == 8:
+        return
+    if double is not None:
+        reading.say("double_quant", double, keys.where("double_quantization"))
+    reading.default("double_quant", True, "llamafactory 0.9.5 hparams/model_args.py: double_quantization")
+    precision = reading.value("precision")
+    if precision is not None:
+        note = "llamafactory 0.9.5 model/model_utils/quantization.py: bnb_4bit_quant_storage is the compute dtype"
+        reading.default("quant_storage", str(precision).removesuffix("-mixed"), note)
 
 
 def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:

@@ -71,6 +71,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     for name, flag in _NEEDS.items():
         if reading.value(name) is None:
             reading.needs.setdefault(name, f"{path}: does not say the {name}: say {flag}")
+    reading.say_switches()
     reading.finish(keys)
     return reading
 

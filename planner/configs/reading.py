@@ -35,7 +35,7 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs.
+    which must be micro-batch x accumulation x GPUs.  ``switches``: those of the stack that the file sets, with their places.
     """
 
     path: Path
@@ -45,6 +45,7 @@ class Reading:
     needs: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
+    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.
@@ -73,10 +74,22 @@ class Reading:
         """Enter a key that is known but not counted as it stands."""
         self.remarks.append(Remark(origin, text))
 
+    def switch(self, name: str, value: object, origin: str) -> None:
+        """Enter a switch of the stack that the file sets: what it means for the stack's own values is looked up later."""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.switches.setdefault(name, (text, origin))
+
     def value(self, name: str) -> Any:
         """What was said about a field so far, ``None`` if nothing."""
         said = self.said.get(name)
         return None if said is None else said.value
+
+    def say_switches(self) -> None:
+        """Enter all switches as the one field that they are."""
+        if self.switches:
+            pairs = tuple(f"{name}={value}" for name, (value, _) in self.switches.items())
+            note = "; ".join(f"{name}: {origin}" for name, (_, origin) in self.switches.items())
+            self.say("switches", pairs, next(iter(self.switches.values()))[1], note)
 
     def finish(self, keys: Keys) -> None:
         """Enter the keys of a file that nobody read."""

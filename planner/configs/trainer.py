@@ -55,13 +55,9 @@ _UNMODELLED = {
 }
 _REMARKS = {
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
-    "group_by_length": "batches of like lengths are not counted: less padding, and less cache, than predicted",
-    "train_sampling_strategy": "batches of like lengths are not counted: less padding, and less cache, than predicted",
-    "torch_empty_cache_steps": "emptying the cache is not counted: reserved memory may be less than predicted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
 _FSDP_VERSION = 2
-_LIGER = "Liger's loss is counted; its kernels for norms and feed-forward parts, which save some more, are not"
 
 
 def read_trainer(keys: Keys, reading: Reading) -> None:
@@ -79,16 +75,27 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     _read_optimizer(keys, reading)
     read_checkpointing(keys, reading)
     if keys.flag("use_liger_kernel"):
-        reading.say("loss", "liger", keys.where("use_liger_kernel"))
-        reading.remark(keys.where("use_liger_kernel"), _LIGER)
+        say_liger(reading, keys.where("use_liger_kernel"))
     keys.skip(("liger_kernel_config",))
     if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
         reading.remark(keys.where("torch_compile"), "compilation is not counted: memory and time are those without it")
     for name, text in _REMARKS.items():
-        if keys.get(name) not in (None, False, "random", "sequential"):
+        if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
+    read_batches(keys, reading)
     keys.skip(("torch_compile_backend", "torch_compile_mode"))
     keys.skip(TRAINER_HARMLESS)
+
+
+def say_liger(reading: Reading, origin: str) -> None:
+    """Enter Liger's loss, norms and feed-forward activation, as Transformers switches them on together.
+
+    Source: liger-kernel transformers/monkey_patch.py ``apply_liger_kernel_to_llama``: rms_norm, swiglu and
+    fused_linear_cross_entropy are on by default; transformers/rms_norm.py and swiglu.py save their inputs only.
+    """
+    reading.say("loss", "liger", origin)
+    reading.switch("fused_norm", True, origin)
+    reading.switch("fused_mlp", True, origin)
 
 
 def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -99,6 +106,16 @@ def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _read_fsdp(keys, reading)
+    read_files(keys, reading, beside)
+
+
+def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter DeepSpeed and Accelerate, from the files given beside this one, else from those that it names.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
     if beside.accelerate is not None:
         _read_file(read_document(beside.accelerate), reading, beside)
     if beside.deepspeed is not None:
@@ -133,6 +150,20 @@ def _read_length_of_run(keys: Keys, reading: Reading) -> None:
     for name in ("eval_strategy", "evaluation_strategy"):
         if str(keys.get(name) or "no").lower() not in ("no", "false"):
             reading.remark(keys.where(name), "evaluation is not counted: say --eval-samples")
+
+
+def read_batches(keys: Keys, reading: Reading) -> None:
+    """Enter whether batches are made of samples of like length, and whether the cache is emptied as it goes."""
+    if keys.flag("group_by_length"):
+        reading.switch("sorts_lengths", True, keys.where("group_by_length"))
+    strategy = keys.text("train_sampling_strategy")
+    if strategy == "group_by_length":
+        reading.switch("sorts_lengths", True, keys.where("train_sampling_strategy"))
+    elif strategy not in (None, "random", "sequential"):
+        reading.remark(keys.where("train_sampling_strategy"), f"{show(strategy)} is counted as random")
+    for name in ("torch_empty_cache_steps", "gc_steps"):
+        if keys.has(name) and keys.get(name):
+            reading.switch("keeps_outgrown_blocks", False, keys.where(name))
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

@@ -69,11 +69,21 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     Raises:
         UsageError: something that the file leaves open is not said, or its batch over all GPUs is another than the job's.
     """
-    request = merge(config.request, flags)
+    request = _with_both_switches(merge(config.request, flags), config.request)
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:
+    """``request`` with those switches of the file that the flags do not name."""
+    said, before = request.values.get("switches"), file.values.get("switches")
+    if said is None or before is None or said is before:
+        return request
+    named = {text.partition("=")[0].strip() for text in said.value}
+    kept = tuple(text for text in before.value if text.partition("=")[0] not in named)
+    return merge(request, ScenarioRequest({"switches": Given((*kept, *said.value), said.origin, before.note)}))
 
 
 def _parsed(reading: Reading) -> Mapping[str, Given]:

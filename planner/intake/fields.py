@@ -276,6 +276,7 @@ _FIELDS = (
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
+    RequestField("switches", "names", "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)"),
     _count("samples", "Training samples of the whole run", TERA),
     _amount("epochs", "Passes over the samples", 100_000),
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.catalog.models import load_model
 from planner.catalog.stack_versions import versioned_packages
-from planner.catalog.stacks import load_stack
+from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.stack import Stack
@@ -74,7 +74,24 @@ def _resolve_stack(ledger: Ledger) -> Stack:
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:
         ledger.enter("stack", stack.id, "assumed", stack.title)
-    return stack
+    return _switched(ledger, stack)
+
+
+def _switched(ledger: Ledger, stack: Stack) -> Stack:
+    """``stack`` with the switches that were said to differ."""
+    said = ledger.request.values.get("switches")
+    if said is None:
+        return stack
+    pairs: dict[str, str] = {}
+    for text in said.value:
+        name, separator, value = text.partition("=")
+        if not (separator and name.strip() and value.strip()):
+            raise UsageError(f"switches must be written name=value, such as zero12_overlap=false, but one is '{show(text)}'")
+        if name.strip() in pairs:
+            raise UsageError(f"switch '{show(name)}' is given twice")
+        pairs[name.strip()] = value.strip()
+    ledger.enter("switches", said.value, said.origin, said.note)
+    return with_switches(stack, pairs, said.origin)
 
 
 def _versions(ledger: Ledger) -> tuple[tuple[str, str], ...]:

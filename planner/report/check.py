@@ -115,9 +115,11 @@ def _read(each: Checked) -> Section:
     scenario = each.subject.scenario
     notes = [Note(f"unknown key, ignored: {_key(each, origin)}", "warn") for origin in each.ignored]
     notes += [Note(f"{_key(each, origin)}: {text}", "warn") for origin, text in each.remarks]
-    taken = [f"{entry.name}={entry.value}" for entry in scenario.assumptions if entry.origin.startswith("default of ")]
-    if taken:
-        notes.append(Note(f"not in the file, default of {each.tool}: {', '.join(taken)}", "dim"))
+    taken: dict[str, list[str]] = {}
+    for entry in scenario.assumptions:
+        if entry.origin.startswith("default of "):
+            taken.setdefault(entry.origin, []).append(f"{entry.name}={entry.value}")
+    notes += [Note(f"not in the file, {origin}: {', '.join(settings)}", "dim") for origin, settings in taken.items()]
     if each.subject.prediction.uncertainty is not None and lengths_are_unknown(scenario):
         notes.append(Note(_LENGTHS))
     warnings = dict.fromkeys((*scenario.warnings, *each.subject.prediction.warnings))

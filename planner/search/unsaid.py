@@ -74,8 +74,8 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Settings that the answer rests on and nobody said, with the value that was taken."""
     unsaid = {each.name: each.value for each in scenario.assumptions if each.origin.startswith(_UNSAID)}
-    # Versions that were said are versions of this stack's packages: beside them no other version of it is what was meant.
-    if any(each.name == "versions" and each.name not in unsaid for each in scenario.assumptions):
+    # Versions and switches that were said are those of this stack: beside them no other version of it is what was meant.
+    if any(each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions):
         unsaid.pop("stack", None)
     yield from ((name, value) for name, value in unsaid.items() if name in (*_OTHERWISE, "stack"))
 

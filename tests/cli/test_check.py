@@ -87,12 +87,12 @@ def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str])
 def test_unknown_keys_and_values_not_taken_over_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Both stand below the table under the name of their file, with the job and the defaults that were taken."""
     path = tmp_path / "train.yaml"
-    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\nenable_liger_kernel: true\n", encoding="utf-8")
+    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\nresize_vocab: true\n", encoding="utf-8")
     _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
     words = " ".join(out.split())
     assert "read as LLaMA-Factory 0.9.5" in words
     assert "unknown key, ignored: lora_rnak" in words
-    assert "enable_liger_kernel: Liger's loss is counted" in words
+    assert "resize_vocab: the vocabulary is counted as published" in words
     assert "default of LLaMA-Factory 0.9.5: double_quant=true, quant_storage=bf16" in words
 
 

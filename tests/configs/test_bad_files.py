@@ -194,3 +194,21 @@ def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
     written(tmp_path / "mine", "{}", "config.json")
     config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine")))
     assert config.request.get("model") == str((tmp_path / "mine").resolve())
+
+
+def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
+    """A switch said on the command line replaces that of the file; the file's others stay."""
+    written(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}', "ds.json")
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
+    assert config.request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=true")
+    request = with_flags(config, from_flags({"gpu": "4090", "switches": "zero12_overlap=false"}))
+    assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
+
+
+def test_an_accelerate_file_beside_axolotls_own_fsdp_says_the_gpus(tmp_path: Path) -> None:
+    """The counts of the launcher are read whatever shards."""
+    accelerate = written(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 4\n", "accelerate.yaml")
+    path = written(tmp_path, AXOLOTL + "fsdp_version: 2\nfsdp_config: {offload_params: true}\n")
+    config = read_config_file(path, None, Beside(accelerate=accelerate))
+    asked = [config.request.get(name) for name in ("gpus", "sharding", "offload")]
+    assert asked == [4, "fsdp", "optimizer+params"]

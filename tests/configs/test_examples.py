@@ -21,7 +21,7 @@ A100 = {"gpu": "a100-80-sxm:8"}
 
 def bare(scenario: Scenario) -> Scenario:
     """A scenario without where its values come from."""
-    return replace(scenario, assumptions=(), warnings=())
+    return replace(scenario, assumptions=(), warnings=(), stack=replace(scenario.stack, settled=()))
 
 
 def read(name: str, **beside: str) -> ConfigFile:
@@ -47,7 +47,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "llama-factory", "model": "qwen2.5-7b", "method": "full", "seq": 2048, "batch": 1, "grad_accum": 4,
             "epochs": 3, "precision": "bf16-mixed", "padding": "packed", "loss": "liger", "sharding": "zero3",
-            "offload": "optimizer",
+            "offload": "optimizer", "switches": "fused_norm=true;fused_mlp=true;zero_auto_buckets=true;pins_offload=true",
         },
     ),
     (
@@ -69,6 +69,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
             "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
             "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+            "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
         },
     ),
     (
@@ -90,6 +91,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "trl", "model": "qwen2.5-0.5b", "method": "full", "seq": 1024, "batch": 8, "grad_accum": 1, "epochs": 3,
             "precision": "bf16-mixed", "sharding": "zero2", "gpus": 8, "nodes": 2,
+            "switches": "zero12_bucket_elements=500000000;zero12_overlap=false",
         },
     ),
     (
@@ -107,7 +109,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         A100 | {"model": "7b", "method": "full", "seq": 512},
         {
             "batch": 2, "grad_accum": 4, "precision": "fp16-mixed", "sharding": "zero2", "offload": "optimizer",
-            "optimizer": "adamw_torch",
+            "optimizer": "adamw_torch", "switches": "zero12_bucket_elements=200000000;zero12_overlap=false",
         },
     ),
     ("job.toml", {}, {}, {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,7 +279,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
-    absent = runs | {"versions", "link", "tensor_parallel", "pipeline_parallel", "context_parallel"}
+    absent = runs | {"versions", "switches", "link", "tensor_parallel", "pipeline_parallel", "context_parallel"}
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
     assert {entry.origin for entry in scenario.assumptions} <= {"cli", "assumed", "catalog", "derived", "default:trl"}
@@ -520,3 +521,42 @@ def test_a_name_that_is_no_stack(name: str) -> None:
     """Paths, endless and empty names are unknown names, nothing more."""
     with pytest.raises(UnknownNameError, match="unknown stack"):
         load_stack(name)
+
+
+# ---- switches of the stack ----------------------------------------------------------------------------------------------------
+
+
+def test_a_switch_that_is_said_replaces_the_stacks_own() -> None:
+    """Flags, numbers, words and lists of words, each in the type of its switch, with their place; the others stay."""
+    said = "zero12_overlap=false;zero12_bucket_elements=200000000;kbit_upcast=norms;loss_forward=compute+float"
+    scenario = scenario_of(switches=said)
+    stack, own = scenario.stack, load_stack(DEFAULT_STACK)
+    assert (stack.zero12_overlap, stack.zero12_bucket_elements, stack.kbit_upcast) == (False, 200_000_000, "norms")
+    assert stack.loss_forward == ("compute", "float")
+    assert (stack.id, stack.loss_backward) == (own.id, own.loss_backward)
+    assert assumption(scenario, "switches").origin == "cli"
+    assert ("kbit_upcast", "document_text", "said for this job: cli") in stack.settled
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("zero12_overlap", "must be written name=value"),
+        ("zero12_overlap=maybe", "switch zero12_overlap must be true or false, but it is 'maybe'"),
+        ("zero12_bucket_elements=-1", "must be from 0 to"),
+        ("kbit_upcast=some", "must be one of none, norms, all"),
+        ("loss_forward=compute+magic", "must be a list of"),
+        ("zero12_overlap=true;zero12_overlap=false", "is given twice"),
+        ("zero12_overlop=true", "unknown switch 'zero12_overlop'; nearest: zero12_overlap"),
+    ],
+)
+def test_a_switch_that_cannot_be_is_refused(said: str, sentence: str) -> None:
+    """Unknown switches list the nearest, wrong values say what can be."""
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        scenario_of(switches=said)
+
+
+def test_the_weights_may_be_loaded_in_the_dtype_of_the_checkpoint() -> None:
+    """``checkpoint`` is the dtype that the model's file names, with the place where it was asked for."""
+    entry = assumption(scenario_of(stack="trl", load_dtype="checkpoint"), "load_dtype")
+    assert (entry.value, entry.origin, entry.note) == ("fp16", "cli", "the dtype of the checkpoint")
