@@ -9,10 +9,11 @@ from __future__ import annotations
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.errors import UsageError, show
+from planner.units import TERA
 
 TOOL = "DeepSpeed 0.19.8"
 _AUTO = "auto"
-_MOST = 1e12
+_MOST = TERA
 _NO_STAGE = "DeepSpeed's engine without ZeRO (stage 0) is not modelled; stages 1 to 3 are"
 
 # Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
