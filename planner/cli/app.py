@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from planner import __version__
-from planner.cli.flags import CHECK_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
+from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
 from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
@@ -64,6 +64,23 @@ def _check(configs: list[str], **said: Any) -> Outcome:
 
 
 app.command("check", short_help="Will the jobs of config files fit?")(with_scenario_options(_check, CHECK_OPTIONS))
+
+
+def _search(**said: Any) -> Outcome:
+    """Find the best recipes under constraints: every flag is one, commas give choices, what is not said is varied.
+
+    Example: plan search --model 8b --gpu 4090 --seq 2048
+
+    Exit codes: 0 something fits, 3 nothing does, 4 only uncertain recipes, 5 only host RAM is short, 6 no verdict, 2 usage.
+    """
+    from planner.cli.search import SearchOptions, search
+
+    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    own = {name: said.pop(name) for name in ("config", "calibration", "confidence", "top", "global_batch", "solve")}
+    return search(said, SearchOptions(output_format=output_format, **own))
+
+
+app.command("search", short_help="Find the best recipes under constraints")(with_scenario_options(_search, SEARCH_OPTIONS))
 
 
 @app.command("models", short_help="List the models of the catalog")

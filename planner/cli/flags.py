@@ -9,11 +9,21 @@ import typer
 
 from planner.intake.flags import Config, Force, OwnOptions, with_scenario_options
 
-__all__ = ["CHECK_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
+__all__ = ["CHECK_OPTIONS", "SEARCH_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
 
 Format = Annotated[str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)]
 
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json")]
+
+_Calibration = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="NAME",
+        help="Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
+        show_default=False,
+    ),
+]
 
 # How to read and answer, beside what the job is.
 _ANSWER_OPTIONS: OwnOptions = {
@@ -22,18 +32,7 @@ _ANSWER_OPTIONS: OwnOptions = {
     "as_json": (Json, False),
     "explain": (Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers and source")], False),
     "force": (Force, False),
-    "calibration": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--calibration",
-                metavar="NAME",
-                help="Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
+    "calibration": (_Calibration, None),
     "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
 }
@@ -68,6 +67,22 @@ CHECK_OPTIONS: OwnOptions = {
     ),
     "calibration": _ANSWER_OPTIONS["calibration"],
     "force": (Force, False),
+    "output_format": (Format, None),
+    "as_json": (Json, False),
+}
+
+
+def _own(flag: str, metavar: str, text: str) -> Any:
+    return Annotated[str | None, typer.Option(flag, metavar=metavar, help=text, show_default=False)]
+
+
+SEARCH_OPTIONS: OwnOptions = {
+    "global_batch": (_own("--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"), None),
+    "solve": (_own("--solve", "NAME", "Find instead the largest batch or seq that fits, or the fewest gpus"), None),
+    "confidence": (_own("--confidence", "X", "P(fits) from which a recipe counts as fitting (0.95, as plan says fits)"), None),
+    "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
+    "config": (Config, None),
+    "calibration": (_Calibration, None),
     "output_format": (Format, None),
     "as_json": (Json, False),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from planner.domain.scenario import Assumption
@@ -15,9 +16,9 @@ ValueT = TypeVar("ValueT")
 class Ledger:
     """Answers "what is the value of this field?" and remembers the answer and its origin, one entry per field."""
 
-    def __init__(self, request: ScenarioRequest) -> None:
+    def __init__(self, request: ScenarioRequest, entries: Iterable[Assumption] = ()) -> None:
         self.request = request
-        self._entries: dict[str, Assumption] = {}
+        self._entries = {entry.name: entry for entry in entries}
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

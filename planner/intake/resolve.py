@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.catalog.models import load_model
 from planner.catalog.stack_versions import versioned_packages
 from planner.catalog.stacks import load_stack, with_switches
+from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.scenario import RunPlan, Scenario
+from planner.domain.scenario import Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import show
@@ -39,15 +40,51 @@ def resolve(request: ScenarioRequest, *, force: bool = False, reader: ConfigRead
         RefusedCombinationError: settings that exclude each other (unless ``force``).
         NotModelledError: understood, but no formula covers it.
     """
+    return complete(request, look_up(request, reader), force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What a job names outside its recipe, looked up once: many recipes can be completed over it.
+
+    ``entries``: the values that were settled on the way, with their origins.
+    """
+
+    model: ModelSpec
+    hardware: Hardware
+    stack: Stack
+    run: RunPlan
+    entries: tuple[Assumption, ...]
+
+
+def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config) -> LookedUp:
+    """Model, hardware, stack and length of the run; no file is read and nobody is asked after this.
+
+    Raises:
+        UnknownNameError: a model, GPU, host or stack that no catalog knows.
+        UsageError: the model or the GPU was not said.
+        NotModelledError: understood, but no formula covers it.
+    """
     _refuse_parallel(request)
     ledger = Ledger(request)
     model = _resolve_model(ledger, reader)
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
-    recipe = resolve_recipe(ledger, model, hardware, stack)
+    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions)
+
+
+def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) -> Scenario:
+    """The scenario of a recipe over what was looked up for the same model, hardware, stack and run.
+
+    Raises:
+        UsageError: something without a default was not said.
+        RefusedCombinationError: settings that exclude each other (unless ``force``).
+    """
+    ledger = Ledger(request, found.entries)
+    recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
-        ledger.enter("versions", tuple(map("==".join, stack.versions)), f"default:{stack.id}")
-    scenario = Scenario(model, hardware, recipe, stack, _resolve_run(ledger), ledger.assumptions)
+        ledger.enter("versions", tuple(map("==".join, found.stack.versions)), f"default:{found.stack.id}")
+    scenario = Scenario(found.model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
 

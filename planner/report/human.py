@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.report.bar import FREE, letter_line, scale_line, segment_cells
-from planner.report.layout import Block, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.layout import Block, Commands, Grid, Note, Row, Section, StackedBar, Tone
 from planner.report.numbers import printable
 
 MAX_WIDTH = 100
@@ -66,6 +66,8 @@ def _print_block(block: Block, console: Console) -> None:
         console.print(Text(printable(block.text), style=_STYLES[block.tone]))
     elif isinstance(block, StackedBar):
         console.print(_bar(block, console))
+    elif isinstance(block, Commands):
+        console.print(Text("\n".join(map(printable, block.lines))), soft_wrap=True)
     else:
         console.print(_table(block, wide=console.width >= _WIDE))
 

@@ -73,7 +73,14 @@ class StackedBar:
         return max(self.total_bytes, self.limit_bytes or 0.0)
 
 
-Block = Note | Grid | StackedBar
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Lines to copy into a shell as they are; none is wrapped."""
+
+    lines: tuple[str, ...]
+
+
+Block = Note | Grid | StackedBar | Commands
 
 
 @dataclass(frozen=True, slots=True)

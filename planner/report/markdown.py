@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.report.bar import letter_line, scale_line
-from planner.report.layout import Block, Grid, Note, Section, StackedBar
+from planner.report.layout import Block, Commands, Grid, Note, Section, StackedBar
 from planner.report.numbers import printable
 
 _BAR_WIDTH = 80
@@ -27,6 +27,9 @@ def _block(block: Block) -> str:
         return f"**{text}**" if block.tone in ("good", "bad", "strong", "warn") else text
     if isinstance(block, StackedBar):
         return f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
+    if isinstance(block, Commands):
+        lines = "\n".join(map(printable, block.lines))
+        return f"```sh\n{lines}\n```"
     return _grid(block)
 
 

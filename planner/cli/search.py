@@ -1,0 +1,77 @@
+"""``plan search``: the best recipes under what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.cli.calibration_choice import calibration_for
+from planner.cli.outcome import Outcome, human_text
+from planner.errors import ExitCode, UsageError
+from planner.intake.fields import RequestField
+from planner.intake.request import from_toml
+from planner.search.attempt import DEFAULT_CONFIDENCE, Model
+from planner.search.choose import QUANTITIES, Answer, Pool, Quantity, choose
+from planner.search.solve import solve
+from planner.search.space import Space, read_choices
+from planner.domain.scenario import Scenario
+
+EXAMPLE = "plan search --model 8b --gpu 4090 --seq 2048"
+_CONFIDENCE = RequestField("confidence", "number", "", low=0.5, high=1, below_high=True)
+_TOP = RequestField("top", "integer", "", low=1, high=1_000)
+_SOLVE = RequestField("solve", "choice", "", choices=QUANTITIES)
+_GLOBAL_BATCH = RequestField("global_batch", "integer", "", low=1, high=1_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How to search and answer, beside what the job is; numbers as they were typed."""
+
+    config: str | None = None
+    output_format: str = "human"
+    calibration: str | None = None
+    confidence: str | None = None
+    top: str | None = None
+    global_batch: str | None = None
+    solve: str | None = None
+
+
+def search(flags: Mapping[str, object], options: SearchOptions) -> Outcome:
+    """Answer a search over everything that flags and a TOML file leave open; flags win."""
+    space = _space(flags, options)
+    confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
+    top = 3 if options.top is None else int(_TOP.parse(options.top))
+
+    quantity: Quantity | None = None if options.solve is None else _SOLVE.parse(options.solve)
+
+    def model_for(scenario: Scenario) -> Model:
+        return calibration_for(scenario, options.calibration).model
+
+    pool = Pool(space, confidence)
+    answer = choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
+    return _report(answer, options)
+
+
+def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
+    fixed, choices = read_choices(flags)
+    global_batch = None if options.global_batch is None else int(_GLOBAL_BATCH.parse(options.global_batch))
+    if options.config is None:
+        space = Space(fixed, choices, global_batch=global_batch)
+    else:
+        space = Space(fixed, choices, from_toml(options.config), global_batch)
+    missing = [names[0] for names in (("model",), ("gpu", "gpu_memory")) if not any(map(space.said, names))]
+    if missing:
+        raise UsageError(f"missing {', '.join(f'--{name}' for name in missing)}; for example: {EXAMPLE}")
+    return space
+
+
+def _report(answer: Answer, options: SearchOptions) -> Outcome:
+    from planner.report.search import exit_code, search_sections
+
+    code = ExitCode(exit_code(answer))
+    sections = search_sections(answer)
+    if options.output_format == "markdown":
+        from planner.report.markdown import to_markdown
+
+        return Outcome(to_markdown(sections), code)
+    return Outcome(human_text(sections), code)

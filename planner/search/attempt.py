@@ -1,0 +1,105 @@
+"""One recipe of a search, answered: the flags that ask for it, its scenario, and the prediction that ``plan`` makes for them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
+from planner.domain.interval import TAIL
+from planner.domain.prediction import Prediction
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError
+from planner.estimate import predict_with
+from planner.intake.resolve import complete
+from planner.search.space import Option, Said, Space
+from planner.units import HOUR_S
+
+Model = Coefficients | Calibration
+ModelFor = Callable[[Scenario], Model]
+DEFAULT_CONFIDENCE = 1 - TAIL
+"""P(fits) from which ``plan`` says "fits" rather than "uncertain"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One recipe with its answer by ``model``.
+
+    ``n_changes``: settings that nobody asked for and that differ from the stack's own.
+    """
+
+    flags: Said
+    scenario: Scenario
+    prediction: Prediction
+    n_changes: int
+    model: Model
+
+    @property
+    def sample_s(self) -> float | None:
+        """Seconds of the whole job per sample; ``None`` where the rates of the card are unknown."""
+        time = self.prediction.time
+        return None if time is None else 1 / float(time.samples_per_s)
+
+    @property
+    def sample_usd(self) -> float | None:
+        """US dollars per sample; ``None`` without a price or a time."""
+        price, seconds = self.scenario.run.usd_per_gpu_hour, self.sample_s
+        return None if price is None or seconds is None else price * self.scenario.hardware.world_size * seconds / HOUR_S
+
+    @property
+    def need_bytes(self) -> float:
+        """What one GPU must hold at once."""
+        return float(self.prediction.memory.must_have_bytes)
+
+    @property
+    def room(self) -> float:
+        """Share of the card that is left beside what must be held, negative where it does not fit; less bytes where unknown."""
+        limit = self.prediction.memory.limit_bytes
+        return -self.need_bytes if limit is None else 1 - self.need_bytes / max(limit, 1)
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """GPU and counts."""
+        hardware = self.scenario.hardware
+        return hardware.gpu.id, hardware.gpus_per_node, hardware.nodes
+
+    @property
+    def flags_text(self) -> str:
+        """The flags as they are typed after ``plan``."""
+        return " ".join(shlex.quote(word) for word in words_of(self.flags))
+
+
+def words_of(flags: Said) -> list[str]:
+    """Flags as words of a command line; a value that begins with a hyphen is tied to its flag."""
+    words = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value.startswith("-"):
+            words.append(f"--{flag}={value}")
+        else:
+            words += [f"--{flag}", value]
+    return words
+
+
+def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | RefusedCombinationError:
+    """The answer to an option with ``more`` flags, by the same steps as ``plan`` with all of them; or the rule that it breaks."""
+    flags = {**option.flags, **more}
+    try:
+        scenario = complete(space.request(flags), option.found)
+    except RefusedCombinationError as error:
+        return error
+    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model)
+
+
+def accepted(prediction: Prediction, confidence: float) -> bool:
+    """Whether a job counts as fitting: the verdict of ``plan``, where "uncertain" is enough if P(fits) is.
+
+    Without a calibration that knows P(fits) the verdict alone decides.
+    """
+    if prediction.fits_probability is None:
+        return prediction.verdict == "fits"
+    return prediction.verdict in ("fits", "uncertain") and prediction.fits_probability >= confidence

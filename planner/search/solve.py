@@ -1,0 +1,212 @@
+"""The largest micro-batch or length that fits, or the fewest GPUs on which something does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from planner.domain.recipe import Number
+from planner.errors import UsageError
+from planner.intake.fields import REQUEST_FIELDS
+from planner.search.attempt import Model, ModelFor, Tried
+from planner.search.choose import Answer, Pool, Quantity, Training, all_options, answer_of, by_place, rank, try_sizes
+from planner.search.grid import GridAxes, estimate_grid
+from planner.search.space import Option, Said, Space, sizes
+
+SEQ_STEP_TOKENS = 64
+"""Lengths are told apart to this many tokens."""
+# GPUs in one node unless something else is said, and the counts of whole nodes that are tried after one.
+_NODE_GPUS = 8
+_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_FASTER = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Values of one quantity: ``start``, then multiples of ``step`` up to ``highest``; ``more`` flags go with each."""
+
+    quantity: Quantity
+    start: int
+    step: int
+    highest: int
+    more: Said
+
+    def flags(self, value: int) -> dict[str, str | bool]:
+        """The flags that ask for one value."""
+        return {**self.more, self.quantity: str(value)}
+
+    def above(self, value: int, last: int) -> range:
+        """Values above one, up to another."""
+        return range((value // self.step + 1) * self.step, min(last, self.highest) + 1, self.step)
+
+
+def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) -> Answer:
+    """The recipes with the most of ``quantity``, largest first, the fastest of all last; for ``gpus`` with the fewest.
+
+    Raises:
+        UsageError: the quantity was said, or there is nothing to try.
+        RefusedCombinationError: every recipe breaks a rule.
+        NotModelledError: no formula covers the model.
+    """
+    space = pool.space
+    if quantity == "gpus":
+        return _fewest_gpus(pool, model_for, top)
+    if space.said(quantity):
+        raise UsageError(f"--solve {quantity} finds it, so leave {REQUEST_FIELDS[quantity].flag} out")
+    if quantity == "seq":
+        # An option has to have some length; that of the answer is put over it.
+        batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}
+        pool.space = space = replace(space, fixed={**space.fixed, **batch, "seq": str(_shortest(space))})
+    explorer = try_sizes if quantity == "batch" and space.global_batch else partial(_explore, quantity=quantity)
+    for options, model in all_options(space, model_for, space.places()):
+        pool.explore(options, model, explorer)
+    answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
+    return replace(answer, solved=quantity)
+
+
+def size_of(quantity: Quantity) -> Callable[[Tried], Number]:
+    """What is solved for, of one recipe."""
+    if quantity == "gpus":
+        return lambda tried: tried.scenario.hardware.world_size
+    if quantity == "batch":
+        return lambda tried: tried.scenario.recipe.batch.micro_batch
+    return lambda tried: tried.scenario.recipe.batch.seq_len
+
+
+def _shortest(space: Space) -> int:
+    """Where lengths begin: no sample is cut that has a length of its own."""
+    said = space.fixed.get("tokens_per_sample", space.config.get("tokens_per_sample"))
+    tokens = 1.0 if said is None else float(REQUEST_FIELDS["tokens_per_sample"].parse(said))
+    return int(max(1, -(-tokens // SEQ_STEP_TOKENS)) * SEQ_STEP_TOKENS)
+
+
+def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) -> bool:
+    """Solve one option with every accumulation (for the length: every micro-batch) that was said; whether anything fits."""
+    if quantity == "batch":
+        accums = pool.space.values_of("grad_accum")
+        more: list[Said] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
+        lines = [_Line("batch", 1, 1, int(REQUEST_FIELDS["batch"].high or 1), each) for each in more]
+    else:
+        most = option.found.model.max_position_tokens or int(REQUEST_FIELDS["seq"].high or 1)
+        start = min(int(str(option.flags["seq"])), most)
+        runs = sizes(pool.space, option.found.hardware.world_size)
+        lines = [_Line("seq", start, SEQ_STEP_TOKENS, most, each) for run in runs for each in run]
+    solved = [_most(pool, option, model, line) for line in lines]
+    return any(solved)
+
+
+def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
+    """Whether anything on the line fits; what is tried goes into the pool, the largest that fits and the next above it too.
+
+    Doubles until something does not fit.  What a job needs may fall where it gets larger by a little, because blocks round otherwise;
+    so the grid judges every value from there up to twice the first that was too large, and the largest that fits is tried by
+    itself (the grid does not judge host RAM, which grows with the job).
+    """
+
+    def fits(value: int) -> bool:
+        return pool.fits(pool.tries(option, model, line.flags(value)))
+
+    good, value = 0, line.start
+    while fits(value):
+        good = value
+        if value >= line.highest:
+            return True
+        value = min(2 * value, line.highest)
+    if not good:
+        return False
+    values = line.above(good, 2 * value)
+    best = pool.by_training[pool.training_of(option.flags)][-2]
+    judged = values if pool.space.said("tokens_per_sample") else _fitting(best, line.quantity, values, pool.confidence)
+    most = _last_that(fits, judged) or good
+    for above in line.above(most, most + line.step):
+        fits(above)
+    return True
+
+
+def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence: float) -> list[int]:
+    """Those values with which the GPU memory of a recipe suffices, by the grid."""
+    axes = GridAxes(like.scenario, batch=values) if quantity == "batch" else GridAxes(like.scenario, length=values)
+    (part,) = estimate_grid(axes, like.model).parts
+    if part.intervals is None or like.prediction.fits_probability is None:
+        limit = like.prediction.memory.limit_bytes or 0
+        return [value for value, need in zip(values, part.must_have_bytes.flat, strict=True) if need <= limit]
+    return [value for value, chance in zip(values, part.intervals.fits_probability.flat, strict=True) if chance >= confidence]
+
+
+def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None:
+    """The last value that fits: the last of all, or else by bisection."""
+    if not values or fits(values[-1]):
+        return values[-1] if values else None
+    low, high = -1, len(values) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(values[middle]) else (low, middle)
+    return values[low] if low >= 0 else None
+
+
+def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:
+    """In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end."""
+    rows: list[Tried] = []
+    for same in by_place(fitting).values():
+        kept: list[Tried] = []
+        for tried in sorted(same, key=lambda each: (-size(each), rank(each))):
+            if not kept or _pace(tried) > _FASTER * _pace(kept[-1]):
+                kept.append(tried)
+        rows += kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]]
+    return tuple(rows)
+
+
+def _pace(tried: Tried) -> float:
+    """Tokens per second, 0 where unknown."""
+    return 0.0 if tried.prediction.time is None else float(tried.prediction.time.tokens_per_s)
+
+
+def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
+    """Counts are tried from one GPU on, until every way of training that fits somewhere has fitted on ``top`` of them."""
+    space = pool.space
+    if space.said("nodes") or "gpus" in space.choices:
+        raise UsageError("--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has")
+    for card in space.places():
+        fitted: Counter[Training] = Counter()
+        counts = [place for place in _counted(space, card) if _divides(space, place)]
+        if not counts:
+            raise UsageError(f"--global-batch {space.global_batch} cannot be divided over any number of these GPUs")
+        for place in counts:
+            for options, model in all_options(space, model_for, [place]):
+                training = pool.training_of(options.first[0].flags)
+                if fitted[training] < top:
+                    fitted[training] += pool.explore(options, model, try_sizes)
+    answer = answer_of(pool, partial(_best_of_each_place, top=top))
+    return replace(answer, solved="gpus")
+
+
+def _divides(space: Space, place: Said) -> bool:
+    return any(sizes(space, int(str(place["gpus"])) * int(str(place.get("nodes", 1)))))
+
+
+def _counted(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
+    """The place with 1, 2, 4... GPUs of a node, then with whole nodes; ``X:n`` and ``--gpus`` say how many one node has."""
+    place, said = dict(card), str(card.get("gpu") or space.config.get("gpu") or "")
+    per_node = space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
+    if ":" in said and "mig" not in said.lower():
+        place["gpu"], _, count = said.rpartition(":")
+        per_node = int(REQUEST_FIELDS["gpus"].parse(count))
+    below = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
+    for count in (*below, per_node):
+        yield {**place, "gpus": str(count)}
+    for nodes in _NODES:
+        yield {**place, "gpus": str(per_node), "nodes": str(nodes)}
+
+
+def _best_of_each_place(fitting: list[Tried], top: int) -> tuple[Tried, ...]:
+    """The best recipe of every place with the fewest GPUs, ``top`` places of each card."""
+    rows: list[Tried] = []
+    seen: Counter[str] = Counter()
+    bests = [min(same, key=rank) for same in by_place(fitting).values()]
+    for best in sorted(bests, key=lambda tried: (tried.scenario.hardware.world_size, rank(tried))):
+        seen[best.place[0]] += 1
+        if seen[best.place[0]] <= top:
+            rows.append(best)
+    return tuple(rows)

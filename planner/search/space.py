@@ -1,0 +1,236 @@
+"""What a search varies: choices that somebody gave, and what nobody said over a small set that is the same for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from types import MappingProxyType
+
+from planner.domain.recipe import Offload, Sharding
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.request import ScenarioRequest, from_flags, merge
+from planner.intake.resolve import LookedUp, complete
+from planner.search.moves import moves
+
+# Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
+Said = Mapping[str, str | bool]
+
+METHODS = ("full", "lora", "qlora")
+"""What is tried where no method is said.  They train different things, so their recipes are listed apart."""
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""What is tried where no micro-batch is said, up to the first that does not fit."""
+ASSUMED_SEQ_TOKENS = 2048
+"""Length where none is said, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
+CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "link", "stack")
+_CHOICES_OF_RECIPE = (
+    "method",
+    "quantization",
+    "quant_storage",
+    "precision",
+    "load_dtype",
+    "adapter_dtype",
+    "seq",
+    "padding",
+    "lora_rank",
+    "optimizer",
+    "attention",
+    "loss",
+    "checkpoint_every",
+    "sharding",
+    "offload",
+)
+CHOICES = (*CHOICES_OF_PLACE, *_CHOICES_OF_RECIPE, "batch", "grad_accum")
+"""Flags that take several values with commas between them."""
+_OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What was said: ``fixed`` values, ``choices`` of several, a ``config`` file below both.
+
+    ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
+    """
+
+    fixed: Said
+    choices: Mapping[str, tuple[str, ...]]
+    config: ScenarioRequest = field(default_factory=lambda: ScenarioRequest(MappingProxyType({})))
+    global_batch: int | None = None
+
+    def said(self, name: str) -> bool:
+        """Whether anybody says something about this field."""
+        return name in self.fixed or name in self.choices or name in self.config.values
+
+    def values_of(self, name: str) -> tuple[int, ...]:
+        """Whole numbers that were said of a field, smallest first; none where nobody says any."""
+        typed = self.choices.get(name) or ((self.fixed[name],) if name in self.fixed else ())
+        parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.config.get(name)} - {None}
+        return tuple(sorted(parsed))
+
+    def request(self, flags: Said) -> ScenarioRequest:
+        """The request of one recipe: the file, and over it these flags."""
+        return merge(self.config, from_flags(flags))
+
+    def places(self) -> Iterator[dict[str, str | bool]]:
+        """Everything that is fixed, with each combination of the choices outside the recipe; prices go with their cards."""
+        names = [name for name in CHOICES_OF_PLACE if name in self.choices]
+        if "price" in names:
+            cards, prices = self.choices.get("gpu", ()), self.choices["price"]
+            if len(cards) != len(prices):
+                raise UsageError(
+                    f"--price gives {len(prices)} prices for {len(cards) or 1} choices of --gpu: give one, or one for each choice"
+                )
+            names.remove("price")
+        for combination in product(*(self.choices[name] for name in names)):
+            place = dict(self.fixed) | dict(zip(names, combination, strict=True))
+            if "price" in self.choices:
+                place["price"] = self.choices["price"][self.choices["gpu"].index(str(place["gpu"]))]
+            yield place
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One combination of all but the sizes: its flags, what they name, and how many settings differ from the stack's own."""
+
+    flags: Said
+    found: LookedUp
+    n_changes: int
+
+
+def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], dict[str, tuple[str, ...]]]:
+    """Fixed values and choices of flags as they were typed.
+
+    Raises:
+        UsageError: nothing between two commas.
+    """
+    fixed: dict[str, str | bool] = {}
+    choices: dict[str, tuple[str, ...]] = {}
+    for name, value in flags.items():
+        if isinstance(value, str) and "," in value and name in CHOICES:
+            parts = tuple(part.strip() for part in value.split(","))
+            # Two cards may cost the same.
+            parts = parts if name == "price" else tuple(dict.fromkeys(parts))
+            if "" in parts:
+                raise UsageError(f"{REQUEST_FIELDS[name].flag} has an empty choice between commas: '{show(value)}'")
+            if len(parts) > 1:
+                choices[name] = parts
+            else:
+                fixed[name] = parts[0]
+        elif isinstance(value, str | bool):
+            fixed[name] = value
+    return fixed, choices
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options that train the same in one place.
+
+    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is known,
+    so they are tried only where none of ``first`` fits.
+    """
+
+    first: tuple[Option, ...]
+    offloading: tuple[Option, ...]
+
+
+def options_over(space: Space, place: Said, found: LookedUp) -> Iterator[Options]:
+    """Every combination of recipe settings over one place: what was said with each choice, times what nobody said."""
+    names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
+    lists = [space.choices[name] for name in names]
+    if not space.said("method"):
+        names, lists = ["method", *names], [METHODS, *lists]
+    for combination in product(*lists):
+        flags = {**place, **dict(zip(names, combination, strict=True))}
+        if not space.said("seq"):
+            flags.setdefault("seq", str(min(ASSUMED_SEQ_TOKENS, found.model.max_position_tokens or ASSUMED_SEQ_TOKENS)))
+        # What is refused here may be mended by an overlay (offload needs a sharding); the rules are asked again for each recipe.
+        base = complete(space.request(flags), found, force=True)
+        overlays = list(_unsaid(space, base))
+        yield Options(
+            tuple(Option({**flags, **each}, found, len(each)) for each in overlays if "offload" not in each),
+            tuple(Option({**flags, **each}, found, len(each)) for each in overlays if "offload" in each),
+        )
+
+
+def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
+    """Combinations of settings that nobody said; each starts with the stack's own."""
+    axes = [_shardings(space, base), *(_axis(space, base, name) for name in ("gradient_checkpointing", "attention", "loss"))]
+    axes.append(_axis(space, base, "optimizer"))
+    for combination in product(*axes):
+        overlay = {name: value for part in combination for name, value in part.items()}
+        # bitsandbytes steps its optimizers on the GPU only.
+        if not ("optimizer" in overlay and "offload" in overlay):
+            yield overlay
+
+
+def _axis(space: Space, base: Scenario, name: str) -> list[dict[str, str | bool]]:
+    if space.said(name):
+        return [{}]
+    recipe = base.recipe
+    others: list[str | bool] = []
+    if name == "gradient_checkpointing":
+        others = [not recipe.gradient_checkpointing]
+    elif name == "optimizer":
+        others = [*_OPTIMIZERS_OF_FULL] if recipe.method == "full" and base.hardware.gpu.is_cuda else []
+    elif name == "loss" or recipe.attention == "eager" or recipe.batch.is_padded:
+        # Without a mask torch's own kernel is FlashAttention 2 already.
+        others = [str(move.flags[name]) for move in moves(base) if move.topic == name]
+    return [{}, *({name: other} for other in others if other != getattr(recipe, name))]
+
+
+def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
+    """Sharding and offload together, because most pairs exclude each other."""
+    several, recipe = base.hardware.world_size > 1, base.recipe
+    if space.said("sharding"):
+        stages: tuple[Sharding, ...] = (recipe.sharding,)
+    else:
+        wide: tuple[Sharding, ...] = ("hsdp",) if base.hardware.nodes > 1 else ()
+        stages = (recipe.sharding, "zero2", "zero3", "fsdp", *wide) if several else (recipe.sharding, "zero2", "zero3")
+    pairs: list[dict[str, str | bool]] = []
+    for stage in stages:
+        offloads: tuple[Offload, ...] = (recipe.offload,)
+        if not space.said("offload"):
+            divides_nothing = stage != recipe.sharding and not several
+            alone = () if divides_nothing else (recipe.offload,)
+            offloads = (*alone, *_offloads(space, base, stage))
+        for offload in offloads:
+            pair: dict[str, str | bool] = {} if stage == recipe.sharding else {"sharding": stage}
+            pair |= {} if offload == recipe.offload else {"offload": offload}
+            pairs.append(pair | _storage(space, base, stage))
+    return pairs
+
+
+def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, ...]:
+    """What a stage can offload; states of adapters are too small for it, unless the stage was asked for."""
+    if stage in ("zero1", "zero2"):
+        return ("optimizer",) if base.recipe.method == "full" or space.said("sharding") else ()
+    return ("optimizer+params",) if stage in ("zero3", "fsdp", "fsdp1", "hsdp") else ()
+
+
+def _storage(space: Space, base: Scenario, stage: Sharding) -> dict[str, str | bool]:
+    """4-bit bytes can be divided only as elements of a float dtype; PEFT advises that of the compute."""
+    numerics = base.recipe.numerics
+    whole = stage not in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+    if whole or numerics.quantization not in ("nf4", "fp4") or space.said("quant_storage"):
+        return {}
+    return {"quant_storage": numerics.compute_dtype}
+
+
+def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...], ...]:
+    """Micro-batch and accumulation to try, in runs of growing micro-batch; none where the global batch cannot be divided so."""
+    batches, accums = space.values_of("batch") or MICRO_BATCHES, space.values_of("grad_accum")
+    if space.global_batch is None:
+        runs = [[(batch, accum) for batch in batches] for accum in accums or (None,)]
+        return tuple(tuple(_size(batch, accum) for batch, accum in run) for run in runs)
+    per_gpu, rest = divmod(space.global_batch, n_gpus)
+    if rest:
+        return ()
+    possible = batches if space.said("batch") else range(1, max(MICRO_BATCHES) + 1)
+    fitting = [(batch, per_gpu // batch) for batch in possible if per_gpu % batch == 0]
+    return (tuple(_size(batch, accum) for batch, accum in fitting if not accums or accum in accums),)
+
+
+def _size(batch: int, accum: int | None) -> dict[str, str | bool]:
+    return {"batch": str(batch)} | ({} if accum is None else {"grad_accum": str(accum)})
