@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "check", "record", "trace", "validate")
+DOCUMENTS = ("prediction", "check", "record", "search", "trace", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -26,6 +26,10 @@ def print_schema(document: str) -> Outcome:
         from planner.records.schema import record_json_schema
 
         return Outcome(json_text(record_json_schema()))
+    if document == "search":
+        from planner.report.search_json import search_json_schema
+
+        return Outcome(json_text(search_json_schema()))
     if document == "trace":
         from planner.report.trace_document import trace_json_schema
 

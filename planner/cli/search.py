@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.cli.calibration_choice import calibration_for
 from planner.cli.outcome import Outcome, human_text
+from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UsageError
 from planner.intake.fields import RequestField
 from planner.intake.request import from_toml
@@ -14,7 +15,6 @@ from planner.search.attempt import DEFAULT_CONFIDENCE, Model
 from planner.search.choose import QUANTITIES, Answer, Pool, Quantity, choose
 from planner.search.solve import solve
 from planner.search.space import Space, read_choices
-from planner.domain.scenario import Scenario
 
 EXAMPLE = "plan search --model 8b --gpu 4090 --seq 2048"
 _CONFIDENCE = RequestField("confidence", "number", "", low=0.5, high=1, below_high=True)
@@ -58,7 +58,7 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
     if options.config is None:
         space = Space(fixed, choices, global_batch=global_batch)
     else:
-        space = Space(fixed, choices, from_toml(options.config), global_batch)
+        space = Space(fixed, choices, from_toml(options.config), global_batch, options.config)
     missing = [names[0] for names in (("model",), ("gpu", "gpu_memory")) if not any(map(space.said, names))]
     if missing:
         raise UsageError(f"missing {', '.join(f'--{name}' for name in missing)}; for example: {EXAMPLE}")
@@ -69,6 +69,10 @@ def _report(answer: Answer, options: SearchOptions) -> Outcome:
     from planner.report.search import exit_code, search_sections
 
     code = ExitCode(exit_code(answer))
+    if options.output_format == "json":
+        from planner.report.search_json import search_json
+
+        return Outcome(search_json(answer), code)
     sections = search_sections(answer)
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from planner.domain.hardware import Hardware
-from planner.domain.scenario import Scenario
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.numbers import gib, plain_number, rate, whole_percent
+from planner.report.numbers import gib, plain_number, whole_percent
+from planner.report.search_table import Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES
-from planner.search.attempt import Tried, words_of
-from planner.search.choose import Answer, Group
-from planner.units import KILO, format_count, format_seconds
+from planner.search.attempt import Tried
+from planner.search.choose import Answer, Group, Quantity
+from planner.search.solve import pace, size_of
+from planner.units import format_count
 
 _COMMAND_WIDTH = 98
 # Settings that change what is trained; what was taken for them without being said is printed.
@@ -26,14 +26,6 @@ _HEADS: dict[str, tuple[str, Tone]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A recipe with the number that table and commands know it by."""
-
-    number: int
-    tried: Tried
-
-
 def search_sections(answer: Answer) -> tuple[Section, ...]:
     """All sections of one search, in reading order, empty ones left out."""
     numbered = _numbered(answer)
@@ -44,7 +36,7 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
         _commands(rows),
         _changes(answer),
         _tried(answer, [each.tried for each in rows]),
-        _warnings([each.tried for each in rows]),
+        _warnings(rows),
     )
     return tuple(section for section in sections if section.blocks)
 
@@ -57,17 +49,6 @@ def rows_of(group: Group) -> tuple[Tried, ...]:
 def exit_code(answer: Answer) -> int:
     """Exit code of the best recipe."""
     return int(EXIT_CODES[answer.verdict])
-
-
-def command(tried: Tried, config: str | None = None) -> str:
-    """The whole command that predicts this recipe, on one line."""
-    return " ".join(["plan", *(f"--config {_quoted(config)}" for _ in (1,) if config), tried.flags_text])
-
-
-def _quoted(text: str | None) -> str:
-    import shlex
-
-    return shlex.quote(text or "")
 
 
 def _numbered(answer: Answer) -> list[list[Shown]]:
@@ -87,23 +68,55 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
     notes = [Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)]
     model = rows[0].scenario.model
-    cards = dict.fromkeys(_place(tried.scenario.hardware) for tried in rows)
+    cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
     notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
     notes += [Note(text, "warn") for text in answer.notes]
     return Section("", tuple(notes))
-
-
-def _place(hardware: Hardware) -> str:
-    nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
-    return f"{nodes}{hardware.gpu.id}:{hardware.gpus_per_node}"
 
 
 def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
     if group.refused:
         return Section(group.title, (Note(f"Refused: {group.refused}"),))
     if group.nearest is not None:
-        return Section(f"{group.title}: none of {group.n_tried:,} fits", (Note(_miss(group.nearest)), _grid(answer, shown)))
-    return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", (_grid(answer, shown),))
+        return Section(f"{group.title}: none of {group.n_tried:,} fits", (Note(_miss(group.nearest)), recipe_grid(answer, shown)))
+    blocks = (*_solved(answer, group), recipe_grid(answer, shown))
+    return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
+
+
+_SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence", "gpus": "Fewest GPUs"}
+
+
+def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
+    """The number that was asked for, with its chance, and how it is with the next one."""
+    if answer.solved is None:
+        return ()
+    size, first = size_of(answer.solved), group.rows[0]
+    text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
+    if group.above is not None:
+        text += f"; {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} GiB at once{_chance(group.above)}"
+    elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
+        text += ", which is the most that the model was made for"
+    if answer.solved == "gpus":
+        return (Note(f"{text}{_without_offload(first, group)}.", "strong"),)
+    fastest = max(group.rows, key=pace)
+    faster = f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
+    return (Note(f"{text}.{faster}", "strong"),)
+
+
+def _without_offload(first: Tried, group: Group) -> str:
+    if not first.scenario.recipe.offloads_something:
+        return ""
+    host = gib(first.prediction.host.required_per_node_bytes)
+    plain = [tried for tried in group.rows if not tried.scenario.recipe.offloads_something]
+    other = (
+        f"without offload: {plain[0].scenario.hardware.world_size}" if plain else "without offload: none of those that were tried"
+    )
+    return f", with {host} GiB of host RAM in a node; {other}"
+
+
+def _chance(tried: Tried) -> str:
+    chance = tried.prediction.fits_probability
+    return "" if chance is None else f" (P(fits) {whole_percent(chance)})"
 
 
 def _miss(nearest: Tried) -> str:
@@ -112,8 +125,9 @@ def _miss(nearest: Tried) -> str:
     if limit is None:
         return f"The card's limit is not known: say --gpu-memory. The recipe that holds least needs {gib(need)} GiB."
     if need > limit:
-        over = f"{gib(need - limit)} GiB ({whole_percent(need / max(limit, 1) - 1)}) more than the card's {gib(limit)} GiB"
-        return f"The nearest needs {gib(need)} GiB at once, {over}."
+        times = need / max(limit, 1)
+        more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
+        return f"The nearest needs {gib(need)} GiB at once, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
     if nearest.prediction.verdict == "host_memory_short":
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
@@ -121,62 +135,13 @@ def _miss(nearest: Tried) -> str:
     return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
 
 
-def _grid(answer: Answer, shown: list[Shown]) -> Grid:
-    several_places = any(name == "GPUs" for name, _ in answer.tried)
-    run = shown[0].tried.scenario.run
-    columns = [Column("#", "right")]
-    columns += [Column("GPUs", whole=True)] if several_places else []
-    columns += [Column("batch", whole=True), Column("recipe"), Column("samples/s", "right")]
-    columns += [Column("step" if run.n_samples is None else "run", "right"), Column("peak GiB", "right")]
-    columns += [Column("P(fits)", "right"), Column("host GiB", "right")]
-    if run.usd_per_gpu_hour is not None:
-        columns.append(Column("USD" if run.n_samples is not None else "USD/1000", "right"))
-    return Grid(tuple(columns), tuple(_row(each, several_places) for each in shown))
-
-
-def _row(shown: Shown, several_places: bool) -> Row:
-    tried = shown.tried
-    scenario, prediction, batch = tried.scenario, tried.prediction, tried.scenario.recipe.batch
-    time, chance = prediction.time, prediction.fits_probability
-    accum = "" if batch.grad_accum == 1 else f" x {plain_number(batch.grad_accum)}"
-    cells = [str(shown.number)]
-    cells += [_place(scenario.hardware)] if several_places else []
-    cells += [f"{plain_number(batch.micro_batch)}{accum}", recipe_text(scenario)]
-    cells.append("unknown" if time is None else rate(time.samples_per_s))
-    seconds = None if time is None else time.step_s if scenario.run.n_samples is None else time.run_time_s
-    cells.append("unknown" if seconds is None else format_seconds(float(seconds)))
-    cells.append(gib(prediction.memory.driver_peak_bytes))
-    cells.append("unknown" if chance is None else whole_percent(chance))
-    cells.append(gib(prediction.host.required_per_node_bytes))
-    if scenario.run.usd_per_gpu_hour is not None:
-        whole = None if time is None else time.cost_usd
-        each = tried.sample_usd
-        usd = whole if scenario.run.n_samples is not None else None if each is None else KILO * each
-        cells.append("unknown" if usd is None else f"{float(usd):,.2f}")
-    return Row(tuple(cells))
-
-
-def recipe_text(scenario: Scenario) -> str:
-    """What of a recipe a search varies, in a few words."""
-    recipe, defaults = scenario.recipe, scenario.stack.defaults_over(scenario.recipe.numerics.quantization)
-    parts = [] if recipe.sharding == "none" else [recipe.sharding]
-    parts += [] if recipe.offload == "none" else [f"offload {recipe.offload}"]
-    parts.append("checkpointing" if recipe.gradient_checkpointing else "no checkpointing")
-    parts += [] if recipe.loss == "hf" else [f"{recipe.loss} loss"]
-    parts += [] if recipe.attention == defaults.attention else [recipe.attention]
-    parts += [] if recipe.optimizer == defaults.optimizer else [recipe.optimizer]
-    return ", ".join(parts)
-
-
 def _commands(rows: list[Shown]) -> Section:
-    lines = [line for each in rows for line in (f"# {each.number}", *wrapped(["plan", *words_of(each.tried.flags)]))]
+    lines = [line for each in rows for line in (f"# {each.number}", *wrapped(["plan", *each.tried.arguments]))]
     return Section("The commands", (Commands(tuple(lines)),)) if lines else Section("", ())
 
 
 def wrapped(words: list[str]) -> Iterator[str]:
     """A command in lines that a shell reads as one; a flag and its value stay together."""
-    import shlex
-
     pieces: list[str] = []
     for word in map(shlex.quote, words):
         if pieces and pieces[-1].startswith("--") and " " not in pieces[-1] and not word.startswith("--"):
@@ -197,7 +162,9 @@ def _changes(answer: Answer) -> Section:
     if answer.n_fit or answer.verdict == "no_verdict":
         return Section("", ())
     if not answer.changes:
-        return Section("What would make the nearest fit", (Note("No change of it that is modelled, and no card of the catalog."),))
+        return Section(
+            "What would make the nearest fit", (Note("No change of it that is modelled, and no card of the catalog."),)
+        )
     columns = (Column("change"), Column("flags"), Column("step time"))
     rows = tuple(
         Row((each.description, each.flags, "unknown" if each.step_time_ratio is None else f"x {each.step_time_ratio:.2f}"))
@@ -207,7 +174,7 @@ def _changes(answer: Answer) -> Section:
 
 
 def _tried(answer: Answer, rows: list[Tried]) -> Section:
-    grid = Grid((Column(""), Column("")), tuple(Row((name, ", ".join(values))) for name, values in answer.tried))
+    grid = Grid((Column(""), Column("")), tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried))
     found: dict[str, dict[str, None]] = {}
     for each in (each for tried in rows for each in tried.scenario.assumptions):
         if each.name in _UNSAID and each.origin.startswith(("assumed", "default:")):
@@ -220,6 +187,18 @@ def _tried(answer: Answer, rows: list[Tried]) -> Section:
     return Section("What was tried", tuple(blocks))
 
 
-def _warnings(rows: list[Tried]) -> Section:
-    texts = dict.fromkeys(text for tried in rows for text in (*tried.scenario.warnings, *tried.prediction.warnings))
-    return Section("", tuple(Note(f"Warning: {text}", "warn") for text in texts))
+def _in_order(values: tuple[str, ...]) -> list[str]:
+    return sorted(values, key=int) if all(value.isdecimal() for value in values) else list(values)
+
+
+def _warnings(rows: list[Shown]) -> Section:
+    """What the intake warns about, each with the numbers of the recipes, where it is not about all of them."""
+    found: dict[str, list[str]] = {}
+    for each in rows:
+        for text in dict.fromkeys((*each.tried.scenario.warnings, *each.tried.prediction.warnings)):
+            found.setdefault(text, []).append(str(each.number))
+    notes = []
+    for text, numbers in found.items():
+        about = "" if len(numbers) == len(rows) else f" about {', '.join(numbers)}"
+        notes.append(Note(f"Warning{about}: {text}", "warn"))
+    return Section("", tuple(notes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +26,7 @@ DEFAULT_CONFIDENCE = 1 - TAIL
 class Tried:
     """One recipe with its answer by ``model``.
 
-    ``n_changes``: settings that nobody asked for and that differ from the stack's own.
+    ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the file below the flags.
     """
 
     flags: Said
@@ -35,6 +34,7 @@ class Tried:
     prediction: Prediction
     n_changes: int
     model: Model
+    config: str | None = None
 
     @property
     def sample_s(self) -> float | None:
@@ -66,9 +66,9 @@ class Tried:
         return hardware.gpu.id, hardware.gpus_per_node, hardware.nodes
 
     @property
-    def flags_text(self) -> str:
-        """The flags as they are typed after ``plan``."""
-        return " ".join(shlex.quote(word) for word in words_of(self.flags))
+    def arguments(self) -> tuple[str, ...]:
+        """The words after ``plan`` that ask for this recipe."""
+        return (*(("--config", self.config) if self.config else ()), *words_of(self.flags))
 
 
 def words_of(flags: Said) -> list[str]:
@@ -92,7 +92,7 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
         scenario = complete(space.request(flags), option.found)
     except RefusedCombinationError as error:
         return error
-    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model)
+    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file)
 
 
 def accepted(prediction: Prediction, confidence: float) -> bool:

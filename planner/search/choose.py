@@ -34,6 +34,7 @@ class Group:
     """Recipes that train the same: those listed, best first, of ``n_fit`` that fit and ``n_tried`` that were estimated.
 
     Where none fits ``nearest`` is the one that comes closest; where every recipe breaks a rule ``refused`` says which.
+    ``above``: the first recipe with the next larger value of what was solved for.
     """
 
     title: str
@@ -42,15 +43,15 @@ class Group:
     n_tried: int
     nearest: Tried | None = None
     refused: str = ""
+    above: Tried | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a search found.
 
-    ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried; ``notes`` say what
-    was taken without being said.  Where nothing fits ``changes`` are those after which the nearest miss would.
-    ``solved``: what was solved for, if anything.
+    ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried.  Where nothing
+    fits ``changes`` are those after which the nearest miss would.  ``solved``: what was solved for, if anything.
     """
 
     groups: tuple[Group, ...]
@@ -93,13 +94,13 @@ class Pool:
         self.by_training[key].append(answer)
         return answer
 
-    def explore(self, options: Options, model: Model, explorer: Explorer) -> bool:
-        """Explore each option, those that offload only where no other fits; whether any fits."""
-        for part in (options.first, options.offloading):
-            fits = [explorer(self, option, model) for option in part]
-            if any(fits):
-                return True
-        return False
+    def explore(self, options: Options, model: Model, explorer: Explorer) -> Literal["first", "offloading", "none"]:
+        """Explore each option, those that offload only where no other fits; where the first that fits was found."""
+        if any([explorer(self, option, model) for option in options.first]):  # noqa: C419, each one is explored
+            return "first"
+        if any([explorer(self, option, model) for option in options.offloading]):  # noqa: C419
+            return "offloading"
+        return "none"
 
     def fits(self, tried: Tried | None) -> bool:
         """Whether a recipe counts as fitting."""

@@ -11,7 +11,7 @@ from planner.domain.recipe import Number
 from planner.errors import UsageError
 from planner.intake.fields import REQUEST_FIELDS
 from planner.search.attempt import Model, ModelFor, Tried
-from planner.search.choose import Answer, Pool, Quantity, Training, all_options, answer_of, by_place, rank, try_sizes
+from planner.search.choose import Answer, Group, Pool, Quantity, Training, all_options, answer_of, by_place, rank, try_sizes
 from planner.search.grid import GridAxes, estimate_grid
 from planner.search.space import Option, Said, Space, sizes
 
@@ -63,7 +63,23 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     for options, model in all_options(space, model_for, space.places()):
         pool.explore(options, model, explorer)
     answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
-    return replace(answer, solved=quantity)
+    every = [tried for group in pool.by_training.values() for tried in group]
+    groups = tuple(replace(group, above=_above(group, every, quantity)) for group in answer.groups)
+    return replace(answer, solved=quantity, groups=groups)
+
+
+def _above(group: Group, every: list[Tried], quantity: Quantity) -> Tried | None:
+    """Of what was tried, the smallest value above the answer with the same flags beside it."""
+    if not group.rows:
+        return None
+    found, size = group.rows[0], size_of(quantity)
+    varying = ("batch", "grad_accum") if quantity == "batch" else (quantity,)
+    alike = [each for each in every if size(each) > size(found) and _without(each, varying) == _without(found, varying)]
+    return min(alike, key=size, default=None)
+
+
+def _without(tried: Tried, names: tuple[str, ...]) -> dict[str, str | bool]:
+    return {name: value for name, value in tried.flags.items() if name not in names}
 
 
 def size_of(quantity: Quantity) -> Callable[[Tried], Number]:
@@ -100,9 +116,9 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
 def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
     """Whether anything on the line fits; what is tried goes into the pool, the largest that fits and the next above it too.
 
-    Doubles until something does not fit.  What a job needs may fall where it gets larger by a little, because blocks round otherwise;
-    so the grid judges every value from there up to twice the first that was too large, and the largest that fits is tried by
-    itself (the grid does not judge host RAM, which grows with the job).
+    Doubles until something does not fit.  What a job needs may fall where it gets larger by a little, because blocks round
+    otherwise; so the grid judges every value from there up to twice the first that was too large, and the largest that fits is
+    tried by itself (the grid does not judge host RAM, which grows with the job).
     """
 
     def fits(value: int) -> bool:
@@ -152,19 +168,19 @@ def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) ->
     for same in by_place(fitting).values():
         kept: list[Tried] = []
         for tried in sorted(same, key=lambda each: (-size(each), rank(each))):
-            if not kept or _pace(tried) > _FASTER * _pace(kept[-1]):
+            if not kept or pace(tried) > _FASTER * pace(kept[-1]):
                 kept.append(tried)
         rows += kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]]
     return tuple(rows)
 
 
-def _pace(tried: Tried) -> float:
+def pace(tried: Tried) -> float:
     """Tokens per second, 0 where unknown."""
     return 0.0 if tried.prediction.time is None else float(tried.prediction.time.tokens_per_s)
 
 
 def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
-    """Counts are tried from one GPU on, until every way of training that fits somewhere has fitted on ``top`` of them."""
+    """Counts are tried from one GPU on, until every way of training fits on ``top`` of them without unasked offload."""
     space = pool.space
     if space.said("nodes") or "gpus" in space.choices:
         raise UsageError("--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has")
@@ -177,8 +193,8 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
             for options, model in all_options(space, model_for, [place]):
                 training = pool.training_of(options.first[0].flags)
                 if fitted[training] < top:
-                    fitted[training] += pool.explore(options, model, try_sizes)
-    answer = answer_of(pool, partial(_best_of_each_place, top=top))
+                    fitted[training] += pool.explore(options, model, try_sizes) == "first"
+    answer = answer_of(pool, partial(_best_of_each_place, offloads=space.said("offload"), top=top))
     return replace(answer, solved="gpus")
 
 
@@ -200,13 +216,17 @@ def _counted(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
         yield {**place, "gpus": str(per_node), "nodes": str(nodes)}
 
 
-def _best_of_each_place(fitting: list[Tried], top: int) -> tuple[Tried, ...]:
-    """The best recipe of every place with the fewest GPUs, ``top`` places of each card."""
+def _best_of_each_place(fitting: list[Tried], offloads: bool, top: int) -> tuple[Tried, ...]:
+    """The best recipe with the fewest GPUs, and those of more GPUs that need no offload; ``top`` places of each card.
+
+    ``offloads``: whether offload was asked for.
+    """
     rows: list[Tried] = []
     seen: Counter[str] = Counter()
     bests = [min(same, key=rank) for same in by_place(fitting).values()]
     for best in sorted(bests, key=lambda tried: (tried.scenario.hardware.world_size, rank(tried))):
-        seen[best.place[0]] += 1
-        if seen[best.place[0]] <= top:
+        plain = offloads or not best.scenario.recipe.offloads_something
+        if seen[best.place[0]] < top and (plain or not seen[best.place[0]]):
+            seen[best.place[0]] += 1
             rows.append(best)
     return tuple(rows)

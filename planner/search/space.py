@@ -49,7 +49,7 @@ _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What was said: ``fixed`` values, ``choices`` of several, a ``config`` file below both.
+    """What was said: ``fixed`` values, ``choices`` of several, a ``config`` below both that was read from ``config_file``.
 
     ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
     """
@@ -58,6 +58,7 @@ class Space:
     choices: Mapping[str, tuple[str, ...]]
     config: ScenarioRequest = field(default_factory=lambda: ScenarioRequest(MappingProxyType({})))
     global_batch: int | None = None
+    config_file: str | None = None
 
     def said(self, name: str) -> bool:
         """Whether anybody says something about this field."""
@@ -127,8 +128,8 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
 class Options:
     """Options that train the same in one place.
 
-    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is known,
-    so they are tried only where none of ``first`` fits.
+    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is
+    known, so they are tried only where none of ``first`` fits.
     """
 
     first: tuple[Option, ...]
@@ -233,4 +234,5 @@ def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...],
 
 
 def _size(batch: int, accum: int | None) -> dict[str, str | bool]:
-    return {"batch": str(batch)} | ({} if accum is None else {"grad_accum": str(accum)})
+    accumulation: dict[str, str | bool] = {} if accum is None else {"grad_accum": str(accum)}
+    return {"batch": str(batch), **accumulation}
