@@ -11,8 +11,10 @@ from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UsageError
 from planner.intake.fields import RequestField
 from planner.intake.request import from_toml
+from planner.search.answer import QUANTITIES, Answer, Quantity
 from planner.search.attempt import DEFAULT_CONFIDENCE, Model
-from planner.search.choose import QUANTITIES, Answer, Pool, Quantity, choose
+from planner.search.choose import choose
+from planner.search.pool import Pool
 from planner.search.solve import solve
 from planner.search.space import Space, read_choices
 

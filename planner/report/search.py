@@ -9,8 +9,8 @@ from planner.report.layout import Column, Commands, Grid, Note, Row, Section, To
 from planner.report.numbers import gib, plain_number, whole_percent
 from planner.report.search_table import Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES
-from planner.search.attempt import Tried
-from planner.search.choose import Answer, Group, Quantity
+from planner.search.answer import Answer, Group, Quantity
+from planner.search.attempt import Tried, state_of
 from planner.search.solve import pace, size_of
 from planner.units import format_count
 
@@ -78,8 +78,11 @@ def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
     if group.refused:
         return Section(group.title, (Note(f"Refused: {group.refused}"),))
     if group.nearest is not None:
-        return Section(f"{group.title}: none of {group.n_tried:,} fits", (Note(_miss(group.nearest)), recipe_grid(answer, shown)))
-    blocks = (*_solved(answer, group), recipe_grid(answer, shown))
+        return Section(
+            f"{group.title}: none of {group.n_tried:,} fits",
+            (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown)),
+        )
+    blocks: tuple[Note | Grid, ...] = (*_solved(answer, group), recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
 
 
@@ -119,20 +122,21 @@ def _chance(tried: Tried) -> str:
     return "" if chance is None else f" (P(fits) {whole_percent(chance)})"
 
 
-def _miss(nearest: Tried) -> str:
+def _miss(nearest: Tried, confidence: float) -> str:
     memory, host, chance = nearest.prediction.memory, nearest.prediction.host, nearest.prediction.fits_probability
     need, limit = nearest.need_bytes, memory.limit_bytes
     if limit is None:
         return f"The card's limit is not known: say --gpu-memory. The recipe that holds least needs {gib(need)} GiB."
-    if need > limit:
-        times = need / max(limit, 1)
-        more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
-        return f"The nearest needs {gib(need)} GiB at once, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
-    if nearest.prediction.verdict == "host_memory_short":
+    state = state_of(nearest.prediction, confidence)
+    if state == "host_memory_short":
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
-    sure = "" if chance is None else f"; P(fits) is only {whole_percent(chance)}"
-    return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
+    if state == "uncertain":
+        sure = "" if chance is None else f"; P(fits) is {whole_percent(chance)}"
+        return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
+    times = need / max(limit, 1)
+    more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
+    return f"The nearest needs {gib(need)} GiB at once, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
 
 
 def _commands(rows: list[Shown]) -> Section:

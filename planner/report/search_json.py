@@ -14,8 +14,8 @@ from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.schema import ByteIntervalPart, Bytes, ChangePart, IntervalPart, MaybeBytes, Real
 from planner.report.search import exit_code
+from planner.search.answer import Answer, Group, Quantity
 from planner.search.attempt import Tried
-from planner.search.choose import Answer, Group, Quantity
 
 SEARCH_SCHEMA_ID: Final = "planner/search@1"
 

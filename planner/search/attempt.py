@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.interval import TAIL
-from planner.domain.prediction import Prediction
+from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.estimate import predict_with
@@ -95,11 +95,14 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
     return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file)
 
 
-def accepted(prediction: Prediction, confidence: float) -> bool:
-    """Whether a job counts as fitting: the verdict of ``plan``, where "uncertain" is enough if P(fits) is.
+def state_of(prediction: Prediction, confidence: float) -> Verdict:
+    """The verdict of ``plan``, with ``confidence`` as the chance from which a job fits rather than is uncertain.
 
-    Without a calibration that knows P(fits) the verdict alone decides.
+    Host RAM that is short decides even where the GPU is uncertain.  Without a calibration that knows P(fits) the verdict stays.
     """
-    if prediction.fits_probability is None:
-        return prediction.verdict == "fits"
-    return prediction.verdict in ("fits", "uncertain") and prediction.fits_probability >= confidence
+    verdict, chance, host = prediction.verdict, prediction.fits_probability, prediction.host
+    if verdict not in ("fits", "uncertain"):
+        return verdict
+    if host.available_bytes is not None and float(host.required_per_node_bytes) > host.available_bytes:
+        return "host_memory_short"
+    return verdict if chance is None else "fits" if chance >= confidence else "uncertain"

@@ -191,16 +191,20 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
         stages = (recipe.sharding, "zero2", "zero3", "fsdp", *wide) if several else (recipe.sharding, "zero2", "zero3")
     pairs: list[dict[str, str | bool]] = []
     for stage in stages:
-        offloads: tuple[Offload, ...] = (recipe.offload,)
+        # An engine divides nothing on one GPU: there it is only for what it offloads.
+        only_offloads = stage != recipe.sharding and not several
+        offloads: tuple[Offload, ...] = () if only_offloads and not _needs_engine(base) else (recipe.offload,)
         if not space.said("offload"):
-            divides_nothing = stage != recipe.sharding and not several
-            alone = () if divides_nothing else (recipe.offload,)
-            offloads = (*alone, *_offloads(space, base, stage))
+            offloads = (*offloads, *_offloads(space, base, stage))
         for offload in offloads:
             pair: dict[str, str | bool] = {} if stage == recipe.sharding else {"sharding": stage}
             pair |= {} if offload == recipe.offload else {"offload": offload}
             pairs.append(pair | _storage(space, base, stage))
     return pairs
+
+
+def _needs_engine(base: Scenario) -> bool:
+    return base.recipe.offloads_optimizer or base.recipe.offloads_params
 
 
 def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, ...]:

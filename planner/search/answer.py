@@ -1,0 +1,146 @@
+"""What a search found: for each way of training the recipes that fit, or the nearest miss and by what it misses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.domain.prediction import Verdict
+from planner.search.attempt import Tried, state_of
+from planner.search.explain import Change, changes_that_fit
+from planner.search.pool import Pool, Training
+from planner.search.space import ASSUMED_SEQ_TOKENS, Space
+
+Quantity = Literal["batch", "seq", "gpus"]
+QUANTITIES: tuple[Quantity, ...] = ("batch", "seq", "gpus")
+"""What can be solved for."""
+Choice = Callable[[list[Tried]], tuple[Tried, ...]]
+"""Which of those that fit are listed, in which order."""
+# From what is closest to fitting to what is farthest from it.
+_STATES: tuple[Verdict, ...] = ("fits", "uncertain", "no_verdict", "host_memory_short", "does_not_fit")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Recipes that train the same: those listed, best first, of ``n_fit`` that fit and ``n_tried`` that were estimated.
+
+    Where none fits ``nearest`` is the one that comes closest; where every recipe breaks a rule ``refused`` says which.
+    ``above``: the first recipe with the next larger value of what was solved for.
+    """
+
+    title: str
+    rows: tuple[Tried, ...]
+    n_fit: int
+    n_tried: int
+    nearest: Tried | None = None
+    refused: str = ""
+    above: Tried | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search found.
+
+    ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried.  Where nothing
+    fits ``changes`` are those after which the nearest miss would.  ``solved``: what was solved for, if anything.
+    """
+
+    groups: tuple[Group, ...]
+    verdict: Verdict
+    n_fit: int
+    n_tried: int
+    n_refused: int
+    confidence: float
+    tried: tuple[tuple[str, tuple[str, ...]], ...]
+    notes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    solved: Quantity | None = None
+
+
+def answer_of(pool: Pool, choice: Choice) -> Answer:
+    """What a pool of estimates says: the rows that ``choice`` takes of those that fit, or the nearest miss.
+
+    Raises:
+        RefusedCombinationError: every recipe breaks a rule.
+    """
+    refused = [error for errors in pool.refusals.values() for error in errors]
+    if not pool.n_tried and refused:
+        raise refused[0]
+    groups = tuple(_group(pool, training, choice) for training in pool.by_training)
+    n_fit = sum(group.n_fit for group in groups)
+    return Answer(
+        groups=groups,
+        verdict=_verdict(pool),
+        n_fit=n_fit,
+        n_tried=pool.n_tried,
+        n_refused=len(refused),
+        confidence=pool.confidence,
+        tried=_values_tried(tried for group in pool.by_training.values() for tried in group),
+        notes=_notes(pool.space),
+        changes=() if n_fit else _changes(groups, pool.confidence),
+    )
+
+
+def _notes(space: Space) -> tuple[str, ...]:
+    if space.said("seq"):
+        return ()
+    return (f"No length was said: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most; say --seq.",)
+
+
+def _changes(groups: tuple[Group, ...], confidence: float) -> tuple[Change, ...]:
+    """What would make the nearest of all misses fit."""
+    missed = (group.nearest for group in groups if group.nearest is not None)
+    nearest = min(missed, key=lambda each: _distance(each, confidence))
+    return tuple(change for change in changes_that_fit(nearest.scenario, nearest.model) if change.fits)
+
+
+def _group(pool: Pool, training: Training, choice: Choice) -> Group:
+    tried = pool.by_training[training]
+    fitting = [each for each in tried if pool.fits(each)]
+    title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
+    if not tried:
+        return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
+    if fitting:
+        return Group(title, choice(fitting), len(fitting), len(tried))
+    return Group(title, (), 0, len(tried), nearest=min(tried, key=lambda each: _distance(each, pool.confidence)))
+
+
+def _distance(tried: Tried, confidence: float) -> tuple[int, float, float]:
+    """How far a recipe is from fitting, by what it lacks; among equals the fastest is the nearest."""
+    prediction, seconds = tried.prediction, tried.sample_s
+    state, miss = state_of(prediction, confidence), -tried.room
+    if state == "uncertain":
+        miss = -(prediction.fits_probability or 0.0)
+    elif state == "host_memory_short":
+        miss = float(prediction.host.required_per_node_bytes)
+    return _STATES.index(state), miss, math.inf if seconds is None else seconds
+
+
+def _verdict(pool: Pool) -> Verdict:
+    """The best that was seen."""
+    every = (tried for group in pool.by_training.values() for tried in group)
+    return min((state_of(tried.prediction, pool.confidence) for tried in every), key=_STATES.index)
+
+
+def _values_tried(every: Iterable[Tried]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Values of each setting of which more than one was estimated."""
+    seen: dict[str, dict[str, None]] = {}
+    for tried in every:
+        recipe, batch = tried.scenario.recipe, tried.scenario.recipe.batch
+        name, per_node, nodes = tried.place
+        values = {
+            "GPUs": f"{name}:{per_node}" + (f" x {nodes} nodes" if nodes > 1 else ""),
+            "micro-batch": f"{batch.micro_batch}",
+            "length": f"{batch.seq_len}",
+            "checkpointing": "on" if recipe.gradient_checkpointing else "off",
+            "attention": recipe.attention,
+            "loss": recipe.loss,
+            "optimizer": recipe.optimizer,
+            "sharding": recipe.sharding,
+            "offload": recipe.offload,
+        }
+        for setting, value in values.items():
+            seen.setdefault(setting, {})[value] = None
+    return tuple((setting, tuple(values)) for setting, values in seen.items() if len(values) > 1)

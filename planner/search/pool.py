@@ -1,0 +1,66 @@
+"""Every estimate of a search, kept by what it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.errors import RefusedCombinationError, UsageError
+from planner.search.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
+from planner.search.space import Option, Options, Said, Space
+
+# Estimates an option with sizes of its choosing; says whether any fits.
+Explorer = Callable[["Pool", Option, Model], bool]
+Training = tuple[tuple[str, str], ...]
+"""Settings that tell ways of training apart, with their values."""
+MAX_ESTIMATES = 20_000
+# What trains something else, so that recipes with and without it are not ranked against each other.
+_TRAININGS = ("method", "quantization", "precision", "load_dtype", "adapter_dtype", "seq", "padding", "lora_rank")
+
+
+@dataclass(slots=True)
+class Pool:
+    """Every estimate of a search, by what it trains."""
+
+    space: Space
+    confidence: float = DEFAULT_CONFIDENCE
+    by_training: dict[Training, list[Tried]] = field(default_factory=dict)
+    refusals: dict[Training, list[RefusedCombinationError]] = field(default_factory=dict)
+    n_tried: int = 0
+
+    def tries(self, option: Option, model: Model, more: Said) -> Tried | None:
+        """Estimate one recipe and keep it; ``None`` where a rule refuses it.
+
+        Raises:
+            UsageError: too many estimates.
+        """
+        answer = attempt(self.space, option, model, more)
+        key = self.training_of(option.flags)
+        self.by_training.setdefault(key, [])
+        if not isinstance(answer, Tried):
+            self.refusals.setdefault(key, []).append(answer)
+            return None
+        self.n_tried += 1
+        if self.n_tried > MAX_ESTIMATES:
+            raise UsageError(f"more than {MAX_ESTIMATES:,} recipes to estimate: give fewer choices to the flags")
+        self.by_training[key].append(answer)
+        return answer
+
+    def explore(self, options: Options, model: Model, explorer: Explorer) -> Literal["first", "offloading", "none"]:
+        """Explore each option, those that offload only where no other fits; where the first that fits was found."""
+        if any([explorer(self, option, model) for option in options.first]):  # noqa: C419, each one is explored
+            return "first"
+        if any([explorer(self, option, model) for option in options.offloading]):  # noqa: C419
+            return "offloading"
+        return "none"
+
+    def fits(self, tried: Tried | None) -> bool:
+        """Whether a recipe counts as fitting."""
+        return tried is not None and state_of(tried.prediction, self.confidence) == "fits"
+
+    def training_of(self, flags: Said) -> Training:
+        """What a recipe trains: the settings that tell ways of training apart, with their values."""
+        named = [name for name in _TRAININGS if name == "method" or name in self.space.choices]
+        typed = {**{name: str(self.space.config.get(name)) for name in named}, **flags}
+        return tuple((name, str(typed[name])) for name in named)

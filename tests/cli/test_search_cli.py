@@ -1,0 +1,268 @@
+"""``plan search`` as a user meets it: every printed recipe is what ``plan`` says of it, every exit code, every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from planner.catalog.location import data_dir
+from planner.cli.main import main
+from planner.estimate import estimate_calibrated
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.report.search_json import SearchDocument
+from planner.search.space import MICRO_BATCHES
+
+Captured = pytest.CaptureFixture[str]
+
+ONE_CARD = "--model 8b --gpu 4090 --seq 2048"
+SEARCHES = {
+    "one card": ONE_CARD,
+    "two kinds of card, with prices": (
+        "--model 70b --gpu h100-sxm:8,a100-80-sxm:8 --method lora,qlora --seq 8192 --samples 50000 --price 2.99,1.80"
+    ),
+    "a global batch": "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 32",
+    "natural lengths, host known": (
+        "--model 8b --gpu 3090 --method full,lora --seq 4096 --tokens-per-sample 700 --host-memory 256GB"
+    ),
+    "the largest batch": "--model 7b --method qlora --gpu 4090 --seq 2048 --solve batch",
+    "the longest sequence": "--model 8b --method lora --gpu 4090 --solve seq",
+    "the fewest cards": "--model 70b --method qlora --gpu 4090 --seq 2048 --solve gpus",
+    "nothing fits": "--model 70b --method full,lora --gpu 4090 --seq 65536 --offload none",
+}
+
+
+def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str, Any]:
+    """The JSON answer to a search."""
+    got = main(["search", *shlex.split(flags), "--json"])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert code is None or got == code, out
+    document: dict[str, Any] = json.loads(out)
+    assert document["exit_code"] == got
+    return document
+
+
+def shown(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every recipe of a document."""
+    found = [recipe for group in document["groups"] for recipe in group["recipes"]]
+    return found + [group[name] for group in document["groups"] for name in ("nearest", "above") if group[name]]
+
+
+def refused(capsys: Captured, flags: str, code: int = 2) -> str:
+    """The one sentence with which a search is refused."""
+    assert main(["search", *shlex.split(flags)]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("plan: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str) -> None:
+    """Peak, what must be held, step time, verdict, chance and cost of a recipe are those of ``plan`` with its arguments."""
+    recipes = shown(answer_to(capsys, SEARCHES[name]))
+    assert recipes
+    for recipe in recipes:
+        main([*recipe["arguments"], "--json"])
+        plan = json.loads(capsys.readouterr().out)
+        memory, time = plan["memory"], plan["time"] or {}
+        said = {
+            "verdict": plan["verdict"],
+            "fits_probability": plan["fits_probability"],
+            "limit_bytes": memory["limit_bytes"],
+            "must_have_bytes": memory["must_have_bytes"],
+            "driver_peak_bytes": memory["driver_peak_bytes"],
+            "step_s": time["step_s"],
+            "samples_per_s": time["samples_per_s"],
+            "run_time_s": time["run_time_s"],
+            "cost_usd": time["cost_usd"],
+            "warnings": plan["warnings"],
+        }
+        assert {key: recipe[key] for key in said} == said, shlex.join(recipe["arguments"])
+
+
+def test_what_was_said_holds_in_every_recipe(capsys: Captured) -> None:
+    """A flag is a constraint; commas give choices, and no other value is in the answer."""
+    flags = (
+        "--model 8b --gpu 4090 --method lora,qlora --seq 1024,2048 --gradient-checkpointing --loss hf --batch 2,3 --offload none"
+    )
+    document = answer_to(capsys, flags, 0)
+    recipes = shown(document)
+    assert {recipe["quantization"] for recipe in recipes} <= {"none", "nf4"}
+    assert {group["training"] for group in document["groups"]} == {
+        f"{method}, seq {seq}" for method in ("lora", "qlora") for seq in (1024, 2048)
+    }
+    for recipe in recipes:
+        assert recipe["gradient_checkpointing"] is True
+        assert (recipe["loss"], recipe["offload"]) == ("hf", "none")
+        assert recipe["micro_batch"] in (2, 3)
+
+
+def test_the_global_batch_is_kept(capsys: Captured) -> None:
+    """With ``--global-batch`` every recipe takes that many samples per optimizer step; one that cannot be divided is refused."""
+    document = answer_to(capsys, SEARCHES["a global batch"], 0)
+    assert {each["micro_batch"] * each["grad_accum"] * each["gpus_per_node"] for each in shown(document)} == {32}
+    assert document["notes"] == []
+    assert "--global-batch 7 " in refused(capsys, "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 7")
+
+
+def test_the_best_comes_first_and_the_others_have_more_room(capsys: Captured) -> None:
+    """Rows of one card go from the fastest to the roomiest, but for the one that changes least of the stack's own ways."""
+    document = answer_to(capsys, f"{ONE_CARD} --top 10", 0)
+    for group in document["groups"]:
+        times = [recipe["sample_s"] for recipe in group["recipes"]]
+        assert all(after >= before / 1.01 for before, after in pairwise(times)), group["training"]
+    assert document["n_tried"] > document["n_fit"] > 0
+
+
+def test_nothing_that_fits_is_faster_than_the_first(capsys: Captured) -> None:
+    """The first recipe of a method is the fastest of all that were tried and fit, as far as others can be asked for by hand."""
+    best = answer_to(capsys, f"{ONE_CARD} --method qlora", 0)["groups"][0]["recipes"][0]
+    base = {"model": "8b", "gpu": "4090", "seq": "2048", "method": "qlora"}
+    calibration = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+    seen = 0
+    for checkpointing, loss, batch in product((True, False), ("hf", "liger"), MICRO_BATCHES):
+        flags = {**base, "gradient_checkpointing": checkpointing, "loss": loss, "batch": batch}
+        answer = estimate_calibrated(resolve(from_flags(flags)), calibration)
+        if answer.verdict == "fits" and answer.time is not None:
+            seen += 1
+            assert answer.time.samples_per_s <= 1.01 * best["samples_per_s"], flags
+    assert seen > 3
+
+
+def test_prices_go_with_their_cards_and_the_cheapest_is_first(capsys: Captured) -> None:
+    """With a price for each card recipes are ranked by cost, and each card shows at least its best."""
+    document = answer_to(capsys, SEARCHES["two kinds of card, with prices"], 0)
+    for group in document["groups"]:
+        costs = [recipe["cost_usd"] for recipe in group["recipes"]]
+        assert costs == sorted(costs)
+        assert {recipe["gpu"] for recipe in group["recipes"]} == {"h100-sxm", "a100-80-sxm"}
+    assert "2 prices for 1 choices of --gpu" in refused(capsys, f"{ONE_CARD} --price 1,2")
+
+
+def test_offload_that_nobody_asked_for_is_a_last_resort(capsys: Captured) -> None:
+    """Where something fits without offload no listed recipe offloads; where nothing does, offload is tried."""
+    for group in answer_to(capsys, ONE_CARD, 0)["groups"]:
+        offloads = {recipe["offload"] for recipe in group["recipes"]}
+        assert offloads == ({"optimizer+params"} if group["training"] == "full" else {"none"})
+
+
+def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) -> None:
+    """By default a recipe fits when ``plan`` says fits; ``--confidence`` moves that, and ``plan``'s own verdict is kept."""
+    flags = "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch 8 --offload none"
+    document = answer_to(capsys, flags, 4)
+    assert document["verdict"] == "uncertain"
+    assert document["groups"][0]["nearest"]["verdict"] == "uncertain"
+    accepted = answer_to(capsys, f"{flags} --confidence 0.5", 0)["groups"][0]["recipes"]
+    assert [recipe["verdict"] for recipe in accepted] == ["uncertain"]
+    assert "confidence must be a number from 0.5" in refused(capsys, f"{flags} --confidence 0.2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--model 8b --gpu 4090 --method full --seq 1000000", 3, "times the card's"),
+        ("--model deepseek-v3 --gpu-memory 8GB --seq 2048", 3, "NOTHING FITS"),
+        ("--model 8b --gpu b100 --seq 2048", 6, "--gpu-memory"),
+        ("--model 7b --method full --gpu 4090 --seq 512 --host-memory 32GiB", 5, "GiB of host RAM on a node"),
+    ],
+)
+def test_where_nothing_fits_the_nearest_miss_is_told(capsys: Captured, flags: str, code: int, words: str) -> None:
+    """The exit code says what is short, and the report by how much the nearest recipe misses."""
+    assert main(["search", *shlex.split(flags)]) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert words in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_nearest_miss_comes_with_what_would_make_it_fit(capsys: Captured) -> None:
+    """Where nothing fits, changes and larger cards after which the nearest recipe would are listed."""
+    document = answer_to(capsys, "--model 70b --method qlora --gpu 4090 --seq 2048 --offload none", 3)
+    assert document["changes"]
+    assert all(change["fits"] for change in document["changes"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "missing --model, --gpu"),
+        ("--model 8b", "missing --gpu; for example: plan search"),
+        (f"{ONE_CARD} --method lora,qlorra", "qlora"),
+        (f"{ONE_CARD} --batch 1,,2", "empty choice"),
+        (f"{ONE_CARD} --batch 1,0", "batch must be a whole number"),
+        (f"{ONE_CARD} --solve rank", "batch, seq, gpus"),
+        (f"{ONE_CARD} --solve seq", "leave --seq out"),
+        (f"{ONE_CARD} --solve batch --batch 4", "leave --batch out"),
+        (f"{ONE_CARD} --solve gpus --nodes 2", "leave --nodes out"),
+        (f"{ONE_CARD} --top 0", "top must be a whole number"),
+        ("--model 8b --gpu rtx4091,h100 --seq 2048", "rtx4090"),
+        (f"{ONE_CARD} --method full --lora-rank 8", "lora-options-with-full"),
+        (f"{ONE_CARD} --calibration nobody", "unknown calibration"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_sentence(capsys: Captured, flags: str, words: str) -> None:
+    """Every mistake is refused with the place and the way out."""
+    assert words in refused(capsys, flags)
+
+
+def test_the_length_that_was_taken_is_said(capsys: Captured) -> None:
+    """Where no length is said one is taken, the answer says so first, and every command carries it."""
+    assert main(["search", "--model", "8b", "--gpu", "4090"]) == 0
+    out = capsys.readouterr().out
+    assert "No length was said: 2,048 tokens" in out
+    commands = re.findall(r"^plan (?:.*\\\n)*.*$", out, re.MULTILINE)
+    assert commands
+    assert all("--seq 2048" in " ".join(command.replace("\\\n", " ").split()) for command in commands)
+
+
+def test_the_printed_commands_can_be_pasted(capsys: Captured) -> None:
+    """The commands of the report, joined as a shell joins them, are commands of ``plan`` that work."""
+    assert main(["search", *shlex.split(SEARCHES["two kinds of card, with prices"])]) == 0
+    block = capsys.readouterr().out.split("The commands\n------------\n")[1].split("\n\n")[0]
+    commands = [line for line in block.replace("\\\n", " ").splitlines() if not line.startswith("#")]
+    assert len(commands) == 6
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+        assert capsys.readouterr().out.startswith("FITS")
+
+
+def test_a_config_file_is_a_constraint_too(capsys: Captured, tmp_path: Path) -> None:
+    """What a file says holds, flags win, and the printed commands name the file."""
+    file = tmp_path / "my job.toml"
+    file.write_text('model = "7b"\nmethod = "qlora"\ngpu = "4090"\nseq = 1024\nloss = "hf"\n')
+    (group,) = answer_to(capsys, f"--config '{file}' --seq 2048", 0)["groups"]
+    assert group["training"] == "qlora"
+    assert {(recipe["loss"], recipe["seq_len"]) for recipe in group["recipes"]} == {("hf", 2048)}
+    assert main([*group["recipes"][0]["arguments"], "--json"]) == 0
+
+
+def test_markdown_and_the_schema(capsys: Captured) -> None:
+    """Markdown has a table and a shell block; the schema names itself, and its model refuses what it does not know."""
+    assert main(["search", *shlex.split(ONE_CARD), "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "\n| " in out
+    assert "\n```sh\n# 1\nplan --model 8b" in out
+    assert main(["schema", "search"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$id"] == "planner/search@1"
+    document = answer_to(capsys, ONE_CARD, 0)
+    SearchDocument.model_validate(document)
+    with pytest.raises(ValidationError):
+        SearchDocument.model_validate({**document, "extra": 1})
+
+
+def test_without_a_calibration_the_verdict_alone_decides(capsys: Captured) -> None:
+    """Uncalibrated there is no chance to fit, and the headline does not speak of one."""
+    assert main(["search", *shlex.split(ONE_CARD), "--calibration", "none"]) == 0
+    assert "P(fits) of" not in capsys.readouterr().out
