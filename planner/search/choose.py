@@ -87,14 +87,14 @@ def rank(tried: Tried) -> tuple[float, int, float, float]:
 def listed(fitting: list[Tried], top: int) -> tuple[Tried, ...]:
     """Of those that fit, what no other on the same GPUs beats in both time and room: the best of each, then the best of all.
 
-    The last place goes to the recipe that changes least of what the stack does by itself, where no other listed one is as plain.
+    One place goes to the recipe that changes least of what the stack does by itself, where no other listed one is as plain.
     """
     fronts = [front(same) for same in by_place(fitting).values()]
     chosen = sorted((each[0] for each in fronts), key=rank)
     rest = sorted((tried for each in fronts for tried in each[1:]), key=rank)[: max(0, top - len(chosen))]
     plainest = min(fitting, key=lambda tried: (tried.n_changes, *rank(tried)))
-    if rest and plainest.n_changes < min(tried.n_changes for tried in (*chosen, *rest)):
-        rest[-1] = plainest
+    if plainest.n_changes < min(tried.n_changes for tried in (*chosen, *rest)) and len(chosen) < top:
+        rest = [*rest[: top - len(chosen) - 1], plainest]
     return tuple(sorted([*chosen, *rest], key=rank))
 
 

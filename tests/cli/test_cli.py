@@ -326,10 +326,10 @@ def test_help_lists_every_flag_and_command(capsys: Captured) -> None:
     words = capsys.readouterr().out.replace(",", " ").split()
     wanted = {*EVERY_FLAG.split(), *(field.flag for field in request_fields())}
     assert wanted - set(words) == set()
-    assert {"models", "gpus", "stacks", "schema", "rules"} <= set(words)
+    assert {"search", "models", "gpus", "stacks", "schema", "rules"} <= set(words)
 
 
-@pytest.mark.parametrize("command", ["models", "gpus", "stacks", "schema", "rules"])
+@pytest.mark.parametrize("command", ["search", "models", "gpus", "stacks", "schema", "rules"])
 def test_every_command_has_help(capsys: Captured, command: str) -> None:
     """Each sub-command explains itself."""
     assert main([command, "--help"]) == 0
@@ -408,7 +408,7 @@ def test_lists_fit_into_100_columns_and_have_a_markdown_form(capsys: Captured, c
     assert "\n| " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("document", ["prediction", "record"])
+@pytest.mark.parametrize("document", ["prediction", "record", "search"])
 def test_schema_prints_a_json_schema(capsys: Captured, document: str) -> None:
     """Each schema names itself and its properties; without a name it is that of a prediction."""
     assert main(["schema", document]) == 0

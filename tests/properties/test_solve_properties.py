@@ -1,0 +1,102 @@
+"""What a search solves for is what trying every value finds, and what it lists is beaten by nothing that it tried."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.catalog.location import data_dir
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import Prediction
+from planner.estimate import PRIORS, predict_with
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.search.attempt import DEFAULT_CONFIDENCE, Tried, state_of
+from planner.search.choose import choose, front, rank
+from planner.search.pool import Pool
+from planner.search.solve import SEQ_STEP_TOKENS, size_of, solve
+from planner.search.space import Space, read_choices
+
+Model = Calibration | Coefficients
+CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+# Everything is said but what is solved for, so that every value of it can be tried.
+FIXED = {"sharding": "none", "offload": "none", "optimizer": "adamw_torch", "attention": "sdpa"}
+JOBS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["llama-3.2-1b", "qwen2.5-0.5b", "gpt2"]),
+        "method": st.sampled_from(["full", "lora", "qlora", "int8"]),
+        "gpu": st.just("rtx4090"),
+        "gpu_memory": st.integers(4_000, 20_000).map(lambda size: f"{size}MiB"),
+        "gradient_checkpointing": st.booleans(),
+        "loss": st.sampled_from(["hf", "liger"]),
+    }
+)
+MODELS = st.sampled_from([CALIBRATED, PRIORS])
+
+
+def pool_of(flags: dict[str, str | bool], confidence: float = DEFAULT_CONFIDENCE) -> Pool:
+    """An empty pool for what these flags leave open."""
+    return Pool(Space(*read_choices(flags)), confidence)
+
+
+def answer(flags: dict[str, str | bool], model: Model) -> Prediction:
+    """What ``plan`` says of the flags."""
+    return predict_with(resolve(from_flags(flags)), model)
+
+
+def fits(flags: dict[str, str | bool], model: Model, confidence: float) -> bool:
+    """Whether a search with this confidence counts the job as fitting."""
+    return state_of(answer(flags, model), confidence) == "fits"
+
+
+@settings(max_examples=10, deadline=None)
+@given(job=JOBS, seq=st.integers(256, 1024), model=MODELS, confidence=st.sampled_from([0.5, DEFAULT_CONFIDENCE]))
+def test_the_largest_batch_is_what_trying_all_finds(
+    job: dict[str, str | bool], seq: int, model: Model, confidence: float
+) -> None:
+    """``--solve batch`` finds the largest micro-batch that fits among all up to half as many again; none where none does."""
+    flags = {**FIXED, **job, "seq": str(seq)}
+    (group,) = solve(pool_of(flags, confidence), lambda _: model, "batch").groups
+    found = int(size_of("batch")(group.rows[0])) if group.rows else 0
+    brute = [batch for batch in range(1, found + found // 2 + 4) if fits({**flags, "batch": str(batch)}, model, confidence)]
+    assert found == max(brute, default=0)
+    if group.rows:
+        assert group.above is not None
+        assert size_of("batch")(group.above) == found + 1
+
+
+@settings(max_examples=8, deadline=None)
+@given(job=JOBS, batch=st.integers(1, 8), model=MODELS)
+def test_the_longest_sequence_is_what_trying_all_finds(job: dict[str, str | bool], batch: int, model: Model) -> None:
+    """``--solve seq`` finds the longest multiple of 64 tokens that fits among all up to half as long again."""
+    flags = {**FIXED, **job, "batch": str(batch)}
+    most = resolve(from_flags({**flags, "seq": "64"})).model.max_position_tokens or 0
+    (group,) = solve(pool_of(flags), lambda _: model, "seq").groups
+    found = int(size_of("seq")(group.rows[0])) if group.rows else 0
+    lengths = range(SEQ_STEP_TOKENS, min(most, found + found // 2 + 256) + 1, SEQ_STEP_TOKENS)
+    tried = lengths if len(lengths) < 100 else [each for each in lengths if each > found - 16 * SEQ_STEP_TOKENS][:100]
+    brute = [seq for seq in tried if fits({**flags, "seq": str(seq)}, model, DEFAULT_CONFIDENCE)]
+    assert found == max(brute, default=0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(memory=st.integers(6_000, 40_000), seq=st.integers(128, 4096))
+def test_nothing_that_was_tried_beats_what_is_listed(memory: int, seq: int) -> None:
+    """The first recipe is the fastest that fits (but for 1 %), each other one has more room, and no tried one has both."""
+    pool = pool_of({"model": "llama-3.2-1b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
+    for group, tried in zip(choose(pool, lambda _: CALIBRATED, top=50).groups, list(pool.by_training.values()), strict=True):
+        fitting = [each for each in tried if pool.fits(each)]
+        assert bool(fitting) == bool(group.rows)
+        for each in fitting:
+            assert seconds(group.rows[0]) <= 1.011 * seconds(each)
+            assert any(seconds(row) <= 1.011 * seconds(each) and row.room >= each.room - 0.0501 for row in group.rows)
+        assert list(group.rows) == sorted(group.rows, key=rank)
+        assert set(map(id, front(fitting))) <= set(map(id, group.rows))
+
+
+def seconds(tried: Tried) -> float:
+    """Seconds per sample."""
+    assert tried.sample_s is not None
+    return tried.sample_s
