@@ -151,6 +151,7 @@ def test_every_flag_is_documented() -> None:
     switches = {f"--no-{field.flag[2:]}" for field in REQUEST_FIELDS.values() if field.on_command_line and field.kind == "flag"}
     others = {"--config", "--format", "--json", "--explain", "--force", "--version", "--help", "--rows", "--cv"}
     others |= {"--calibration", "--out", "--name", "--trace", "--history", "--tool", "--deepspeed", "--accelerate"}
+    others |= {"--solve", "--global-batch", "--confidence", "--top"}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", README))
     assert sorted(flags | switches | others) == sorted(named)
 
