@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
 
@@ -68,6 +68,17 @@ def best_figures() -> Mapping[str, Mapping[str, float]]:
     """
     best: Mapping[str, Mapping[str, float]] = read_toml(data_dir() / _FILE_NAME).get("best", {})
     return best
+
+
+def beyond_budget(scores: Iterable[SourceScore]) -> list[str]:
+    """Figures of uncalibrated predictions above the stored ones, or of a document that has none, each in one line."""
+    stored, found = stored_budget(), list[str]()
+    for score in scores:
+        allowed = stored.get(score.source, {})
+        for name, value in budget_figures(score).items():
+            if value > allowed.get(name, 0.0):
+                found.append(f"{score.source}: {name} is {value:.4g} with no fit, {allowed.get(name, 'nothing')} was stored")
+    return found
 
 
 def loosened() -> tuple[str, ...]:

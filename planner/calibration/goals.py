@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
@@ -55,8 +55,12 @@ class Goal:
 
     @property
     def rounded(self) -> float:
-        """What is reached, to a thousandth."""
-        return round(self.reached, 3)
+        """What is reached, to a thousandth, or finer where that hides on which side of the target it lies."""
+        for digits in (3, 4, 5):
+            rounded = round(self.reached, digits)
+            if replace(self, reached=rounded).met == self.met:
+                return rounded
+        return self.reached
 
     def better(self, first: float, second: float) -> float:
         """The one of two figures that is nearer to the target, or beyond it; the lower one where there is none."""

@@ -7,11 +7,12 @@ intervals hold readings of another source is measured in :mod:`planner.calibrati
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
-from planner.calibration.targets import Floats
+from planner.calibration.targets import NOISE, Floats
 from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
@@ -25,6 +26,10 @@ _COARSER_COUNTS = 2.0
 # No class of its own below this: the whole says the same with more data.
 _MIN_GROUPS = 2
 _NEED = SpreadKey("need")
+# One standard deviation of the logarithm at a scale of 1, as stated before any record (:mod:`planner.domain.scale`, and
+# :data:`planner.calibration.targets.NOISE` for host RAM): what a quantity that one source alone tells of leans on.
+_STATED_DEVIATION: Mapping[Quantity, float] = {"memory": 1 / 6, "need": 1 / 6, "time": 0.15, "host_memory": NOISE["host_memory"]}
+_STATED_READINGS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,21 @@ def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> 
     )
 
 
+def _stated(key: SpreadKey, members: Sequence[Residual]) -> tuple[Sequence[Residual], Floats]:
+    """What one source alone leans on: the scatter that a scale of 1 is stated to stand for, as readings of a few sources."""
+    deviation, one = NormalDist(0.0, _STATED_DEVIATION[key.of]), members[0]
+    shares = [(place + 0.5) / _STATED_READINGS for place in range(_STATED_READINGS)]
+    stated = [replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, scales=(), weight=1.0) for share in shares]
+    own = float(_weights(members, _READINGS_POWER[key.of]).sum())
+    return stated, np.full(_STATED_READINGS, _COARSER_COUNTS * own / _STATED_READINGS)
+
+
 def leaning(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> tuple[Sequence[Residual], Floats]:
     """What tells of a class, with weights: its own readings, and those of the whole at the weight of a few sources."""
+    whole = members[SpreadKey(key.of)]
+    if _n_groups(whole) < _MIN_GROUPS:
+        stated, weights = _stated(key, whole)
+        return [*stated, *whole], np.concatenate([weights, _weights(whole, _READINGS_POWER[key.of])])
     counted: list[Residual] = []
     weights = np.zeros(0)
     for each in key.path():

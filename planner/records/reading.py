@@ -179,7 +179,7 @@ def parse_json_line(line: bytes) -> Any:
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

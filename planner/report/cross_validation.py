@@ -79,10 +79,8 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
             "strong",
         )
     ]
-    notes += [
-        Note(f"{of.replace('_', ' ')}: {whole_percent(share)} of held-out readings inside the {NOMINAL_COVERAGE:.0%} interval")
-        for of, share in calibration.coverage
-    ]
+    inside = f"of held-out readings inside the {whole_percent(NOMINAL_COVERAGE)} interval"
+    notes += [Note(f"{of.replace('_', ' ')}: {whole_percent(share)} {inside}") for of, share in calibration.coverage]
     notes.append(Note(f"counts in an interval, chosen by the intervals of held-out sources: {_scale_text(calibration.scale)}"))
     fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
     sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
@@ -110,7 +108,8 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
 
 def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
     """Each coefficient as it ships for the first job of the machine, and as it is there."""
-    columns = (Column("coefficient"), *(Column(title, "right") for title in ("as it ships", "here", "one sd")), Column("unit"))
+    titles = ("as it ships", "here", "one sd")
+    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit"))
     rows = []
     for each in offsets:
         name, base = each.knob.coefficient, shipped.get(each.knob.coefficient, 0.0)
@@ -121,7 +120,7 @@ def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> G
 
 def _table(offsets: Sequence[Offset]) -> Grid:
     titles = ("prior", "fitted", "one sd")
-    columns = (Column("coefficient"), *(Column(title, "right") for title in titles), Column("unit"))
+    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit"))
     return Grid(columns, tuple(_offset_row(offset) for offset in offsets))
 
 

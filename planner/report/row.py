@@ -8,9 +8,9 @@ from planner.calibration.change import Moved, RowChange
 from planner.calibration.misses import stored_misses
 from planner.calibration.published import QUANTITIES
 from planner.calibration.rows import Comparison, RowScore
-from planner.calibration.tables import points_of
+from planner.calibration.tables import Point, points_of
 from planner.domain.interval import NOMINAL_COVERAGE
-from planner.report.layout import Column, Grid, Note, Row, Section
+from planner.report.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.numbers import whole_percent
 from planner.report.validation_text import amount, quantity_label, recipe_label, signed_percent
 from planner.units import format_bytes
@@ -64,7 +64,7 @@ def change_section(row: RowScore, change: RowChange) -> Section:
     title = f"Since the calibration before, of {change.date}"
     telling = [each for each in change.moved if any(abs(part) >= _SMALLEST_SHOWN for part in each.effect.values())]
     quiet = ", ".join(each.prior.name for each in change.moved if each not in telling)
-    numbers = (Grid(_CHANGE_COLUMNS, rows),) if rows else ()
+    numbers: tuple[Block, ...] = (Grid(_CHANGE_COLUMNS, rows), *_interval_notes(change.before, row)) if rows else ()
     rest = (Note(f"Moved without changing this row: {quiet}.", "dim"),) if quiet else ()
     if not telling:
         return Section(title, (*numbers, Note("No coefficient moved that changes this row."), *rest))
@@ -83,6 +83,24 @@ def _change_row(before: Comparison, now: Comparison) -> Row:
     return Row((quantity_label(quantity), *amounts, signed_percent(before.error), signed_percent(now.error)))
 
 
+def _interval_notes(before: RowScore, now: RowScore) -> tuple[Note, ...]:
+    """A line for each quantity whose interval is another one than it was."""
+    found = []
+    for name in QUANTITIES:
+        for old, new in zip(points_of((before,), name), points_of((now,), name), strict=False):
+            texts = [_interval_text(each) for each in (old, new)]
+            if texts[0] != texts[1]:
+                of = f"{whole_percent(NOMINAL_COVERAGE)} interval of {quantity_label(new.quantity)}"
+                found.append(Note(f"{of}: {texts[0] or 'none'} before, {texts[1] or 'none'} now."))
+    return tuple(found)
+
+
+def _interval_text(point: Point) -> str:
+    """The ends of an interval in the unit of its quantity; empty without one."""
+    interval = point.interval
+    return "" if interval is None else f"{amount(point.quantity, interval.low)} to {amount(point.quantity, interval.high)}"
+
+
 def _moved_row(moved: Moved, seen: Sequence[str]) -> Row:
     in_bytes = moved.prior.unit == "bytes"
     values = (format_bytes(each) if in_bytes else f"{each:.4g}" for each in (moved.before, moved.after))
@@ -93,15 +111,15 @@ def _moved_row(moved: Moved, seen: Sequence[str]) -> Row:
 def _row(row: RowScore, name: str, comparison: Comparison) -> Row:
     quantity = comparison.quantity
     points = points_of((row,), name)
-    interval = points[0].interval if points else None
+    interval = _interval_text(points[0]) if points else ""
     return Row(
         (
             quantity_label(quantity),
             amount(quantity, comparison.measured),
             amount(quantity, comparison.predicted),
             signed_percent(comparison.error),
-            "" if interval is None else f"{amount(quantity, interval.low)} to {amount(quantity, interval.high)}",
-            "" if interval is None else ("inside" if points[0].is_inside else "outside"),
+            interval,
+            "" if not interval else ("inside" if points[0].is_inside else "outside"),
             comparison.note,
         )
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.accuracy import stored_accuracy
+from planner.calibration.accuracy import percent_text, stored_accuracy
 from planner.calibration.goals import SEEDS, Goal
 from planner.calibration.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.rows import Comparison
@@ -53,6 +53,13 @@ def test_targets_have_bounds_on_either_side() -> None:
         "86 % to 94 %",
         "",
     ]
+
+
+def test_rounding_never_hides_a_miss() -> None:
+    """A figure keeps the digits that tell it from its target, and is printed with them; others have a thousandth."""
+    assert [Goal("", "", 1, reached, high=0.04).rounded for reached in (0.04003, 0.0397, 0.0412)] == [0.04003, 0.04, 0.041]
+    assert [Goal("", "", 1, reached, 0.94, 0.86).rounded for reached in (0.85967, 0.8604)] == [0.8597, 0.86]
+    assert [percent_text(each) for each in (0.04003, 0.04, 0.8597, 0.041)] == ["4.003%", "4.0%", "85.97%", "4.1%"]
 
 
 def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:

@@ -105,6 +105,17 @@ def test_a_class_of_one_source_uses_the_whole() -> None:
     assert find_spread(spreads, SpreadKey("time")) is None
 
 
+def test_one_source_alone_leans_on_the_stated_scatter() -> None:
+    """Four readings of one source that all lie low do not say that nothing lies high; many sources that do, do."""
+    low = [Residual(f"{i}", "only", "host_memory", SpreadKey("host_memory"), -0.1 - 0.01 * i) for i in range(4)]
+    several = [replace(each, group=f"g{g}") for each in low for g in range(12)]
+    one, many = (make_spreads(each)[0] for each in (low, several))
+    assert one.quantile(0.95) > 0.15
+    assert many.quantile(0.95) < 0
+    assert one.quantile(0.05) < many.quantile(0.05)
+    assert (one.n_rows, one.n_groups) == (4, 1)
+
+
 def test_a_class_of_few_sources_leans_on_the_whole() -> None:
     """Two sources with small errors are not trusted alone; ten are."""
     wild = residuals(6, 30, spread=0.3, key=NATURAL)

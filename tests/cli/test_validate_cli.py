@@ -130,7 +130,7 @@ def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
     for words in (
         "no fit  in-sample  held out",
         "free numbers (at most 40)",
-        "inside the 90% interval",
+        "inside the 90 % interval",
         "each source group is predicted",
         "Order of configurations",
         "002, throughput, pairs in the right order",

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.accuracy import stored_accuracy
+from planner.calibration.accuracy import percent_text, stored_accuracy
 from planner.calibration.misses import LISTED_ABOVE, Evidence, stored_misses
 from planner.calibration.other_tools import stored_other_tools
 from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
@@ -394,7 +394,7 @@ def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}".replace("%", " %")
+    return "" if value is None else percent_text(value).replace("%", " %")
 
 
 def _error(summary: dict[str, Any] | None) -> str:
