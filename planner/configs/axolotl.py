@@ -10,7 +10,7 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
-from planner.configs.trainer import OPTIMIZERS, read_batches, read_distribution, read_files
+from planner.configs.trainer import OPTIMIZERS, read_batches, read_distribution, read_files, remark_on_evaluation
 from planner.errors import UsageError, show
 
 TOOL = "Axolotl 0.19.0"
@@ -78,8 +78,6 @@ _REMARKS = {
     "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
     "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
-    "val_set_size": "evaluation is not counted: say --eval-samples",
-    "test_datasets": "evaluation is not counted: say --eval-samples",
 }
 
 
@@ -109,6 +107,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    for name in ("val_set_size", "test_datasets"):
+        # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
+        if keys.get(name) and reading.value("eval_batch") is not None:
+            remark_on_evaluation(keys, reading, name)
     keys.skip(AXOLOTL_HARMLESS)
     keys.skip(TRAINER_HARMLESS)
 

@@ -26,6 +26,8 @@ _HARMLESS = (
     "dump_state",
     "checkpoint",
     "comms_logger",
+    "comms_config",
+    "monitor_config",
     "flops_profiler",
     "tensorboard",
     "wandb",

@@ -146,5 +146,5 @@ class Keys:
 
     def left_over(self) -> tuple[str, ...]:
         """Keys that nobody read, with those of the tables below, in the order of the file."""
-        own = tuple(f"{self._prefix}{name}" for name in self.left_over_here())
+        own = tuple(f"{self._prefix}{show(name)}" for name in self.left_over_here())
         return (*own, *(name for part in self._parts for name in part.left_over()))

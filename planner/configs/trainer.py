@@ -58,6 +58,8 @@ _REMARKS = {
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
 _FSDP_VERSION = 2
+# transformers 5.23.0 training_args.py: per_device_eval_batch_size.
+_EVAL_BATCH = 8
 
 
 def read_trainer(keys: Keys, reading: Reading) -> None:
@@ -149,7 +151,15 @@ def _read_length_of_run(keys: Keys, reading: Reading) -> None:
         reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
     for name in ("eval_strategy", "evaluation_strategy"):
         if str(keys.get(name) or "no").lower() not in ("no", "false"):
-            reading.remark(keys.where(name), "evaluation is not counted: say --eval-samples")
+            remark_on_evaluation(keys, reading, name)
+
+
+def remark_on_evaluation(keys: Keys, reading: Reading, name: str) -> None:
+    """Say that evaluation is not in the peak, where its batch is larger than the one trained on."""
+    batch, evaluated = reading.value("batch"), reading.value("eval_batch") or _EVAL_BATCH
+    if isinstance(batch, int) and isinstance(evaluated, int) and evaluated > batch:
+        text = f"evaluates {evaluated} samples at once, more than the {batch} of training: that memory is not counted"
+        reading.remark(keys.where(name), text)
 
 
 def read_batches(keys: Keys, reading: Reading) -> None:

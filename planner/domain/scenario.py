@@ -12,7 +12,11 @@ from planner.domain.stack import Stack
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One resolved value.  ``origin`` is ``cli``, ``file:line``, ``default:<stack>``, ``catalog``, ``assumed`` or ``derived``."""
+    """One resolved value.
+
+    ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default:<stack>``, ``default of <tool>``, ``catalog``, ``assumed`` or
+    ``derived``.
+    """
 
     name: str
     value: str

@@ -37,6 +37,7 @@ _COLUMNS = (
     Column("config"),
 )
 _LENGTHS = "How long samples are is not said, so the interval is wide: --tokens-per-sample narrows it."
+_MAX_LISTED = 20
 _HINT = "The whole report of one: plan --config FILE, with the same flags."
 
 
@@ -113,7 +114,9 @@ def _read(each: Checked) -> Section:
     if each.subject is None:
         return Section("", ())
     scenario = each.subject.scenario
-    notes = [Note(f"unknown key, ignored: {_key(each, origin)}", "warn") for origin in each.ignored]
+    notes = [Note(f"unknown key, ignored: {_key(each, origin)}", "warn") for origin in each.ignored[:_MAX_LISTED]]
+    if len(each.ignored) > _MAX_LISTED:
+        notes.append(Note(f"{len(each.ignored) - _MAX_LISTED:,} more unknown keys; --json lists all", "warn"))
     notes += [Note(f"{_key(each, origin)}: {text}", "warn") for origin, text in each.remarks]
     taken: dict[str, list[str]] = {}
     for entry in scenario.assumptions:

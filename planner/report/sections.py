@@ -19,6 +19,7 @@ _UNKNOWN_LENGTHS = (
     "Padded to the longest sample of each batch, and how long samples are is not said: intervals of memory are much wider than "
     "with --tokens-per-sample."
 )
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 VERDICTS: dict[Verdict, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
     "does_not_fit": ("DOES NOT FIT", "bad"),
@@ -120,8 +121,8 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
     """Settings by origin, so that all of them take little room; notes follow, one a line."""
     groups: dict[str, list[str]] = {}
     for each in assumptions:
-        origin, line = _split_line(each.origin)
-        groups.setdefault(origin, []).append(f"{each.name}={each.value}{f' (line {line})' if line else ''}")
+        origin, place = _split_place(each.origin)
+        groups.setdefault(origin, []).append(f"{each.name}={each.value}{f' ({place})' if place else ''}")
     if not groups:
         return Section("", ())
     rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
@@ -155,10 +156,12 @@ def _formulas(subject: Subject) -> tuple[Section, ...]:
     )
 
 
-def _split_line(origin: str) -> tuple[str, str]:
-    """``job.toml:4`` -> ``job.toml`` and ``4``; other origins have no line."""
-    file, _, line = origin.rpartition(":")
-    return (file, line) if file and line.isdigit() else (origin, "")
+def _split_place(origin: str) -> tuple[str, str]:
+    """``job.toml:4`` -> ``job.toml``, ``line 4``; ``train.yaml:lora_r`` -> ``train.yaml``, ``lora_r``; others have no place."""
+    file, _, place = origin.rpartition(":")
+    if file and place.isdigit():
+        return file, f"line {place}"
+    return (file, place) if file.endswith(_CONFIG_SUFFIXES) else (origin, "")
 
 
 def _changes(subject: Subject) -> Section:

@@ -212,3 +212,11 @@ def test_an_accelerate_file_beside_axolotls_own_fsdp_says_the_gpus(tmp_path: Pat
     config = read_config_file(path, None, Beside(accelerate=accelerate))
     asked = [config.request.get(name) for name in ("gpus", "sharding", "offload")]
     assert asked == [4, "fsdp", "optimizer+params"]
+
+
+@pytest.mark.parametrize(("evaluated", "said"), [("", True), ("per_device_eval_batch_size: 4\n", False)])
+def test_an_evaluation_larger_than_training_is_remarked_on(tmp_path: Path, evaluated: str, said: bool) -> None:
+    """The Trainer evaluates 8 samples at once unless told otherwise; that peak is not predicted, so it is said."""
+    text = LLAMA_FACTORY + "per_device_train_batch_size: 4\neval_strategy: steps\n" + evaluated
+    config = read_config_file(written(tmp_path, text))
+    assert any("evaluates 8 samples at once" in remark.text for remark in config.remarks) == said
