@@ -12,10 +12,10 @@ from typing import Any
 
 from measure.case import CPU, Case, case_key
 from measure.environment import environment_key
+from measure.evidence import evidence_of
 from measure.launcher import Event, Run
-from measure.nvml import POWER_CAP
 from measure.pace import interquartile_range
-from measure.quality import Evidence, is_censored, judge
+from measure.quality import is_censored, judge
 from planner.domain.recipe import Recipe
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -41,7 +41,7 @@ class Measured:
 def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> Measured:
     """The record of one run."""
     counted = [event for event in _steps(run) if not event["warmup"]]
-    evidence = _evidence(case, run, scenario, counted, environment)
+    evidence = evidence_of(case, run, scenario, _steps(run), environment)
     verdict, reasons = judge(evidence)
     raw = _raw(case, scenario, run, environment)
     record = RunRecord(
@@ -193,53 +193,10 @@ def _steps(run: Run) -> list[Event]:
     return [event for event in run.events[0] if event["event"] == "step"]
 
 
-def _evidence(case: Case, run: Run, scenario: Scenario, counted: Sequence[Event], environment: Mapping[str, Any]) -> Evidence:
-    retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
-    known = [value for value in retries if value is not None]
-    others = [device.other_processes for device in run.devices if device.other_processes is not None]
-    limit_bytes = case.options.memory_limit_bytes
-    fullest = max(run.devices, key=lambda each: each.peak_bytes, default=None)
-    return Evidence(
-        warmup_steps=len(_steps(run)) - len(counted),
-        counted_s=[event["wall_s"] for event in counted],
-        outcome=run.outcome,
-        same_tokens=len({event["padded_tokens"] for event in counted}) <= 1,
-        retries=max(known) if known else None,
-        throttled=_throttled(run, environment),
-        driver_asked=scenario.hardware.gpu.id == CPU or len(run.devices) > 0,
-        other_processes=max(others, default=None),
-        held_before_bytes=max((device.held_before_bytes or 0 for device in run.devices), default=None),
-        device_peak_bytes=None if fullest is None else fullest.peak_bytes - (fullest.baseline_bytes if limit_bytes else 0),
-        device_bytes=limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
-        warnings=_boundary_warnings(case, scenario),
-    )
-
-
-def _throttled(run: Run, environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why clocks were low.  A card that reaches the power limit it is sold with is not slowed: that is its speed."""
-    reasons: list[str] = []
-    for device, state in zip(run.devices, environment.get("gpu_state") or [{}] * len(run.devices), strict=False):
-        limit_mw = state.get("power_limit_mw")
-        as_sold = limit_mw is not None and limit_mw >= state.get("power_limit_default_mw", math.inf)
-        reasons += [reason for reason in device.throttle_reasons if not (as_sold and reason == POWER_CAP)]
-    return tuple(dict.fromkeys(reasons))
-
-
 def _limit_mib(case: Case, scenario: Scenario) -> float | None:
     """The limit on device memory; a CPU has none, its limit on the process is in ``raw``."""
     limit_bytes = case.options.memory_limit_bytes
     return None if limit_bytes is None or scenario.hardware.gpu.id == CPU else limit_bytes / MIB
-
-
-def _boundary_warnings(case: Case, scenario: Scenario) -> tuple[str, ...]:
-    """What escapes a memory limit, so that the outcome says nothing about a smaller card."""
-    if case.options.memory_limit_bytes is None:
-        return ()
-    if scenario.recipe.optimizer.startswith("paged"):
-        return ("paged states are outside of the memory limit: no evidence about a card of that size",)
-    if scenario.hardware.world_size > 1:
-        return ("NCCL's buffers are outside of the memory limit: no evidence about cards of that size",)
-    return ()
 
 
 def _raw(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class HostSampler:
         self._rss: list[int] = [0, 0]
         self._pss: list[int] = [0, 0]
         self._cgroup = 0
-        self._available_bytes = self._least_available_bytes = _available_bytes()
+        self._available_bytes = self._least_available_bytes = 0
         self._n_samples = 0
         self._next_pss_s = 0.0
         self._processes: list[psutil.Process] = []
@@ -75,7 +75,10 @@ class HostSampler:
         if pss:
             self._pss = [max(self._pss[0], *pss), max(self._pss[1], sum(pss))]
         self._cgroup = max(self._cgroup, cgroup_bytes("current") or 0)
-        self._least_available_bytes = min(self._least_available_bytes, _available_bytes())
+        available_bytes = _available_bytes()
+        # From the first look on: what started the case may have had to be started itself.
+        self._available_bytes = self._available_bytes or available_bytes
+        self._least_available_bytes = min(self._least_available_bytes or available_bytes, available_bytes)
 
     @property
     def pids(self) -> list[int]:

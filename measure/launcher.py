@@ -23,6 +23,8 @@ from planner.domain.run_record import Outcome
 
 _INTERVAL_S = 0.05
 _MAX_LOG_CHARS = 500
+# A worker that was forked has torch already and opens its device in seconds; one that inherited a lock never does.
+_OPENING_S = 120.0
 
 Event = Mapping[str, Any]
 
@@ -92,10 +94,10 @@ class Launcher:
         """
         run = self._run_once(case, ranks, devices)
         on_gpu = case.values.get("gpu") != CPU
-        if on_gpu and run.how == "fork" and run.outcome == "crash" and not _has_opened_device(run):
+        if on_gpu and run.how == "fork" and run.outcome == "crash" and not _has_opened_device(run.events):
             # Something that the parent did, such as looking for a device without NVML, may keep its children from opening one.
             spawned = self._run_once(case, ranks, devices, may_fork=False)
-            self._may_fork = not _has_opened_device(spawned)
+            self._may_fork = not _has_opened_device(spawned.events)
             return spawned
         return run
 
@@ -115,8 +117,10 @@ class Launcher:
         try:
             while (status := child.status()) is None:
                 watch.look(child.pid)
-                if time.monotonic() - start_s > case.options.timeout_s:
+                running_s = time.monotonic() - start_s
+                if running_s > case.options.timeout_s:
                     timed_out = True
+                if timed_out or (how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events)):
                     kill_group(child.pid)
                 time.sleep(_INTERVAL_S)
         except ZygoteError:
@@ -166,9 +170,9 @@ class Launcher:
         return self._zygote
 
 
-def _has_opened_device(run: Run) -> bool:
+def _has_opened_device(events: Sequence[Sequence[Event]]) -> bool:
     """Whether the worker came as far as its first word, which it says when its device is open."""
-    return any(event["event"] == "hello" for event in run.events[0])
+    return any(event["event"] == "hello" for event in events[0])
 
 
 class _Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,3 +104,17 @@ def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(measure.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
     with pytest.raises(ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"):
         Zygote()
+
+
+def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that it inherited would hold it until the timeout, and every case after it: it is killed early, which is a crash."""
+    killed: list[int] = []
+    child = SimpleNamespace(pid=2**22 + 1, status=lambda: -signal.SIGKILL if killed else None)
+    monkeypatch.setattr(measure.launcher, "_OPENING_S", 0.0)
+    monkeypatch.setattr(measure.launcher, "kill_group", killed.append)
+    monkeypatch.setattr(Launcher, "_start", lambda *_: (child, "fork"))
+    with Launcher() as launcher:
+        run = launcher._run_once(Case({"gpu": "h200"}, RunOptions(timeout_s=600.0)), 1, ())
+    assert killed[0] == child.pid
+    assert (run.outcome, run.how) == ("crash", "fork")
+    assert "SIGKILL" in (run.message or "")

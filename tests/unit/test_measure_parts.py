@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from measure.case import Case, RunOptions, case_from_json, case_key
+from measure.device_watch import DevicePeaks
 from measure.environment import cpu_name, differences, environment_key
+from measure.evidence import _filled_bytes
 from measure.host import cgroup_bytes, cgroup_kills
 from measure.lengths import plan_batches
 from measure.machine import Machine, catalog_id
@@ -297,3 +299,13 @@ def test_a_limit_reaches_the_planner_as_the_memory_of_the_card() -> None:
         memory_limit_mib=24576.0,
     )
     assert resolve(from_record(limited)).hardware.gpu.visible_memory_bytes == 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("held_bytes", "limited", "filled_bytes"),
+    [(100 * MIB, False, 20 * GIB - 400 * MIB), (None, False, 20 * GIB), (100 * MIB, True, 20 * GIB - 500 * MIB)],
+)
+def test_what_the_driver_keeps_fills_no_card(held_bytes: int | None, limited: bool, filled_bytes: int) -> None:
+    """The card's size is what CUDA makes visible, without the driver's own part; a limit is about what a run adds."""
+    device = DevicePeaks(0, 500 * MIB, 20 * GIB, held_bytes, None, None, ())
+    assert _filled_bytes(device, limited=limited) == filled_bytes
