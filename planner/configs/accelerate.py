@@ -5,10 +5,11 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
-from planner.configs.deepspeed import read_deepspeed, read_zero_buckets, say_offload, say_zero
+from planner.configs.deepspeed import read_deepspeed
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp, referred
+from planner.configs.zero import read_zero_buckets, say_offload, say_zero
 from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"

@@ -62,6 +62,16 @@ _UNMODELLED = {
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
     "fp32_norms": "norms in fp32 are not modelled in this stack",
+    "model_quantization_config": "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are",
+    "use_onebitllms": "ternary weights are not modelled",
+    "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
+    "lisa_n_layers": "LISA is not modelled",
+    "scaling_softmax": "a scaled softmax is not modelled",
+    "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
+    "large_head_attention": "attention kernels of Axolotl's own are not modelled",
+    "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
+    "fused_attn_kernel": "attention kernels of Axolotl's own are not modelled",
+    "llama4_linearized_experts": "experts as separate matrices are not modelled",
 }
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -77,6 +87,10 @@ _REMARKS = {
     "batch_flattening": "counted as padded to the longest sample, which is more",
     "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
     "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
+    "sdpa_varlen": "counted as the attention of Transformers",
+    "experts_implementation": "experts are counted as in Transformers",
+    "use_kernels": "kernels from the Hub are not counted",
+    "optim_target_modules": "all trained weights are counted as this optimizer's",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
 
@@ -135,7 +149,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
             raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
         reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
-        keys.skip((*_ADAPTER, "lora_target_modules", "lora_target_linear", "lora_modules_to_save"))
+        keys.skip((*_ADAPTER, "peft_autocast_adapter_dtype", "lora_target_modules", "lora_target_linear", "lora_modules_to_save"))
         return
     if (adapter == "qlora") != bool(four):
         raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
@@ -149,6 +163,9 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
     reading.take(keys, _ADAPTER)
     _read_targets(keys, reading)
+    if keys.flag("peft_autocast_adapter_dtype") is False:
+        where = keys.where("peft_autocast_adapter_dtype")
+        reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:

@@ -38,6 +38,9 @@ def read_numerics(keys: Keys, reading: Reading) -> None:
         if keys.flag(name):
             reading.say("precision", dtype, keys.where(name), "no autocast")
             reading.say("load_dtype", dtype, keys.where(name))
+    if keys.flag("float32"):
+        reading.say("precision", "fp32", keys.where("float32"))
+        reading.say("load_dtype", "fp32", keys.where("float32"))
     auto = keys.get("bf16") in (None, "auto")
     bf16, fp16 = None if auto else _bf16(keys), keys.flag("fp16")
     if reading.value("precision") is not None:
@@ -95,6 +98,7 @@ def read_loss(keys: Keys, reading: Reading) -> None:
     keys.refuse_switched_on(
         {
             "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
+            "flash_attn_rms_norm": "flash-attn's norm is not modelled",
             "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
             "use_eaft": "this loss is not modelled",
         }

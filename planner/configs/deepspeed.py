@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
+from planner.configs.zero import AUTO, NO_STAGE, TOOL, read_zero, say_zero
 from planner.errors import UsageError, show
-from planner.units import TERA
 
-TOOL = "DeepSpeed 0.19.8"
-_AUTO = "auto"
-_MOST = TERA
-_NO_STAGE = "DeepSpeed's engine without ZeRO (stage 0) is not modelled; stages 1 to 3 are"
+__all__ = ["TOOL", "read_deepspeed"]
 
 # Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
 _HARMLESS = (
@@ -42,33 +39,6 @@ _HARMLESS = (
     # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
     "activation_checkpointing",
 )
-_ZERO_HARMLESS = (
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-    "elastic_checkpoint",
-    "load_from_fp32_weights",
-    "ignore_unused_parameters",
-    "round_robin_gradients",
-    "reduce_scatter",
-    "allgather_partitions",
-    "legacy_stage1",
-    "log_trace_cache_warnings",
-    "enable_sanity_checks",
-)
-# DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
-_BUCKET = 500_000_000
-_STAGE_3 = {
-    "reduce_bucket_size": _BUCKET,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-}
-_LIVE = {"stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000, "sub_group_size": 1_000_000_000}
-_ZERO_UNMODELLED = {
-    "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
-    "zero_quantized_nontrainable_weights": "quantised communication (ZeRO++) is not modelled",
-    "zenflow": "ZenFlow is not modelled",
-}
 _UNMODELLED = {
     "compression_training": "compression in training is not modelled",
     "quantize_training": "quantised training is not modelled",
@@ -81,15 +51,6 @@ _ENGINE_UNMODELLED = {
     "bf16_master_weights_and_grads": "16-bit masters are not modelled",
     "fp16_master_weights_and_grads": "16-bit masters are not modelled",
     "bf16_optimizer_states": "16-bit optimizer states are not modelled",
-}
-_OFFLOADS = {
-    ("none", "none"): "none",
-    ("cpu", "none"): "optimizer",
-    ("none", "cpu"): "params",
-    ("cpu", "cpu"): "optimizer+params",
-    ("nvme", "none"): "optimizer-nvme",
-    ("none", "nvme"): "params-nvme",
-    ("nvme", "nvme"): "optimizer+params-nvme",
 }
 
 
@@ -108,42 +69,11 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
     _read_precision(keys, reading)
     zero = keys.part("zero_optimization")
     if zero is None:
-        raise keys.not_modelled("zero_optimization", _NO_STAGE)
+        raise keys.not_modelled("zero_optimization", NO_STAGE)
     say_zero(zero, "stage", zero.get("stage"), reading)
-    _read_zero(zero, reading)
+    read_zero(zero, reading)
     _read_optimizer(keys, reading)
     keys.skip(_HARMLESS)
-
-
-def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
-    """Enter a stage of ZeRO.
-
-    Raises:
-        InputFileError: no such stage.
-        NotModelledError: stage 0.
-    """
-    if stage in (None, 0):
-        raise keys.not_modelled(name, _NO_STAGE)
-    if stage not in (1, 2, 3) or isinstance(stage, bool):
-        raise keys.wrong(name, "0, 1, 2 or 3", stage)
-    reading.say("sharding", f"zero{stage}", keys.where(name))
-
-
-def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: str) -> None:
-    """Enter where optimizer states and parameters lie.
-
-    Raises:
-        InputFileError: no such device.
-        NotModelledError: a pair that no formula covers.
-    """
-    for device in devices:
-        if device not in ("none", "cpu", "nvme"):
-            raise keys.wrong(name, "none, cpu or nvme", device)
-    offload = _OFFLOADS.get(devices)
-    if offload is None:
-        raise keys.not_modelled(name, f"optimizer states on {devices[0]} with parameters on {devices[1]} are not modelled")
-    if offload != "none":
-        reading.say("offload", offload, keys.where(name))
 
 
 def _read_degrees(keys: Keys) -> None:
@@ -155,9 +85,9 @@ def _read_degrees(keys: Keys) -> None:
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:
     for name, target in (("train_micro_batch_size_per_gpu", "batch"), ("gradient_accumulation_steps", "grad_accum")):
-        if keys.get(name) not in (None, _AUTO):
+        if keys.get(name) not in (None, AUTO):
             _agree(keys, reading, name, target, keys.count(name))
-    if keys.get("train_batch_size") not in (None, _AUTO):
+    if keys.get("train_batch_size") not in (None, AUTO):
         reading.total_batch = (keys.count("train_batch_size") or 0, keys.where("train_batch_size"))
 
 
@@ -183,105 +113,12 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))
         part.refuse_switched_on(_ENGINE_UNMODELLED)
         enabled = part.get("enabled")
-        if enabled in (None, _AUTO):
+        if enabled in (None, AUTO):
             continue
         if part.flag("enabled"):
             _agree(part, reading, "enabled", "precision", precision)
         elif reading.value("precision") == precision:
             _agree(part, reading, "enabled", "precision", "off")
-
-
-def _read_zero(zero: Keys, reading: Reading) -> None:
-    zero.refuse_switched_on(_ZERO_UNMODELLED)
-    zero.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"})
-    states, params = _device(zero, reading, "offload_optimizer", "cpu_offload"), _device(zero, reading, "offload_param")
-    places = [name for name in ("offload_optimizer", "offload_param", "cpu_offload") if zero.has(name)]
-    say_offload(zero, (states, params), reading, places[0] if places else "stage")
-    read_zero_buckets(zero, reading)
-    for name, usual in _LIVE.items():
-        if _number(zero, name) not in (None, usual):
-            reading.remark(zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted")
-    if zero.flag("contiguous_gradients") is False:
-        reading.remark(zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer")
-    zero.skip(_ZERO_HARMLESS)
-
-
-def read_zero_buckets(zero: Keys, reading: Reading) -> None:
-    """Enter the sizes of ZeRO's buffers.
-
-    Raises:
-        InputFileError: not a number of elements.
-    """
-    if zero.get("stage") == 3:
-        _read_stage_3(zero, reading)
-    else:
-        _read_buckets(zero, reading)
-
-
-def _read_buckets(zero: Keys, reading: Reading) -> None:
-    """Buckets of stages 1 and 2: ``auto`` is hidden size squared, which the switch writes as 0."""
-    size = zero.get("reduce_bucket_size")
-    elements = 0 if size == _AUTO else _number(zero, "reduce_bucket_size") or _BUCKET
-    place = zero.where("reduce_bucket_size") if zero.has("reduce_bucket_size") else f"default of {TOOL}"
-    reading.switch("zero12_bucket_elements", elements, place)
-    gathered = _number(zero, "allgather_bucket_size")
-    if gathered is not None and gathered > (elements or gathered):
-        reading.remark(
-            zero.where("allgather_bucket_size"), f"{gathered:,} is not taken over: reduce_bucket_size is counted for both"
-        )
-    overlap = None if zero.get("overlap_comm") == _AUTO else zero.flag("overlap_comm")
-    place = zero.where("overlap_comm") if overlap is not None else f"default of {TOOL}"
-    reading.switch("zero12_overlap", bool(overlap), place)
-    zero.skip(_STAGE_3)
-
-
-def _read_stage_3(zero: Keys, reading: Reading) -> None:
-    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own; other numbers are remarked on."""
-    values = {name: zero.get(name) for name in _STAGE_3}
-    auto = [name for name, value in values.items() if value == _AUTO]
-    place = zero.where(auto[0]) if auto else f"default of {TOOL}"
-    reading.switch("zero_auto_buckets", bool(auto), place)
-    for name, usual in _STAGE_3.items():
-        number = None if name in auto else _number(zero, name)
-        if auto and name not in auto:
-            given = f"{number:,}" if number is not None else f"left out, which is {usual:,}"
-            reading.remark(zero.where(name), f"{given}, is counted as auto, like {auto[0]}")
-        elif number not in (None, usual):
-            reading.remark(zero.where(name), f"{number:,} is not taken over: {usual:,} is counted")
-    if zero.get("overlap_comm") is False:
-        reading.remark(zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation")
-    zero.skip(("allgather_bucket_size",))
-
-
-def _number(zero: Keys, name: str) -> int | None:
-    """A number of elements, which people also write as ``2e8``; ``None`` where it is not given or ``auto``."""
-    value = zero.get(name)
-    if value in (None, _AUTO):
-        return None
-    try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
-    except (ValueError, OverflowError):
-        number = -1.0
-    if not 0 <= number < _MOST:
-        raise zero.wrong(name, "a number of elements or auto", value)
-    return int(number)
-
-
-def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
-    """Where a part of the state lies: ``none``, ``cpu`` or ``nvme``."""
-    if old and zero.flag(old):
-        return "cpu"
-    part = zero.part(name)
-    if part is None:
-        return "none"
-    device = part.text("device") or "none"
-    part.skip(("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"))
-    if part.flag("pin_memory") is not None and device != "none":
-        reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
-    ratio = part.get("ratio")
-    if ratio not in (None, 1, 1.0):
-        raise part.not_modelled("ratio", "offloading a part of the optimizer is not modelled")
-    return device
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

@@ -28,7 +28,7 @@ TRAINER_HARMLESS = _names(
     half_precision_backend past_index push_to_hub_model_id push_to_hub_organization push_to_hub_token
     ray_scope jit_mode_eval use_ipex split_batches dispatch_batches include_tokens_per_second include_inputs_for_metrics
     fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params predict_with_generate generation_max_length generation_num_beams
-    generation_config
+    generation_config _n_gpu
     """
 )
 """TrainingArguments: reports, schedules, evaluation, checkpoints, loading of data."""
@@ -50,11 +50,24 @@ LLAMA_FACTORY_HARMLESS = _names(
     top_k num_beams max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens image_max_pixels
     image_min_pixels video_max_pixels video_min_pixels video_fps video_maxlen export_dir export_size export_device
     export_quantization_bit export_legacy_format export_hub_model_id quantization_device_map freeze_vision_tower
-    freeze_multi_modal_projector
+    freeze_multi_modal_projector image_do_pan_and_scan crop_to_patches use_audio_in_video audio_sampling_rate
+    export_quantization_dataset export_quantization_nsamples export_quantization_maxlen vllm_maxlen vllm_gpu_util
+    vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config
+    sglang_lora_backend compute_dtype device_map model_max_length block_diag_attn include_mfu
+    kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num kt_lora_expert_intermediate_size
+    module_dropout oft_rank oft_block_size oft_target pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing
+    kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards
+    ref_model ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters reward_model_quantization_bit
+    reward_model_type ld_alpha galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
+    apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type apollo_scale_type
+    apollo_layerwise apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval
+    badam_update_ratio badam_mask_mode badam_verbose hyper_parallel_args asft_alpha eaft_alpha fp8_backend
+    fp8_enable_fsdp_float8_all_gather profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps
+    profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules
     """
 )
 """LLaMA-Factory: data, tokens, schedules of adapters, experiment tracking, generation and export, and vision towers, which a
-text model has not and a prediction leaves out."""
+text model has not and a prediction leaves out.  The last lines are details of features that are refused by their own switch."""
 
 # trl 1.16.0 sft_config.py, model_config.py and scripts/utils.py; the last lines are those of recipes in its manner.
 TRL_HARMLESS = _names(
@@ -98,6 +111,24 @@ AXOLOTL_HARMLESS = _names(
     mlflow_tracking_uri mlflow_experiment_name hf_mlflow_log_artifacts use_mlflow use_comet comet_project_name
     eval_table_size eval_max_new_tokens bf16_full_eval evaluation_strategy eval_strategy eval_steps dynamic_checkpoint
     hub_model_id hub_strategy local_rank logging_steps
+    freeze_mm_modules dp_shard_size fsdp_final_state_dict_type generation_max_new_tokens generation_temperature
+    generation_top_p generation_top_k generation_prompt_ratio generation_do_sample processor_kwargs
+    experimental_skip_move_to_device bos_token eos_token pad_token unk_token additional_special_tokens
+    peft_ensure_weight_tying merge_method torchdistx_path jagged_restart_warmup_steps jagged_restart_anneal_steps
+    mlflow_run_name comet_api_key comet_workspace comet_experiment_key comet_mode comet_online comet_experiment_config
+    gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature use_ray
+    ray_run_name ray_num_workers resources_per_worker use_otel_metrics otel_metrics_host otel_metrics_port use_trackio
+    trackio_project_name trackio_run_name rope_scaling noisy_embedding_alpha
+    trl vllm ebft center_rewards_coefficient num_labels dpo_use_weighting dpo_label_smoothing precompute_ref_log_probs
+    dpo_use_liger_kernel dpo_padding_free dpo_loss_type dpo_loss_weights orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight
+    kto_undesirable_weight rl_beta dpo_beta dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
+    fp8_config fp8_enable_fsdp_float8_all_gather pose_split_on_token_ids pose_max_context_len pose_num_chunks
+    flex_attn_compile_kwargs eaft_alpha eaft_k tiled_mlp_num_shards tiled_mlp_use_original_mlp fp32_norm_classes
+    model_quantization_config_kwargs peft_layers_pattern relora_prune_ratio relora_prune_method relora_cpu_offload dion_lr
+    dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
+    qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj
+    qgalore_queue_size lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
     """
 )
-"""Axolotl: data, tokens, schedules, tracking, how models are loaded and saved."""
+"""Axolotl: data, tokens, schedules, tracking, how models are loaded and saved.  The last lines are details of features that are
+refused by their own switch."""

@@ -129,11 +129,16 @@ class Keys:
         """Read degrees that are modelled at 1 only.
 
         Raises:
+            InputFileError: not a whole number.
             NotModelledError: one of them is above 1.
         """
         for name, what in reasons.items():
-            degree = self.count(name)
-            if degree is not None and degree > 1:
+            degree = self.get(name)
+            if degree is None:
+                continue
+            if isinstance(degree, bool) or not isinstance(degree, int):
+                raise self.wrong(name, "a whole number", degree)
+            if degree > 1:
                 raise self.not_modelled(name, f"{what} of {degree} is not modelled; only 1 is")
 
     def skip(self, names: Iterable[str]) -> None:

@@ -41,6 +41,7 @@ _UNMODELLED = {
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "use_v1_kernels": "kernels of LLaMA-Factory's own are not modelled",
+    "freeze_language_model": "a frozen language model is not modelled",
     "fp8": "training in fp8 is not modelled",
     "use_dft_loss": "this loss is not modelled",
     "use_asft_loss": "this loss is not modelled",
@@ -91,6 +92,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("add_special_tokens", "the vocabulary is counted as published"),
         ("new_special_tokens_config", "the vocabulary is counted as published"),
         ("adapter_name_or_path", "an adapter is trained as lora_rank and lora_target say, whatever it was made with"),
+        ("enable_torch_profiler", "what the profiler holds is not counted"),
         ("moe_aux_loss_coef", "the routers' loss is not counted"),
     ):
         if keys.get(name) not in (None, False):

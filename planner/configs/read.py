@@ -89,6 +89,8 @@ def recognise(document: Document) -> Tool:
         found = [name for name, count in counts.items() if count == best]
         if best and len(found) == 1:
             return TOOLS[found[0]]
+        if group is _TRAINING and not best and "model_name_or_path" in keys and trl.HINTS & keys:
+            return TOOLS["trl"]
         if best:
             raise InputFileError(document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}")
     names = ", ".join(TOOL_NAMES)

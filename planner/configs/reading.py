@@ -62,8 +62,9 @@ class Reading:
     def take(self, keys: Keys, table: Mapping[str, str]) -> None:
         """Enter the keys of ``table`` (their name -> our field) that are given, as they stand."""
         for name, target in table.items():
-            if keys.has(name):
-                self.say(target, keys.get(name), keys.where(name))
+            value = keys.get(name)
+            if value is not None:
+                self.say(target, value, keys.where(name))
 
     def default(self, name: str, value: Any, place: str) -> None:
         """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""

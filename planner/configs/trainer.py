@@ -172,7 +172,7 @@ def read_batches(keys: Keys, reading: Reading) -> None:
     elif strategy not in (None, "random", "sequential"):
         reading.remark(keys.where("train_sampling_strategy"), f"{show(strategy)} is counted as random")
     for name in ("torch_empty_cache_steps", "gc_steps"):
-        if keys.has(name) and keys.get(name):
+        if keys.get(name):
             reading.switch("keeps_outgrown_blocks", False, keys.where(name))
 
 

@@ -30,6 +30,8 @@ MARKS = frozenset(
         "dataset_num_proc",
     }
 )
+# With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
+HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
 _DTYPES = ("bfloat16", "float16", "float32")
 _UNMODELLED = {
     "use_dora": "DoRA is not modelled",
@@ -87,6 +89,9 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
     if targets:
         reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+    else:
+        text = "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are counted, which is more"
+        reading.remark(keys.where("lora_target_modules"), text)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
     _read_quantisation(keys, reading)

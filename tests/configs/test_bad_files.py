@@ -84,6 +84,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             "hybrid",
         ),
         (AXOLOTL + "tensor_parallel_size: 2\n", NotModelledError, "a tensor-parallel degree of 2"),
+        (AXOLOTL + "context_parallel_size: two\n", InputFileError, "must be a whole number"),
         (AXOLOTL + "adapter: qlora\n", UsageError, "load_in_4bit"),
         (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
         (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
@@ -120,6 +121,9 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
         read_config_file(written(tmp_path, AXOLOTL), "axolotle")
     assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
+    recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
+    assert read_config_file(written(tmp_path, recipe)).tool == "TRL 1.16.0"
+    assert read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
     assert set(TOOL_NAMES) == {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate"}
 
 
