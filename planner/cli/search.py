@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cli.calibration_choice import calibration_for
 from planner.cli.outcome import Outcome, human_text
@@ -46,12 +46,28 @@ def search(flags: Mapping[str, object], options: SearchOptions) -> Outcome:
 
     quantity: Quantity | None = None if options.solve is None else _SOLVE.parse(options.solve)
 
+    remarks: dict[str, None] = {}
+
     def model_for(scenario: Scenario) -> Model:
-        return calibration_for(scenario, options.calibration).model
+        choice = calibration_for(scenario, options.calibration)
+        remarks.update(dict.fromkeys(choice.warnings))
+        if choice.assumption is not None and choice.assumption.note:
+            remarks[f"Calibration {choice.assumption.value}: {choice.assumption.note}."] = None
+        return choice.model
 
     pool = Pool(space, confidence)
     answer = choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
-    return _report(answer, options)
+    if options.confidence is not None and not _chance_known(pool):
+        raise UsageError(
+            "--confidence asks for P(fits), which no prediction has without a calibration that knows it; leave it out"
+        )
+    return _report(replace(answer, notes=(*remarks, *answer.notes)), options)
+
+
+def _chance_known(pool: Pool) -> bool:
+    """Whether any prediction has a chance to fit, or none for lack of a limit."""
+    every = (tried.prediction for group in pool.by_training.values() for tried in group)
+    return any(each.fits_probability is not None or each.memory.limit_bytes is None for each in every)
 
 
 def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:

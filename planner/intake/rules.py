@@ -7,8 +7,10 @@ from planner.intake.rule import Case, Level, Rule
 from planner.intake.rules_recipe import RECIPE_RULES
 from planner.intake.rules_system import SYSTEM_RULES
 
-__all__ = ["RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
+__all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
 
+FORCE_HINT = " (--force goes on anyway)"
+"""How a refusal ends; a command without that flag leaves it out."""
 RULES: tuple[Rule, ...] = (*RECIPE_RULES, *SYSTEM_RULES)
 
 
@@ -21,7 +23,7 @@ def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
     broken = [rule for rule in RULES if rule.applies(case)]
     refused = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "refuse"]
     if refused and not force:
-        raise RefusedCombinationError(f"{'; also: '.join(refused)} (--force goes on anyway)")
+        raise RefusedCombinationError(f"{'; also: '.join(refused)}{FORCE_HINT}")
     warned = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "warn"]
     return (*(f"forced: {message}" for message in refused), *warned)
 

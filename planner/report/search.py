@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.numbers import gib, plain_number, whole_percent
-from planner.report.search_table import Shown, place_text, recipe_grid
+from planner.report.numbers import gib, percent, plain_number, whole_percent
+from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES
 from planner.search.answer import Answer, Group, Quantity
 from planner.search.attempt import Tried, state_of
@@ -32,7 +32,8 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
     rows = [each for group in numbered for each in group]
     sections = (
         _head(answer, [each.tried for each in rows]),
-        *(_group(answer, group, shown) for group, shown in zip(answer.groups, numbered, strict=True)),
+        *(_group(answer, group, shown) for group, shown in zip(answer.groups, numbered, strict=True) if not group.refused),
+        _refused(answer),
         _commands(rows),
         _changes(answer),
         _tried(answer, [each.tried for each in rows]),
@@ -63,7 +64,7 @@ def _numbered(answer: Answer) -> list[list[Shown]]:
 
 def _head(answer: Answer, rows: list[Tried]) -> Section:
     word, tone = _HEADS[answer.verdict]
-    sure = f"P(fits) of at least {whole_percent(answer.confidence)}"
+    sure = f"P(fits) of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
     notes = [Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)]
@@ -71,19 +72,30 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
     notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
     notes += [Note(text, "warn") for text in answer.notes]
+    run = rows[0].scenario.run
+    if run.usd_per_gpu_hour is not None and run.n_samples is None:
+        notes.append(Note(f"{USD_PER_THOUSAND}: US dollars for a thousand samples.", "dim"))
     return Section("", tuple(notes))
 
 
 def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
-    if group.refused:
-        return Section(group.title, (Note(f"Refused: {group.refused}"),))
     if group.nearest is not None:
-        return Section(
-            f"{group.title}: none of {group.n_tried:,} fits",
-            (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown)),
-        )
-    blocks: tuple[Note | Grid, ...] = (*_solved(answer, group), recipe_grid(answer, shown))
+        judged = group.nearest.prediction.verdict != "no_verdict"
+        title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
+        blocks: tuple[Note | Grid, ...] = (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown))
+        return Section(f"{group.title}: {title}", blocks)
+    blocks = (*_solved(answer, group), recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
+
+
+def _refused(answer: Answer) -> Section:
+    """Ways of training of which every recipe breaks a rule, by the rule."""
+    found: dict[str, list[str]] = {}
+    for group in answer.groups:
+        if group.refused:
+            found.setdefault(group.refused, []).append(group.title)
+    notes = tuple(Note(f"{'; '.join(titles)}: {message}") for message, titles in found.items())
+    return Section("Refused", notes)
 
 
 _SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence", "gpus": "Fewest GPUs"}
@@ -119,7 +131,7 @@ def _without_offload(first: Tried, group: Group) -> str:
 
 def _chance(tried: Tried) -> str:
     chance = tried.prediction.fits_probability
-    return "" if chance is None else f" (P(fits) {whole_percent(chance)})"
+    return "" if chance is None else f" (P(fits) {percent(chance)})"
 
 
 def _miss(nearest: Tried, confidence: float) -> str:

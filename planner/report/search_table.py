@@ -12,6 +12,9 @@ from planner.search.answer import Answer
 from planner.search.attempt import Tried
 from planner.units import KILO, format_seconds
 
+USD_PER_THOUSAND = "USD/1000"
+"""Title of the column of costs where the length of the run is not said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -70,7 +73,7 @@ def _moves_state(scenario: Scenario) -> bool:
 def _usd_column(scenario: Scenario) -> Column | None:
     if scenario.run.usd_per_gpu_hour is None:
         return None
-    return Column("USD" if scenario.run.n_samples is not None else "USD/1000", "right")
+    return Column("USD" if scenario.run.n_samples is not None else USD_PER_THOUSAND, "right")
 
 
 def _cells(shown: Shown, lengths: bool) -> dict[str, str]:

@@ -13,6 +13,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.estimate import predict_with
 from planner.intake.resolve import complete
+from planner.intake.rules import FORCE_HINT
 from planner.search.space import Option, Said, Space
 from planner.units import HOUR_S
 
@@ -91,7 +92,7 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
     try:
         scenario = complete(space.request(flags), option.found)
     except RefusedCombinationError as error:
-        return error
+        return RefusedCombinationError(str(error).removesuffix(FORCE_HINT))
     return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file)
 
 

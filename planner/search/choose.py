@@ -12,7 +12,7 @@ from planner.intake.resolve import complete, look_up
 from planner.search.answer import Answer, answer_of
 from planner.search.attempt import Model, ModelFor, Tried
 from planner.search.pool import Pool
-from planner.search.space import Option, Options, Said, Space, options_over, sizes
+from planner.search.space import MICRO_BATCHES, Option, Options, Said, Space, options_over, sizes
 
 # Times that differ by less are the same for choosing, and so is room of less than this share of the card.
 _SAME_TIME = math.log(1.01)
@@ -32,7 +32,14 @@ def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> Answer:
     for options, model in all_options(pool.space, model_for, pool.space.places()):
         pool.explore(options, model, try_sizes)
     answer = answer_of(pool, lambda fitting: listed(fitting, top))
-    return replace(answer, notes=(*answer.notes, *_steps_differ(answer)))
+    return replace(answer, notes=(*answer.notes, *_steps_differ(answer), *_ends_at_most(pool.space, answer)))
+
+
+def _ends_at_most(space: Space, answer: Answer) -> tuple[str, ...]:
+    most = MICRO_BATCHES[-1]
+    reached = any(tried.scenario.recipe.batch.micro_batch == most for group in answer.groups for tried in group.rows)
+    said = f"No micro-batch above {most} was tried; --solve batch finds the largest that fits"
+    return (f"{said}.",) if reached and not space.said("batch") else ()
 
 
 def _steps_differ(answer: Answer) -> tuple[str, ...]:

@@ -109,8 +109,10 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
     else:
         most = option.found.model.max_position_tokens or int(REQUEST_FIELDS["seq"].high or 1)
         start = min(int(str(option.flags["seq"])), most)
+        # Where no micro-batch was said the smallest goes farthest.
         runs = sizes(pool.space, option.found.hardware.world_size)
-        lines = [_Line("seq", start, SEQ_STEP_TOKENS, most, each) for run in runs for each in run]
+        taken = [each for run in runs for each in (run if pool.space.said("batch") else run[:1])]
+        lines = [_Line("seq", start, SEQ_STEP_TOKENS, most, each) for each in taken]
     solved = [_most(pool, option, model, line) for line in lines]
     return any(solved)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.catalog.location import data_dir
@@ -17,7 +19,7 @@ from planner.cli.main import main
 from planner.estimate import estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search_json import SearchDocument
 from planner.search.space import MICRO_BATCHES
 
@@ -228,10 +230,10 @@ def test_the_length_that_was_taken_is_said(capsys: Captured) -> None:
 
 def test_the_printed_commands_can_be_pasted(capsys: Captured) -> None:
     """The commands of the report, joined as a shell joins them, are commands of ``plan`` that work."""
-    assert main(["search", *shlex.split(SEARCHES["two kinds of card, with prices"])]) == 0
+    assert main(["search", *shlex.split(SEARCHES["two kinds of card, with prices"]), "--method", "lora"]) == 0
     block = capsys.readouterr().out.split("The commands\n------------\n")[1].split("\n\n")[0]
     commands = [line for line in block.replace("\\\n", " ").splitlines() if not line.startswith("#")]
-    assert len(commands) == 6
+    assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0
         assert capsys.readouterr().out.startswith("FITS")
@@ -262,7 +264,62 @@ def test_markdown_and_the_schema(capsys: Captured) -> None:
         SearchDocument.model_validate({**document, "extra": 1})
 
 
+def test_ways_of_training_that_a_rule_forbids_are_named_once(capsys: Captured) -> None:
+    """A method that contradicts another flag is left out with the rule; the others are answered."""
+    flags = "--model 8b --gpu 4090 --seq 1024 --batch 1 --loss hf --lora-rank 4,8"
+    assert main(["search", *shlex.split(flags)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("lora-options-with-full") == 1
+    assert "full, lora rank 4; full, lora rank 8: LoRA options" in out
+    assert "--force" not in out
+    assert "qlora, lora rank 8: " in out
+
+
+def test_a_calibration_of_ones_own_is_used_and_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A personal calibration that cannot be read is said, as ``plan`` says it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = personal_dir()
+    folder.mkdir(parents=True)
+    (folder / "mine.json").write_text("{}")
+    notes = answer_to(capsys, f"{ONE_CARD} --method lora --batch 1", 0)["notes"]
+    assert any(note.startswith("a personal calibration is left out") for note in notes)
+
+
+AWKWARD = st.sampled_from(
+    ["", "-1", "0", "1e3", "nan", ",", "1,", "a,b", "4090:0", "x" * 300, "\udc80", "1,2,3", "none", "2:2", "\x1b[2J"]
+)
+SEARCHED = st.sampled_from(
+    [
+        *("--batch", "--seq", "--gpu", "--gpus", "--nodes", "--price", "--lora-rank", "--solve", "--confidence", "--top"),
+        *(
+            "--global-batch",
+            "--gpu-memory",
+            "--method",
+            "--tokens-per-sample",
+            "--grad-accum",
+            "--samples",
+            "--stack",
+            "--offload",
+        ),
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(extra=st.lists(st.tuples(SEARCHED, AWKWARD), min_size=1, max_size=3))
+def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
+    """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""
+    fixed = "--model gpt2 --method lora --gpu 4090 --loss hf --gradient-checkpointing --optimizer adamw_torch --sharding none"
+    code = main(["search", *shlex.split(fixed), *(f"{flag}={value}" for flag, value in extra)])
+    out, err = capsys.readouterr()
+    assert code in (0, 2, 3, 4, 5, 6), err
+    assert "Traceback" not in err
+    assert bool(out) != bool(err)
+    assert err.count("\n") <= 1
+
+
 def test_without_a_calibration_the_verdict_alone_decides(capsys: Captured) -> None:
     """Uncalibrated there is no chance to fit, and the headline does not speak of one."""
     assert main(["search", *shlex.split(ONE_CARD), "--calibration", "none"]) == 0
     assert "P(fits) of" not in capsys.readouterr().out
+    assert "leave it out" in refused(capsys, f"{ONE_CARD} --calibration none --confidence 0.9")
