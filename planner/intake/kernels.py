@@ -11,6 +11,10 @@ from planner.domain.stack import Stack
 
 # bitsandbytes steps these on the GPU only.
 GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"})
+# Those of torch itself.  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors of FSDP2
+# (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py); tests/differential/test_optimizer_states.py sees it.
+_DTENSOR_OPTIMIZERS = frozenset({"adamw_torch", "adamw_torch_fused", "sgd"})
+_DTENSOR_SHARDINGS = frozenset({"fsdp", "fsdp-grad-op", "hsdp"})
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.
@@ -20,6 +24,11 @@ _NO_FLASH = frozenset({"bloom", "mpt"})
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
+
+
+def cannot_step(optimizer: str, sharding: str) -> bool:
+    """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
+    return sharding in _DTENSOR_SHARDINGS and optimizer not in _DTENSOR_OPTIMIZERS
 
 
 def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:

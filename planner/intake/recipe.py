@@ -24,7 +24,7 @@ from planner.domain.recipe import (
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import CHECKPOINT_DTYPE
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
@@ -62,7 +62,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         method=method,
         numerics=numerics,
         adapter=_resolve_adapter(ledger, setting, sharding, numerics) if method == "lora" else None,
-        optimizer=_resolve_optimizer(ledger, setting, offload),
+        optimizer=_resolve_optimizer(ledger, setting, sharding, offload),
         sharding=sharding,
         offload=offload,
         gradient_checkpointing=ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin),
@@ -175,8 +175,10 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numer
     )
 
 
-def _resolve_optimizer(ledger: Ledger, setting: Setting, offload: Offload) -> Optimizer:
+def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, offload: Offload) -> Optimizer:
     default = setting.defaults.optimizer
+    if cannot_step(default, sharding):
+        return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step FSDP2's DTensors, torch's Adam can")
     if offload.startswith("optimizer") and default in GPU_ONLY_OPTIMIZERS:
         return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can")
     return ledger.choose("optimizer", default, setting.origin)

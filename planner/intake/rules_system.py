@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -101,6 +101,13 @@ SYSTEM_RULES = (
         "refuse",
         "8-bit and paged optimizers cannot step in host RAM, where DeepSpeed uses its own CPU Adam: say adamw_torch",
         lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "optimizer-on-dtensors",
+        "refuse",
+        "FSDP2 gives the optimizer DTensors, which only torch's own can step: say adamw_torch or sgd, or shard by fsdp1 or ZeRO",
+        lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(

@@ -9,7 +9,7 @@ from planner.catalog.gpus import gpu_ids, load_gpu
 from planner.domain.hardware import GpuSpec
 from planner.domain.recipe import Offload, Optimizer, Sharding
 from planner.domain.scenario import Scenario
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, code_lacks, lacks_flash2
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
 from planner.search.variants import Flags, request_of
 
 MAX_LARGER_CARDS = 3
@@ -118,7 +118,8 @@ def _optimizer(scenario: Scenario) -> Iterator[Move]:
     if current != "paged_adamw_8bit":
         options.append(("paged_adamw_8bit", "optimizer states in 8 bits, paged to host RAM"))
     for name, description in options:
-        yield Move("optimizer", description, {"optimizer": name})
+        if not cannot_step(name, scenario.recipe.sharding):
+            yield Move("optimizer", description, {"optimizer": name})
 
 
 def _method(scenario: Scenario) -> Iterator[Move]:
@@ -140,6 +141,8 @@ def _sharding(scenario: Scenario) -> Iterator[Move]:
         if name == recipe.sharding or (name == "zero2" and recipe.sharding not in ("none", "ddp", "zero1")):
             continue
         flags = {"sharding": name, **_mixed_precision(scenario, name), **_divisible(scenario, name)}
+        if cannot_step(recipe.optimizer, name):
+            flags["optimizer"] = "adamw_torch"
         divided = "optimizer states and gradients" if name == "zero2" else "weights, gradients and optimizer states"
         yield Move("sharding", f"divide {divided} over the GPUs", flags)
 

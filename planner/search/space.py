@@ -11,6 +11,7 @@ from planner.domain.recipe import Offload, Sharding
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.kernels import cannot_step
 from planner.intake.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import LookedUp, complete
 from planner.search.moves import moves
@@ -161,8 +162,9 @@ def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
     axes.append(_axis(space, base, "optimizer"))
     for combination in product(*axes):
         overlay = {name: value for part in combination for name, value in part.items()}
-        # bitsandbytes steps its optimizers on the GPU only.
-        if not ("optimizer" in overlay and "offload" in overlay):
+        # bitsandbytes steps its optimizers on the GPU only, and no DTensors.
+        optimizer, sharding = str(overlay.get("optimizer", "adamw_torch")), str(overlay.get("sharding", base.recipe.sharding))
+        if not ("optimizer" in overlay and ("offload" in overlay or cannot_step(optimizer, sharding))):
             yield overlay
 
 

@@ -102,6 +102,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
     ),
+    "optimizer-on-dtensors": (
+        {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
+        {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
+    ),
     "slow-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "adafactor"},
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "adamw_torch"},

@@ -172,6 +172,17 @@ def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
         assert not ("--offload optimizer" in change.flags and "8bit" in change.flags)
 
 
+def test_fsdp2_comes_with_an_optimizer_that_can_step_it() -> None:
+    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it, and under FSDP2 no 8-bit optimizer is offered."""
+    said = {**FULL_ON_SMALL, "gpus": 4, "sharding": "ddp"}
+    to_fsdp = [move for move in moves(scenario({**said, "optimizer": "adamw_8bit"})) if move.flags.get("sharding") == "fsdp"]
+    assert to_fsdp
+    assert all(move.flags["optimizer"] == "adamw_torch" for move in to_fsdp)
+    for sharding, offered in (("fsdp", set()), ("zero3", {"adamw_8bit", "paged_adamw_8bit"})):
+        under = moves(scenario({**said, "sharding": sharding, "optimizer": "adamw_torch_fused"}))
+        assert {move.flags["optimizer"] for move in under if move.topic == "optimizer"} == offered
+
+
 def test_kernels_that_the_card_or_the_code_lacks_are_not_offered() -> None:
     """A T4 has no FlashAttention 2; a stack without a switch for Liger is not told to use it."""
     assert "flash2" not in " ".join(change.flags for change in changes_that_fit(scenario(OLD_CARD)))
