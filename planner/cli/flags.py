@@ -78,7 +78,7 @@ def _own(flag: str, metavar: str, text: str) -> Any:
 
 SEARCH_OPTIONS: OwnOptions = {
     "global_batch": (_own("--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"), None),
-    "solve": (_own("--solve", "NAME", "Find instead the largest batch or seq that fits, or the fewest gpus"), None),
+    "solve": (_own("--solve", "batch|seq|gpus", "Find instead the largest batch or seq that fits, or the fewest gpus"), None),
     "confidence": (_own("--confidence", "X", "P(fits) from which a recipe counts as fitting (0.95, as plan says fits)"), None),
     "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
     "config": (Config, None),

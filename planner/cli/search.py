@@ -9,8 +9,8 @@ from planner.cli.calibration_choice import calibration_for
 from planner.cli.outcome import Outcome, human_text
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UsageError
+from planner.intake.config_file import read_config_file
 from planner.intake.fields import RequestField
-from planner.intake.request import from_toml
 from planner.search.answer import QUANTITIES, Answer, Quantity
 from planner.search.attempt import DEFAULT_CONFIDENCE, Model
 from planner.search.choose import choose
@@ -61,7 +61,7 @@ def search(flags: Mapping[str, object], options: SearchOptions) -> Outcome:
         raise UsageError(
             "--confidence asks for P(fits), which no prediction has without a calibration that knows it; leave it out"
         )
-    return _report(replace(answer, notes=(*remarks, *answer.notes)), options)
+    return _report(replace(answer, notes=(*space.config.notes, *remarks, *answer.notes)), options)
 
 
 def _chance_known(pool: Pool) -> bool:
@@ -76,7 +76,10 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
     if options.config is None:
         space = Space(fixed, choices, global_batch=global_batch)
     else:
-        space = Space(fixed, choices, from_toml(options.config), global_batch, options.config)
+        read = read_config_file(options.config)
+        if global_batch is None and read.total_batch is not None:
+            global_batch = read.total_batch[0]
+        space = Space(fixed, choices, read, global_batch, options.config)
     missing = [names[0] for names in (("model",), ("gpu", "gpu_memory")) if not any(map(space.said, names))]
     if missing:
         raise UsageError(f"missing {', '.join(f'--{name}' for name in missing)}; for example: {EXAMPLE}")

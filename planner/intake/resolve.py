@@ -57,8 +57,10 @@ class LookedUp:
     entries: tuple[Assumption, ...]
 
 
-def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config) -> LookedUp:
+def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config, *, like: LookedUp | None = None) -> LookedUp:
     """Model, hardware, stack and length of the run; no file is read and nobody is asked after this.
+
+    ``like``: what was looked up for the same model before, which is then not read again.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
@@ -67,7 +69,11 @@ def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config) 
     """
     _refuse_parallel(request)
     ledger = Ledger(request)
-    model = _resolve_model(ledger, reader)
+    if like is None:
+        model = _resolve_model(ledger, reader)
+    else:
+        ledger = Ledger(request, [entry for entry in like.entries if entry.name == "model"])
+        model = like.model
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
     return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions)

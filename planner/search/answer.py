@@ -100,6 +100,8 @@ def _group(pool: Pool, training: Training, choice: Choice) -> Group:
     tried = pool.by_training[training]
     fitting = [each for each in tried if pool.fits(each)]
     title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
+    if tried and title == "lora" and (base := tried[0].scenario.recipe.numerics.quantization) != "none":
+        title = f"lora on {base}"
     if not tried:
         return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
     if fitting:

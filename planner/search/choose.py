@@ -29,7 +29,7 @@ def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> Answer:
         RefusedCombinationError: every recipe breaks a rule.
         NotModelledError: no formula covers the model.
     """
-    for options, model in all_options(pool.space, model_for, pool.space.places()):
+    for options, model in all_options(pool, model_for, pool.space.places()):
         pool.explore(options, model, try_sizes)
     answer = answer_of(pool, lambda fitting: listed(fitting, top))
     return replace(answer, notes=(*answer.notes, *_steps_differ(answer), *_ends_at_most(pool.space, answer)))
@@ -65,13 +65,16 @@ def try_sizes(pool: Pool, option: Option, model: Model) -> bool:
     return fits
 
 
-def all_options(space: Space, model_for: ModelFor, every: Iterable[Said]) -> Iterator[tuple[Options, Model]]:
+def all_options(pool: Pool, model_for: ModelFor, every: Iterable[Said]) -> Iterator[tuple[Options, Model]]:
     """Options of ``every`` place, with the calibration of the place.
 
     Raises:
         UsageError: a global batch that no place can divide.
     """
-    places = [(place, look_up(space.request(place))) for place in every]
+    space, places = pool.space, []
+    for place in every:
+        pool.found = look_up(space.outline(place), like=pool.found)
+        places.append((place, pool.found))
     if not any(map(any, (sizes(space, found.hardware.world_size) for _, found in places))):
         raise UsageError(
             f"--global-batch {space.global_batch} cannot be divided over the GPUs with these micro-batches and accumulations"
@@ -79,7 +82,7 @@ def all_options(space: Space, model_for: ModelFor, every: Iterable[Said]) -> Ite
     for place, found in places:
         model: Model | None = None
         for options in options_over(space, place, found):
-            model = model or model_for(complete(space.request(options.first[0].flags), found, force=True))
+            model = model or model_for(complete(space.outline(options.first[0].flags), found, force=True))
             yield options, model
 
 

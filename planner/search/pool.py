@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.errors import RefusedCombinationError, UsageError
+from planner.intake.resolve import LookedUp
 from planner.search.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
 from planner.search.space import Option, Options, Said, Space
 
@@ -16,18 +17,19 @@ Training = tuple[tuple[str, str], ...]
 """Settings that tell ways of training apart, with their values."""
 MAX_ESTIMATES = 20_000
 # What trains something else, so that recipes with and without it are not ranked against each other.
-_TRAININGS = ("method", "quantization", "precision", "load_dtype", "adapter_dtype", "seq", "padding", "lora_rank")
+_TRAININGS = ("method", "stack", "quantization", "precision", "load_dtype", "adapter_dtype", "seq", "padding", "lora_rank")
 
 
 @dataclass(slots=True)
 class Pool:
-    """Every estimate of a search, by what it trains."""
+    """Every estimate of a search, by what it trains.  ``found``: an earlier place, whose model is that of all."""
 
     space: Space
     confidence: float = DEFAULT_CONFIDENCE
     by_training: dict[Training, list[Tried]] = field(default_factory=dict)
     refusals: dict[Training, list[RefusedCombinationError]] = field(default_factory=dict)
     n_tried: int = 0
+    found: LookedUp | None = None
 
     def tries(self, option: Option, model: Model, more: Said) -> Tried | None:
         """Estimate one recipe and keep it; ``None`` where a rule refuses it.
@@ -62,5 +64,5 @@ class Pool:
     def training_of(self, flags: Said) -> Training:
         """What a recipe trains: the settings that tell ways of training apart, with their values."""
         named = [name for name in _TRAININGS if name == "method" or name in self.space.choices]
-        typed = {**{name: str(self.space.config.get(name)) for name in named}, **flags}
+        typed = {**{name: str(self.space.of_file(name)) for name in named}, **flags}
         return tuple((name, str(typed[name])) for name in named)

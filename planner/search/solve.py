@@ -62,7 +62,7 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
         batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}
         pool.space = space = replace(space, fixed={**space.fixed, **batch, "seq": str(_shortest(space))})
     explorer = try_sizes if quantity == "batch" and space.global_batch else partial(_explore, quantity=quantity)
-    for options, model in all_options(space, model_for, space.places()):
+    for options, model in all_options(pool, model_for, space.places()):
         pool.explore(options, model, explorer)
     answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
     every = [tried for group in pool.by_training.values() for tried in group]
@@ -95,7 +95,7 @@ def size_of(quantity: Quantity) -> Callable[[Tried], Number]:
 
 def _shortest(space: Space) -> int:
     """Where lengths begin: no sample is cut that has a length of its own."""
-    said = space.fixed.get("tokens_per_sample", space.config.get("tokens_per_sample"))
+    said = space.fixed.get("tokens_per_sample", space.of_file("tokens_per_sample"))
     tokens = 1.0 if said is None else float(REQUEST_FIELDS["tokens_per_sample"].parse(said))
     return int(max(1, -(-tokens // SEQ_STEP_TOKENS)) * SEQ_STEP_TOKENS)
 
@@ -194,7 +194,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
         if not counts:
             raise UsageError(f"--global-batch {space.global_batch} cannot be divided over any number of these GPUs")
         for place in counts:
-            for options, model in all_options(space, model_for, [place]):
+            for options, model in all_options(pool, model_for, [place]):
                 training = pool.training_of(options.first[0].flags)
                 if fitted[training] < top:
                     fitted[training] += pool.explore(options, model, try_sizes) == "first"
@@ -208,7 +208,7 @@ def _divides(space: Space, place: Said) -> bool:
 
 def _counted(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
     """The place with 1, 2, 4... GPUs of a node, then with whole nodes; ``X:n`` and ``--gpus`` say how many one node has."""
-    place, said = dict(card), str(card.get("gpu") or space.config.get("gpu") or "")
+    place, said = dict(card), str(card.get("gpu") or space.of_file("gpu") or "")
     per_node = space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
     if ":" in said and "mig" not in said.lower():
         place["gpu"], _, count = said.rpartition(":")

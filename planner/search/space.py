@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 from planner.domain.recipe import Offload, Sharding
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
+from planner.intake.config_file import ConfigFile, with_flags
 from planner.intake.fields import REQUEST_FIELDS, show
 from planner.intake.kernels import cannot_step
 from planner.intake.request import ScenarioRequest, from_flags, merge
@@ -25,7 +27,9 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """What is tried where no micro-batch is said, up to the first that does not fit."""
 ASSUMED_SEQ_TOKENS = 2048
 """Length where none is said, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
-CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "link", "stack")
+_DEFAULT_OF_TOOL = "default of "
+_VARIED = frozenset({"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"})
+CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
 _CHOICES_OF_RECIPE = (
     "method",
     "quantization",
@@ -50,30 +54,41 @@ _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What was said: ``fixed`` values, ``choices`` of several, a ``config`` below both that was read from ``config_file``.
+    """What was said: ``fixed`` values, ``choices`` of several, and below both a ``config`` that was read from ``config_file``.
 
+    How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
     ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
     """
 
     fixed: Said
     choices: Mapping[str, tuple[str, ...]]
-    config: ScenarioRequest = field(default_factory=lambda: ScenarioRequest(MappingProxyType({})))
+    config: ConfigFile = field(default_factory=lambda: ConfigFile(ScenarioRequest(MappingProxyType({})), ""))
     global_batch: int | None = None
     config_file: str | None = None
 
     def said(self, name: str) -> bool:
         """Whether anybody says something about this field."""
-        return name in self.fixed or name in self.choices or name in self.config.values
+        return name in self.fixed or name in self.choices or self.of_file(name) is not None
+
+    def of_file(self, name: str) -> Any:
+        """What the file says of a field; ``None`` where it says nothing."""
+        given = self.config.request.values.get(name)
+        by_itself = given is not None and given.origin.startswith(_DEFAULT_OF_TOOL) and name in _VARIED
+        return None if given is None or by_itself else given.value
 
     def values_of(self, name: str) -> tuple[int, ...]:
         """Whole numbers that were said of a field, smallest first; none where nobody says any."""
         typed = self.choices.get(name) or ((self.fixed[name],) if name in self.fixed else ())
-        parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.config.get(name)} - {None}
+        parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.of_file(name)} - {None}
         return tuple(sorted(parsed))
 
+    def outline(self, flags: Said) -> ScenarioRequest:
+        """What is said of all recipes with these flags, whose sizes are still open."""
+        return merge(self.config.request, from_flags(flags))
+
     def request(self, flags: Said) -> ScenarioRequest:
-        """The request of one recipe: the file, and over it these flags."""
-        return merge(self.config, from_flags(flags))
+        """The request of one recipe, as ``plan`` makes it of the file and these flags."""
+        return with_flags(self.config, from_flags(flags))
 
     def places(self) -> Iterator[dict[str, str | bool]]:
         """Everything that is fixed, with each combination of the choices outside the recipe; prices go with their cards."""
@@ -148,7 +163,7 @@ def options_over(space: Space, place: Said, found: LookedUp) -> Iterator[Options
         if not space.said("seq"):
             flags.setdefault("seq", str(min(ASSUMED_SEQ_TOKENS, found.model.max_position_tokens or ASSUMED_SEQ_TOKENS)))
         # What is refused here may be mended by an overlay (offload needs a sharding); the rules are asked again for each recipe.
-        base = complete(space.request(flags), found, force=True)
+        base = complete(space.outline(flags), found, force=True)
         overlays = list(_unsaid(space, base))
         yield Options(
             tuple(Option({**flags, **each}, found, len(each)) for each in overlays if "offload" not in each),

@@ -249,6 +249,21 @@ def test_a_config_file_is_a_constraint_too(capsys: Captured, tmp_path: Path) -> 
     assert main([*group["recipes"][0]["arguments"], "--json"]) == 0
 
 
+def test_a_config_file_of_a_tool_is_a_constraint_too(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file says holds and what its tool does by itself may vary; a recipe is what ``plan`` says of file and flags."""
+    monkeypatch.chdir(Path(__file__).parents[1] / "configs" / "examples")
+    document = answer_to(capsys, "--config llama_factory_qlora.yaml --gpu 4090", 0)
+    (group,) = document["groups"]
+    assert group["training"] == "lora on nf4"
+    for recipe in group["recipes"]:
+        assert main([*recipe["arguments"], "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["memory"]["must_have_bytes"] == recipe["must_have_bytes"]
+        assert plan["time"]["step_s"] == recipe["step_s"]
+        assert set(plan["warnings"]) == {*recipe["warnings"], *document["notes"]}
+        assert plan["scenario"]["recipe"]["seq_len"] == recipe["seq_len"] == group["recipes"][0]["seq_len"]
+
+
 def test_markdown_and_the_schema(capsys: Captured) -> None:
     """Markdown has a table and a shell block; the schema names itself, and its model refuses what it does not know."""
     assert main(["search", *shlex.split(ONE_CARD), "--format", "markdown"]) == 0
