@@ -81,17 +81,19 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     ]
     inside = f"of held-out readings inside the {whole_percent(NOMINAL_COVERAGE)} interval"
     notes += [Note(f"{of.replace('_', ' ')}: {whole_percent(share)} {inside}") for of, share in calibration.coverage]
-    notes.append(Note(f"counts in an interval, chosen by the intervals of held-out sources: {_scale_text(calibration.scale)}"))
+    notes.append(Note(_scale_text(calibration.scale)))
     fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
     sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
     return tuple(section for section in sections if section.blocks)
 
 
 def _scale_text(scale: ScaleParts) -> str:
-    """The parts of a scale beside what a pass holds, which counts once."""
+    """The parts of a scale beside what a pass holds, which counts once, and where they are from."""
+    origin = "as guessed before any record" if scale == ScaleParts() else "chosen by the intervals of held-out sources"
     return (
-        f"a pass 1, what is counted {scale.counted:g}, a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples "
-        f"{scale.order:g}, {format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links {scale.machine:g}"
+        f"counts in an interval, {origin}: a pass 1, what is counted {scale.counted:g}, "
+        f"a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples {scale.order:g}, "
+        f"{format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links {scale.machine:g}"
     )
 
 

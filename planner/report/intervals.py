@@ -14,7 +14,9 @@ def calibration_notes(prediction: Prediction) -> tuple[Note, ...]:
         return ()
     held = ", ".join(f"{of.replace('_', ' ')} {whole_percent(share)}" for of, share in sure.coverage)
     basis = f"Calibration {prediction.calibration}: {sure.basis}"
-    notes = [Note(f"{basis}; {whole_percent(sure.nominal)} intervals held on unseen sources: {held}", "dim")]
+    nominal = f"{whole_percent(sure.nominal)} intervals"
+    worth = f"{nominal} held on unseen sources: {held}" if held else f"no second source to measure its {nominal} on"
+    notes = [Note(f"{basis}; {worth}", "dim")]
     if sure.extrapolates:
         notes.append(Note(f"Extrapolates: no calibrated record has {', '.join(sure.extrapolates)}; intervals are wider.", "warn"))
     return tuple(notes)

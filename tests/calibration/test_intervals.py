@@ -22,6 +22,7 @@ from planner.estimate import estimate, estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.report.intervals import calibration_notes
 from planner.units import MIB
 
 KEY = SpreadKey("memory", "fixed")
@@ -201,6 +202,15 @@ def test_intervals_stand_around_the_prediction() -> None:
         assert interval.high == pytest.approx(peak * np.exp(0.1 * scale))
     assert found.uncertainty.host is None
     assert found.uncertainty.nominal == NOMINAL_COVERAGE
+
+
+def test_coverage_is_said_or_why_there_is_none() -> None:
+    """The line on the calibration gives the measured coverage; with one source there is no other to measure it on."""
+    alone = calibration()
+    several = replace(alone, coverage=(("driver", 0.87),))
+    texts = [calibration_notes(estimate_calibrated(job(), each))[0].text for each in (alone, several)]
+    assert texts[0].endswith("no second source to measure its 90 % intervals on")
+    assert texts[1].endswith("90 % intervals held on unseen sources: driver 87 %")
 
 
 def test_intervals_widen_with_distance() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,6 +273,7 @@ def test_what_the_last_calibration_did_to_a_row_is_shown(
     assert before < now
     driver = next(line.split() for line in section.splitlines() if line.startswith("driver"))
     assert float(driver[2]) < float(driver[3])
+    assert re.search(r"90 % interval of driver: [\d.]+ to [\d.]+ before, [\d.]+ to [\d.]+ now\.", section)
     assert f"+{100 * (float(driver[3]) / float(driver[2]) - 1):.0f}" == f"+{float(moved[5].strip('+')):.0f}"
     path = data / "calibration" / "previous.json"
     old = json.loads(path.read_text(encoding="utf-8")) | {"formulas": "0-old", "priors": {}}
