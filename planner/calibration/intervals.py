@@ -26,7 +26,7 @@ _COARSER_COUNTS = 2.0
 # No class of its own below this: the whole says the same with more data.
 _MIN_GROUPS = 2
 _NEED = SpreadKey("need")
-# One standard deviation of the logarithm at a scale of 1, as stated before any record (:mod:`planner.domain.scale`, and
+# One standard deviation of the logarithm at a scale of 1, as it is stated (:mod:`planner.domain.scale`, and
 # :data:`planner.calibration.targets.NOISE` for host RAM): what a quantity that one source alone tells of leans on.
 _STATED_DEVIATION: Mapping[Quantity, float] = {"memory": 1 / 6, "need": 1 / 6, "time": 0.15, "host_memory": NOISE["host_memory"]}
 _STATED_READINGS = 40

@@ -89,7 +89,7 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
 
 def _scale_text(scale: ScaleParts) -> str:
     """The parts of a scale beside what a pass holds, which counts once, and where they are from."""
-    origin = "as guessed before any record" if scale == ScaleParts() else "chosen by the intervals of held-out sources"
+    origin = "as it stands without a choice" if scale == ScaleParts() else "chosen by the intervals of held-out sources"
     return (
         f"counts in an interval, {origin}: a pass 1, what is counted {scale.counted:g}, "
         f"a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples {scale.order:g}, "
