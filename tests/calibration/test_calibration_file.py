@@ -63,6 +63,8 @@ def test_other_formulas_are_refused_with_the_command(tmp_path: Path) -> None:
         ({"schema": "planner/calibration@2"}, "schema"),
         ({"surprise": 1}, "surprise"),
         ({"name": "../up"}, "name"),
+        ({"scale": None}, "scale"),
+        ({"scale": {"counted": 0.0, "unknown_lengths": 5.0, "order": 6.0, "fixed_bytes": 1.0, "machine": 1.0}}, "scale.counted"),
         ({"offsets": [{"knob": {"coefficient": "magic", "level": "all", "key": ""}, "offset": 1.0, "spread": 1.0}]}, "magic"),
         (
             {"offsets": [{"knob": {"coefficient": "launch_s", "level": "all", "key": ""}, "offset": "NaN", "spread": 1.0}]},
