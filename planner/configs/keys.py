@@ -17,7 +17,7 @@ _OFF = (None, False, 0, "", "none", "None", "no", "false")
 class Keys:
     """A table of a file with the names of its keys as people find them there (``zero_optimization.stage``).
 
-    A key that is ``null`` counts as not given, as in every tool that is read here.
+    A key that is ``null`` counts as not given, as the tools read it with few exceptions.
     """
 
     def __init__(self, path: Path, table: Mapping[str, Any], prefix: str = "") -> None:
@@ -33,6 +33,10 @@ class Keys:
     def has(self, name: str) -> bool:
         """Whether the key is there and not ``null``."""
         return self._table.get(name) is not None
+
+    def holds(self, name: str) -> bool:
+        """Whether the key is there, be it ``null``."""
+        return name in self._table
 
     def get(self, name: str) -> Any:
         """The value of a key, ``None`` where it is not given; it counts as read."""

@@ -81,8 +81,17 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         say_liger(reading, keys.where("enable_liger_kernel"))
     _remark(keys, reading)
     read_trainer(keys, reading)
+    _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
     keys.skip(LLAMA_FACTORY_HARMLESS)
+
+
+def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
+    """``gradient_checkpointing: false`` of the Trainer does not turn it off here (model/model_utils/checkpointing.py)."""
+    said = reading.said.get("gradient_checkpointing")
+    if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
+        del reading.said["gradient_checkpointing"]
+        reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

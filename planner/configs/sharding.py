@@ -29,6 +29,7 @@ _HARMLESS = (
     "final_state_dict_type",
     "limit_all_gathers",
 )
+_SUFFIXES = (".json", ".yaml", ".yml")
 _UNMODELLED = {
     "xla": "FSDP of XLA is not modelled",
     "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",
@@ -54,6 +55,9 @@ def referred(keys: Keys, name: str, flag: str) -> Document:
         InputFileError: it is in neither place, or cannot be read.
     """
     named = Path(keys.text(name) or "").expanduser()
+    if named.suffix not in _SUFFIXES:
+        # A config is untrusted: it must not make a message repeat whatever file it names.
+        raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, which ends in none of {', '.join(_SUFFIXES)}")
     for path in (keys.path.parent / named, named):
         if path.is_file():
             return read_document(path)
@@ -132,4 +136,4 @@ class _Prefixed:
         self._keys = keys
 
     def __call__(self, name: str) -> str:
-        return f"fsdp_{name}" if self._keys.has(f"fsdp_{name}") else name
+        return f"fsdp_{name}" if self._keys.holds(f"fsdp_{name}") else name

@@ -123,7 +123,10 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
 
 def _read_lengths(keys: Keys, reading: Reading) -> None:
     reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
-    reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
+    if keys.holds("max_length") and reading.value("seq") is None:
+        reading.needs["seq"] = f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
+    else:
+        reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
     elif keys.flag("padding_free"):

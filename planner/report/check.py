@@ -38,6 +38,8 @@ _COLUMNS = (
 )
 _LENGTHS = "How long samples are is not said, so the interval is wide: --tokens-per-sample narrows it."
 _MAX_LISTED = 20
+# Above so many configs only what needs attention is said of each.
+_BRIEF_ABOVE = 10
 _HINT = "The whole report of one: plan --config FILE, with the same flags."
 
 
@@ -72,7 +74,7 @@ def worst_exit_code(checked: Sequence[Checked]) -> ExitCode:
 def check_sections(checked: Sequence[Checked]) -> tuple[Section, ...]:
     """The table of verdicts, then, where there is something to say, what was read of each file."""
     grid = Section("", (Grid(_COLUMNS, tuple(map(_row, checked))), *_failures(checked)))
-    read = [section for each in checked if (section := _read(each)).blocks]
+    read = [section for each in checked if (section := _read(each, brief=len(checked) > _BRIEF_ABOVE)).blocks]
     answered = any(each.subject for each in checked)
     return (grid, *read, *((Section("", (Note(_HINT, "dim"),)),) if answered else ()))
 
@@ -109,8 +111,8 @@ def _about(config: str, text: str) -> str:
     return text if text.startswith(config) else f"{config}: {text}"
 
 
-def _read(each: Checked) -> Section:
-    """What was not taken over as it stands, what was taken from the tool's defaults, and warnings."""
+def _read(each: Checked, *, brief: bool) -> Section:
+    """What was not taken over as it stands, warnings, and, unless ``brief``, what was taken from the tool's defaults."""
     if each.subject is None:
         return Section("", ())
     scenario = each.subject.scenario
@@ -122,8 +124,9 @@ def _read(each: Checked) -> Section:
     for entry in scenario.assumptions:
         if entry.origin.startswith("default of "):
             taken.setdefault(entry.origin, []).append(f"{entry.name}={entry.value}")
+    taken = {} if brief else taken
     notes += [Note(f"not in the file, {origin}: {', '.join(settings)}", "dim") for origin, settings in taken.items()]
-    if each.subject.prediction.uncertainty is not None and lengths_are_unknown(scenario):
+    if not brief and each.subject.prediction.uncertainty is not None and lengths_are_unknown(scenario):
         notes.append(Note(_LENGTHS))
     warnings = dict.fromkeys((*scenario.warnings, *each.subject.prediction.warnings))
     notes += [Note(f"Warning: {text}", "warn") for text in warnings]

@@ -96,6 +96,13 @@ def test_unknown_keys_and_values_not_taken_over_are_printed(capsys: pytest.Captu
     assert "default of LLaMA-Factory 0.9.5: double_quant=true, quant_storage=bf16" in words
 
 
+def test_of_many_configs_only_what_needs_attention_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Above ten files a section needs an unknown key, a remark or a warning; all verdicts stay."""
+    _, out, _ = run(capsys, *[QLORA] * 11, "--gpu", "a100-80-sxm")
+    assert out.count("FITS") == 11
+    assert "read as" not in out
+
+
 def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """The same answers for a comment on a pull request."""
     _, out, _ = run(capsys, QLORA, "--gpu", "a100-80-sxm", "--format", "markdown")

@@ -224,3 +224,20 @@ def test_an_evaluation_larger_than_training_is_remarked_on(tmp_path: Path, evalu
     text = LLAMA_FACTORY + "per_device_train_batch_size: 4\neval_strategy: steps\n" + evaluated
     config = read_config_file(written(tmp_path, text))
     assert any("evaluates 8 samples at once" in remark.text for remark in config.remarks) == said
+
+
+def test_checkpointing_of_llama_factory_is_turned_off_by_its_own_key_only(tmp_path: Path) -> None:
+    """The Trainer's key has no effect when it says false, and that is said; LLaMA-Factory's own key has."""
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "gradient_checkpointing: false\n"))
+    assert config.request.get("gradient_checkpointing") is None
+    assert [remark.text for remark in config.remarks] == ["has no effect: only disable_gradient_checkpointing turns it off"]
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "disable_gradient_checkpointing: true\n"))
+    assert config.request.get("gradient_checkpointing") is False
+
+
+def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
+    """TRL cuts nothing then, so the longest sample has to be said; without the key its default of 1,024 holds."""
+    config = read_config_file(written(tmp_path, TRL + "max_length: null\n"))
+    with pytest.raises(UsageError, match="say its length with --seq"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert read_config_file(written(tmp_path, TRL)).request.get("seq") == 1024
