@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.campaign.file import PlannedCase
+from measure.nvml import look_for_gpus
 from measure.processes import worker_environment
 from planner.errors import UnknownNameError, UsageError, how_to_install
 from planner.intake.fields import show
@@ -32,14 +33,15 @@ class Submission:
     more: tuple[str, ...] = ()
 
 
-def share_command(file: Path, out: Path, share: str, submission: Submission) -> list[str]:
+def share_command(file: Path, out: Path, share: str, submission: Submission, card: int | None = None) -> list[str]:
     """What one job runs.  Each has a folder of its own, because two processes must not append to one file.
 
     Everything else in its environment is the job's own: the scheduler says there which cards are its, and what the submitting
-    machine has in its environment is nobody else's business.
+    machine has in its environment is nobody else's business.  ``card`` is the one of a job on this machine, where there are any.
     """
     number = share.partition("/")[0]
-    python = ["env", f"PYTHONPATH={worker_environment()['PYTHONPATH']}", sys.executable]
+    own_card = [] if card is None else [f"CUDA_VISIBLE_DEVICES={card}"]
+    python = ["env", f"PYTHONPATH={worker_environment()['PYTHONPATH']}", *own_card, sys.executable]
     command = [*python, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
     if submission.budget_s is not None:
         command += ["--time-budget", f"{submission.budget_s:g}s"]
@@ -60,6 +62,7 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
         from submitit.core.utils import CommandFunction
     except ImportError:
         raise UsageError(f"submitit is not installed; {how_to_install('slurm')}") from None
+    cards = _cards(submission)
     folder = (out / "jobs").absolute()
     try:
         executor: Any = submitit.AutoExecutor(folder=folder, cluster=submission.executor)
@@ -69,8 +72,28 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     settings = _slurm_settings(submission) if submission.executor == "slurm" else {}
     executor.update_parameters(timeout_min=minutes + _SPARE_MINUTES, **settings)
     shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
-    commands = [share_command(file.absolute(), out.absolute(), share, submission) for share in shares]
+    commands = [
+        share_command(file.absolute(), out.absolute(), share, submission, card) for share, card in zip(shares, cards, strict=True)
+    ]
     return [executor.submit(CommandFunction(command)) for command in commands]
+
+
+def _cards(submission: Submission) -> list[int | None]:
+    """The card of each job: a scheduler says it itself, jobs on this machine run at once and take one each.
+
+    submitit 1.5 hides all cards from a job of its local executor that it was not told of.
+
+    Raises:
+        UsageError: fewer cards than jobs, which would measure each other.
+    """
+    gpus = look_for_gpus()[1] if submission.executor == "local" else ()
+    if not gpus:
+        return [None] * submission.jobs
+    if submission.jobs > len(gpus):
+        raise UsageError(
+            f"{submission.jobs} jobs on this machine would share {len(gpus)} GPUs and measure each other: say --jobs {len(gpus)}"
+        )
+    return [gpu.index for gpu in gpus[: submission.jobs]]
 
 
 def _slurm_settings(submission: Submission) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from measure.assemble import Measured
-from measure.campaign import runner
+from measure.campaign import remote, runner
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
 from measure.campaign.remote import Submission, share_command, take_share
@@ -273,3 +273,20 @@ def test_cases_that_all_crash_alike_are_the_machines_fault(tmp_path: Path) -> No
     assert Tally(measured=alike[1:]).same_crash is None
     assert Tally(measured=[*alike, finished("ok")]).same_crash is None
     assert Tally(measured=[*alike, finished("crash", "another")]).same_crash is None
+
+
+def test_jobs_on_this_machine_have_a_card_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit's local executor hides all cards; jobs run at once, so more of them than cards would measure each other."""
+    submitted: list[list[str]] = []
+    submitit = pytest.importorskip("submitit")
+    executor: Any = SimpleNamespace(update_parameters=lambda **_: None, submit=lambda wrapped: submitted.append(wrapped.command))
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda **_: executor)
+    cards = tuple(Gpu(index, "NVIDIA H200", "0" * 12, 143771 * MIB, "580.1", "13.0") for index in (2, 3))
+    monkeypatch.setattr(remote, "look_for_gpus", lambda: (None, cards, None))
+    remote.submit(tmp_path / "a.toml", tmp_path, Submission("local", 2, None, None))
+    assert [command[2] for command in submitted] == ["CUDA_VISIBLE_DEVICES=2", "CUDA_VISIBLE_DEVICES=3"]
+    with pytest.raises(UsageError, match="3 jobs on this machine would share 2 GPUs"):
+        remote.submit(tmp_path / "a.toml", tmp_path, Submission("local", 3, None, None))
+    submitted.clear()
+    remote.submit(tmp_path / "a.toml", tmp_path, Submission("slurm", 3, None, None))
+    assert not [part for command in submitted for part in command if "CUDA" in part]
