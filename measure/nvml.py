@@ -224,7 +224,7 @@ def look_for_gpus() -> tuple[Nvml | None, tuple[Gpu, ...], str | None]:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return nvml, (), "CUDA_VISIBLE_DEVICES names a part of a card (MIG), which is not measured: make a whole card visible"
     if any(nvml.state(gpu.index).get("mig") for gpu in gpus):
-        return nvml, (), "a GPU here is divided in parts (MIG), which are not measured: nvidia-smi -mig 0 makes it whole"
+        return nvml, (), "a GPU here is divided in parts (MIG), which are not measured: the machine's owner can make it whole"
     return nvml, gpus, None
 
 

@@ -36,7 +36,7 @@ def env(as_json: Json = False) -> int:
     machine = this_machine()
     key = environment_key(machine.environment)
     if as_json:
-        facts = {"environment_key": key, "gpu_id": machine.gpu_id, **machine.environment}
+        facts = {"environment_key": key, "gpu_id": machine.gpu_id, "unusable": machine.unusable, **machine.environment}
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:
         from measure.environment_text import environment_text
