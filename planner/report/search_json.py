@@ -90,6 +90,7 @@ class SearchDocument(_Part):
     confidence: float
     solved: Quantity | None
     model: str
+    calibration: str
     n_tried: int
     n_fit: int
     n_refused: int
@@ -107,14 +108,15 @@ def search_json_schema() -> dict[str, Any]:
 
 def search_json(answer: Answer) -> str:
     """The answer as indented JSON, ending in a newline."""
-    every = (tried for group in answer.groups for tried in (*group.rows, *filter(None, (group.nearest,))))
+    first = next(tried for group in answer.groups for tried in (*group.rows, *filter(None, (group.nearest,))))
     document = SearchDocument(
         version=__version__,
         verdict=answer.verdict,
         exit_code=exit_code(answer),
         confidence=answer.confidence,
         solved=answer.solved,
-        model=next(every).scenario.model.id,
+        model=first.scenario.model.id,
+        calibration=first.prediction.calibration,
         n_tried=answer.n_tried,
         n_fit=answer.n_fit,
         n_refused=answer.n_refused,

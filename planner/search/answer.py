@@ -78,7 +78,7 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
         n_refused=len(refused),
         confidence=pool.confidence,
         tried=_values_tried(tried for group in pool.by_training.values() for tried in group),
-        notes=_notes(pool.space),
+        notes=(*_notes(pool.space), *pool.left_out),
         changes=() if n_fit else _changes(groups, pool.confidence),
     )
 

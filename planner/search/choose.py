@@ -74,8 +74,11 @@ def all_options(pool: Pool, model_for: ModelFor, every: Iterable[Said]) -> Itera
     space, places = pool.space, []
     for place in every:
         pool.found = look_up(space.outline(place), like=pool.found)
-        places.append((place, pool.found))
-    if not any(map(any, (sizes(space, found.hardware.world_size) for _, found in places))):
+        if any(sizes(space, pool.found.hardware.world_size)):
+            places.append((place, pool.found))
+        else:
+            pool.left_out.append(f"{place.get('gpu')} is left out: the global batch cannot be divided over its GPUs.")
+    if not places:
         raise UsageError(
             f"--global-batch {space.global_batch} cannot be divided over the GPUs with these micro-batches and accumulations"
         )

@@ -22,7 +22,10 @@ _TRAININGS = ("method", "stack", "quantization", "precision", "load_dtype", "ada
 
 @dataclass(slots=True)
 class Pool:
-    """Every estimate of a search, by what it trains.  ``found``: an earlier place, whose model is that of all."""
+    """Every estimate of a search, by what it trains.
+
+    ``found``: an earlier place, whose model is that of all.  ``left_out``: places where nothing can be tried, a sentence each.
+    """
 
     space: Space
     confidence: float = DEFAULT_CONFIDENCE
@@ -30,6 +33,7 @@ class Pool:
     refusals: dict[Training, list[RefusedCombinationError]] = field(default_factory=dict)
     n_tried: int = 0
     found: LookedUp | None = None
+    left_out: list[str] = field(default_factory=list)
 
     def tries(self, option: Option, model: Model, more: Said) -> Tried | None:
         """Estimate one recipe and keep it; ``None`` where a rule refuses it.

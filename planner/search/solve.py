@@ -125,19 +125,22 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
     tried by itself (the grid does not judge host RAM, which grows with the job).
     """
 
-    def fits(value: int) -> bool:
-        return pool.fits(pool.tries(option, model, line.flags(value)))
+    def tries(value: int) -> Tried | None:
+        return pool.tries(option, model, line.flags(value))
 
-    good, value = 0, line.start
-    while fits(value):
-        good = value
+    def fits(value: int) -> bool:
+        return pool.fits(tries(value))
+
+    good, best, value = 0, None, line.start
+    while pool.fits(tried := tries(value)):
+        good, best = value, tried
         if value >= line.highest:
             return True
         value = min(2 * value, line.highest)
-    if not good:
+    if best is None:
         return False
     values = line.above(good, 2 * value)
-    best = pool.by_training[pool.training_of(option.flags)][-2]
+    # Where samples have a length of their own the grid would let them grow with the sequence.
     judged = values if pool.space.said("tokens_per_sample") else _fitting(best, line.quantity, values, pool.confidence)
     most = _last_that(fits, judged) or good
     for above in line.above(most, most + line.step):
@@ -148,7 +151,11 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
 def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence: float) -> list[int]:
     """Those values with which the GPU memory of a recipe suffices, by the grid."""
     axes = GridAxes(like.scenario, batch=values) if quantity == "batch" else GridAxes(like.scenario, length=values)
-    (part,) = estimate_grid(axes, like.model).parts
+    parts = estimate_grid(axes, like.model).parts
+    if not parts:
+        # A rule refuses the largest of them: each is asked for by itself.
+        return list(values)
+    part = parts[0]
     if part.intervals is None or like.prediction.fits_probability is None:
         limit = like.prediction.memory.limit_bytes or 0
         return [value for value, need in zip(values, part.must_have_bytes.flat, strict=True) if need <= limit]
@@ -167,15 +174,19 @@ def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None
 
 
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:
-    """In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end."""
-    rows: list[Tried] = []
+    """The place with the largest first.
+
+    In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end.
+    """
+    places: list[list[Tried]] = []
     for same in by_place(fitting).values():
         kept: list[Tried] = []
         for tried in sorted(same, key=lambda each: (-size(each), rank(each))):
             if not kept or pace(tried) > _FASTER * pace(kept[-1]):
                 kept.append(tried)
-        rows += kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]]
-    return tuple(rows)
+        places.append(kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]])
+    places.sort(key=lambda kept: (-size(kept[0]), rank(kept[0])))
+    return tuple(tried for kept in places for tried in kept)
 
 
 def pace(tried: Tried) -> float:

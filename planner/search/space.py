@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -249,9 +250,16 @@ def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...],
     per_gpu, rest = divmod(space.global_batch, n_gpus)
     if rest:
         return ()
-    possible = batches if space.said("batch") else range(1, max(MICRO_BATCHES) + 1)
+    possible = batches if space.said("batch") else _divisors(per_gpu)
     fitting = [(batch, per_gpu // batch) for batch in possible if per_gpu % batch == 0]
     return (tuple(_size(batch, accum) for batch, accum in fitting if not accums or accum in accums),)
+
+
+@cache
+def _divisors(samples: int) -> tuple[int, ...]:
+    """Micro-batches that divide so many samples of one GPU."""
+    most = int(REQUEST_FIELDS["batch"].high or 1)
+    return tuple(batch for batch in range(1, min(samples, most) + 1) if samples % batch == 0)
 
 
 def _size(batch: int, accum: int | None) -> dict[str, str | bool]:

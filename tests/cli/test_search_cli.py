@@ -118,6 +118,22 @@ def test_the_global_batch_is_kept(capsys: Captured) -> None:
     assert "--global-batch 7 " in refused(capsys, "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 7")
 
 
+def test_a_place_that_cannot_be_tried_is_named(capsys: Captured) -> None:
+    """Of several cards, one over which the global batch cannot be divided is left out, and that is said."""
+    document = answer_to(capsys, "--model 7b --gpu 4090:2,4090:3 --method qlora --seq 1024 --loss hf --global-batch 16", 0)
+    assert document["notes"] == ["4090:3 is left out: the global batch cannot be divided over its GPUs."]
+    assert {each["gpus_per_node"] for each in shown(document)} == {2}
+
+
+def test_the_place_with_the_largest_is_first(capsys: Captured) -> None:
+    """Solving on several cards, the answer is that of the card that holds most."""
+    flags = "--model 8b --gpu 4090,a100-80-sxm,3090 --method qlora --seq 2048 --loss hf --gradient-checkpointing --solve batch"
+    (group,) = answer_to(capsys, flags, 0)["groups"]
+    batches = [each["micro_batch"] for each in group["recipes"]]
+    assert group["recipes"][0]["gpu"] == "a100-80-sxm"
+    assert batches[0] == max(batches) == group["above"]["micro_batch"] - 1
+
+
 def test_the_best_comes_first_and_the_others_have_more_room(capsys: Captured) -> None:
     """Rows of one card go from the fastest to the roomiest, but for the one that changes least of the stack's own ways."""
     document = answer_to(capsys, f"{ONE_CARD} --top 10", 0)
