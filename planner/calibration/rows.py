@@ -178,9 +178,20 @@ def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
     if is_cpu(record):
         return None
     scope = host_scope(record)
-    predicted = host.per_node_bytes if scope == "node" else host.per_process_bytes
+    predicted = host_bytes(record, host)
     note = "" if record.host_memory_scope else "assumed"
     return Comparison(f"{scope}_bytes", round(record.host_memory_mib * MIB), round(float(predicted)), note)
+
+
+def host_bytes(record: RunRecord, host: HostPrediction) -> Number:
+    """What a host reading is compared with: the peak of the run at its scope, or what is there in the phase that it names.
+
+    A reading of a named phase is of steps; those of loading are compared with nothing.
+    """
+    of_node = host_scope(record) == "node"
+    if record.outcome == "ok" and record.phase_reached is not None:
+        return host.steps_per_node_bytes if of_node else host.steps_per_process_bytes
+    return host.per_node_bytes if of_node else host.per_process_bytes
 
 
 def host_scope(record: RunRecord) -> HostMemoryScope:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from planner.calibration.rows import (
     KIND_WHEN_BLANK,
     SETUP_PHASES,
-    host_scope,
+    host_bytes,
     level_bytes,
     predicted_throughput,
     throughput_column,
@@ -139,8 +139,7 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     job = job_of(scenario, coefficients)
     if target.quantity == "host_memory":
         host = predict_host(job, paged_state_bytes(job))
-        whole = host_scope(record) == "node" or target.bound == "at_most"
-        return host.per_node_bytes if whole else host.per_process_bytes
+        return host.per_node_bytes if target.bound == "at_most" else host_bytes(record, host)
     memory = predict_memory(job, by_phase=record.phase_reached is not None)
     if record.outcome == "oom":
         return memory.must_have_bytes

@@ -77,6 +77,7 @@ class Stack:
     ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
+    ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
@@ -119,6 +120,7 @@ class Stack:
     sorts_lengths: bool
     drops_long_samples: bool
     keeps_outgrown_blocks: bool
+    saves_through_host: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
@@ -12,6 +13,13 @@ from planner.memory.host_tensors import frozen_tensors, parts_bytes, parts_pinne
 from planner.memory.job import Job
 from planner.memory.optimizer import SUB_GROUP_PARAMS
 from planner.memory.sharding import offload_staging_bytes
+from planner.memory.weights import (
+    adapter_bytes,
+    quantization_constant_bytes,
+    quantized_weight_bytes,
+    saved_module_bytes,
+    unquantized_weight_bytes,
+)
 
 _HERE = "planner.memory.host"
 
@@ -169,6 +177,22 @@ def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
     return paged_bytes
 
 
+def saved_copy_bytes(job: Job) -> Number:
+    """Weights that each process copies to the host to write a checkpoint, under DeepSpeed's stages 1 and 2.
+
+    Formula: every tensor of the module as it lies on the GPU, frozen ones too, whatever is then written; on every process, not
+    only on the one that writes.  0 where the stack does not save so (switch ``saves_through_host``).
+    Source: transformers 4.37 and 5.23 trainer.py save_model; accelerate 0.25 and 1.15 accelerator.py get_state_dict
+    (``clone_tensors_for_torch_save``); deepspeed 0.19.8 checkpoint/utils.py (to the CPU).
+    Ignored: stage 3, whose first process gathers 16-bit weights where its file says so
+    (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; engines other than DeepSpeed.
+    """
+    if job.recipe.sharding not in ("zero1", "zero2") or not job.stack.saves_through_host:
+        return 0
+    base = quantized_weight_bytes(job) + quantization_constant_bytes(job) + unquantized_weight_bytes(job)
+    return base + adapter_bytes(job) + saved_module_bytes(job)
+
+
 def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False) -> tuple[HostTerm, ...]:
     """The term, or nothing where a job does not have it."""
     return () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
@@ -201,13 +225,17 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
         reclaimable=True,
     )
     own: Number = sum(term.n_bytes for term in private)
+    saved = saved_copy_bytes(job)
+    copied = tuple(replace(term, detail="while a checkpoint is saved") for term in _term("saved_copy", saved, saved_copy_bytes))
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
     early = process_baseline_bytes(job) + parameters + pinned_cache
     gpus = job.hardware.gpus_per_node
     return HostPrediction(
-        terms=(*private, mapping),
-        per_process_bytes=maximum(own, early + mapped),
-        per_node_bytes=maximum(own * gpus, early * gpus + mapped),
-        required_per_node_bytes=own * gpus,
+        terms=(*private, *copied, mapping),
+        per_process_bytes=maximum(own + saved, early + mapped),
+        per_node_bytes=maximum((own + saved) * gpus, early * gpus + mapped),
+        steps_per_process_bytes=own,
+        steps_per_node_bytes=own * gpus,
+        required_per_node_bytes=(own + saved) * gpus,
         available_bytes=host.memory_bytes,
     )

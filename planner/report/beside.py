@@ -14,7 +14,7 @@ from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
 # What every process holds, and files that are mapped: no allocation of a training step.
-_UNTRACED_HOST_TERMS = frozenset({"process", "mapped_checkpoint"})
+_UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "mapped_checkpoint"})
 _AMOUNTS = (Column("plan", "right"), Column("trace", "right"), Column("difference", "right"), Column("of peak", "right"))
 
 

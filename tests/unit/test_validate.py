@@ -65,7 +65,7 @@ TIME = TimePrediction(
     run_time_s=250.0,
     cost_usd=None,
 )
-HOST = HostPrediction((), 10 * GIB, 40 * GIB, 40 * GIB, None)
+HOST = HostPrediction((), 10 * GIB, 40 * GIB, 8 * GIB, 32 * GIB, 40 * GIB, None)
 PREDICTION = Prediction(MEMORY, HOST, TIME, "fits", "", None, "uncalibrated")
 
 
@@ -144,10 +144,12 @@ def test_a_time_that_cannot_be_predicted_is_said() -> None:
         ({"host_memory_kind": "rss_mark", "host_memory_scope": "node"}, "node_bytes", 40 * GIB, ""),
         ({"host_memory_kind": "cgroup"}, "node_bytes", 40 * GIB, "assumed"),
         ({"host_memory_kind": "rss_peak"}, "process_bytes", 10 * GIB, "assumed"),
+        ({"host_memory_kind": "rss_mark", "phase_reached": "optimizer_step"}, "process_bytes", 8 * GIB, "assumed"),
+        ({"host_memory_kind": "cgroup", "phase_reached": "backward"}, "node_bytes", 32 * GIB, "assumed"),
     ],
 )
 def test_host_memory_is_compared_at_its_scope(columns: dict[str, str], quantity: str, predicted: int, note: str) -> None:
-    """A process with a process, a node with the node; a blank scope follows the meter and is said."""
+    """A process with a process, a node with the node, steps with steps; a blank scope follows the meter and is said."""
     found = compare_host(replace(RECORD, host_memory_mib=1024.0, **columns), HOST)
     assert found == Comparison(quantity, GIB, predicted, note)
 

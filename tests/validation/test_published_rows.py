@@ -23,7 +23,7 @@ ROWS_PER_SOURCE = {
     "001_df5137ba138920bd": 32,
     "002_2c959ab425c28846": 83,
     "003_f83f083c0d8bebd6": 32,
-    "004_7b2525496fac44af": 6,
+    "004_7b2525496fac44af": 10,
 }
 HEADER = (
     "id,source,source_group,locator,grade,notes,model,gpu,host,link,nodes,gpus_per_node,method,quantization,double_quant,quant_storage,"
@@ -57,7 +57,7 @@ ALLOWED = {
     "padding": {"", "longest", "max_length"},
     "stack": {"hf-trainer@4", "hf-trainer@4-noprep", "firefly", "qwen-finetune"},
     "outcome": {"ok", "oom"},
-    "phase_reached": {"", "load", "adapters"},
+    "phase_reached": {"", "load", "adapters", "optimizer_step"},
     "memory_kind": {"", "allocated", "driver"},
     "memory_scope": {"", "per_gpu", "all_gpus"},
     "censored": {"", "true", "false"},
@@ -445,20 +445,24 @@ def test_003_printed_time_per_sample_is_run_time_over_samples() -> None:
 
 
 def test_004_run_times_and_process_memory_are_those_of_the_table() -> None:
-    """Per stage: run time in seconds, the larger memory mark as host memory, the smaller one quoted in the notes."""
+    """Per stage: run time in seconds and the larger memory mark as host memory; the smaller one as that of the steps."""
     rows = {row.cells[0]: row for row in table_rows("004")}
-    records = {row["id"][-1]: row for row in read_source("004_7b2525496fac44af") if "stage" in row["id"]}
+    records = {row["id"][-1]: row for row in read_source("004_7b2525496fac44af") if row["id"][:-1] == "004-t1-stage"}
+    steps = {row["id"][-7]: row for row in read_source("004_7b2525496fac44af") if row["id"].endswith("-steps")}
     titles = rows["耗时"].titles
     stages = {title[5]: index for index, title in enumerate(titles) if title.startswith("stage")}
-    assert set(records) == set(stages)
+    assert set(records) == set(steps) == set(stages)
     for stage, index in stages.items():
         record = records[stage]
         minutes, rest = re.fullmatch(r"(\d+)分钟(?:(\d+)秒)?", rows["耗时"].cells[index]).groups(default="0")  # type: ignore[union-attr]
         assert record["run_time_s"] == str(int(minutes) * 60 + int(rest))
         marks = re.findall(r"\(MB\) ([\d.]+)", rows["内存消耗"].cells[index])
         assert record["host_memory_mib"] == max(marks, key=float)
-        assert min(marks, key=float) in record["notes"]
+        assert (steps[stage]["host_memory_mib"], steps[stage]["run_time_s"]) == (min(marks, key=float), "")
         assert lines_named(record) == {rows["耗时"].line, rows["内存消耗"].line}
+        assert lines_named(steps[stage]) == {rows["内存消耗"].line}
+        same = {name: value for name, value in record.items() if steps[stage][name] == value}
+        assert set(record) - set(same) == {"id", "locator", "notes", "phase_reached", "run_time_s", "host_memory_mib"}
 
 
 def test_004_load_peaks_are_those_of_the_text() -> None:
@@ -568,6 +572,7 @@ def test_out_of_memory_rows_have_no_measurement_and_others_have_one() -> None:
     rows = all_rows()
     for row in rows:
         filled = [name for name in (*MEASURED, "memory_kind", "memory_scope", "censored") if row[name]]
+        filled += ["host_memory_mib"] if row["host_memory_kind"] == "rss_mark" else []
         assert (filled == []) is (row["outcome"] == "oom"), (row["id"], filled)
     assert sum(row["outcome"] == "oom" for row in rows) == 5
 
@@ -651,7 +656,7 @@ def test_lengths_are_full_except_where_the_notes_say_so() -> None:
 def test_adapters_are_saved_whole_only_with_their_embeddings() -> None:
     """Modules trained whole are embedding and head, in the three LoRA (emb) lines of six lengths and the out-of-memory row."""
     saved = Counter(row["modules_to_save"] for row in all_rows())
-    assert saved == {"": 153 - 19, "wte;lm_head": 19}
+    assert saved == {"": 157 - 19, "wte;lm_head": 19}
 
 
 def test_004_runs_use_two_gpus_and_loads_one() -> None:
@@ -660,7 +665,7 @@ def test_004_runs_use_two_gpus_and_loads_one() -> None:
         training = "stage" in row["id"]
         assert row["gpus_per_node"] == ("2" if training else "1"), row["id"]
         assert row["gradient_checkpointing"] == ("true" if training else "false"), row["id"]
-        assert (row["phase_reached"] == "") is training, row["id"]
+        assert (row["phase_reached"] in ("", "optimizer_step")) is training, row["id"]
         assert row["epochs"] == ("1" if training else ""), row["id"]
 
 
