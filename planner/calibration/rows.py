@@ -184,14 +184,22 @@ def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
 
 
 def host_bytes(record: RunRecord, host: HostPrediction) -> Number:
-    """What a host reading is compared with: the peak of the run at its scope, or what is there in the phase that it names.
+    """What a host reading is compared with at its scope: the peak of a run, or what is there while steps run.
 
-    A reading of a named phase is of steps; those of loading are compared with nothing.
+    A run that ended before it saved had the peak of its setup or of its steps.
     """
     of_node = host_scope(record) == "node"
-    if record.outcome == "ok" and record.phase_reached is not None:
-        return host.steps_per_node_bytes if of_node else host.steps_per_process_bytes
+    steps = host.steps_per_node_bytes if of_node else host.steps_per_process_bytes
+    if is_mark_of_steps(record):
+        return steps
+    if record.phase_reached not in (None, "save"):
+        return maximum(steps, host.setup_per_node_bytes if of_node else host.setup_per_process_bytes)
     return host.per_node_bytes if of_node else host.per_process_bytes
+
+
+def is_mark_of_steps(record: RunRecord) -> bool:
+    """Whether a host reading is of a moment in the steps of a run, not of its peak; of loading there is no such record."""
+    return record.host_memory_kind == "rss_mark" and record.phase_reached is not None
 
 
 def host_scope(record: RunRecord) -> HostMemoryScope:
@@ -212,11 +220,12 @@ def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | 
 def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None:
     """What the verdict on GPU memory was worth; ``None`` for outcomes that say nothing about it.
 
-    A run that only loaded says nothing about the job, and one that ended for another reason than GPU memory neither.  A verdict
+    A run that only loaded says nothing about the job, and one that ended for another reason than GPU memory neither; a mark of
+    its steps is of a run that another record tells.  A verdict
     about host RAM is given only where the GPU's memory suffices, so it counts as "fits" here.
     """
     ran_out = record.outcome == "oom"
-    if not ran_out and (record.outcome != "ok" or record.phase_reached in SETUP_PHASES):
+    if not ran_out and (record.outcome != "ok" or record.phase_reached in SETUP_PHASES or is_mark_of_steps(record)):
         return None
     if prediction.verdict == "no_verdict":
         return "no_verdict"

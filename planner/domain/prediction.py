@@ -49,14 +49,16 @@ class MemoryPrediction:
 class HostPrediction:
     """Host RAM.
 
-    ``per_process_bytes`` and ``per_node_bytes`` are the peaks of a run from loading to saving; ``steps_per_process_bytes`` and
-    ``steps_per_node_bytes`` what is there while steps run.  ``required_per_node_bytes`` leaves out what is reclaimed under
+    ``per_process_bytes`` and ``per_node_bytes`` are the peaks of a run from loading to saving; ``setup_*`` the most while it is
+    loaded and set up, ``steps_*`` what is there while steps run.  ``required_per_node_bytes`` leaves out what is reclaimed under
     pressure.  ``available_bytes`` is ``None`` when the memory of the host is unknown: printed, not judged.
     """
 
     terms: tuple[HostTerm, ...]
     per_process_bytes: Number
     per_node_bytes: Number
+    setup_per_process_bytes: Number
+    setup_per_node_bytes: Number
     steps_per_process_bytes: Number
     steps_per_node_bytes: Number
     required_per_node_bytes: Number

@@ -200,42 +200,42 @@ def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned:
 
 def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     """Host RAM per process and per node.  Mapped checkpoint files are shared by the processes of a node and counted once."""
-    host = job.hardware.host
-    mapped = mapped_checkpoint_bytes(job)
+    mapped, saved, gpus = mapped_checkpoint_bytes(job), saved_copy_bytes(job), job.hardware.gpus_per_node
     parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
-    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
-    buffered = job.stack.zero12_upload == "buffer_on_host"
     private = (
-        *_term("process", process_baseline_bytes(job), process_baseline_bytes),
-        *_term(
-            "offloaded_optimizer", offloaded_optimizer_bytes(job), offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)
-        ),
-        *_term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
-        *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
+        *_kept_terms(job),
         *_term("offloaded_parameters", parameters, offloaded_parameter_bytes, pinned=True),
         *_term("pinned_cache", pinned_cache, pinned_cache_bytes, pinned=True),
         *_term("offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True),
         *_term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
     )
-    mapping = HostTerm(
-        "mapped_checkpoint",
-        mapped,
-        f"{_HERE}:mapped_checkpoint_bytes",
-        detail="shared on a node, reclaimable",
-        reclaimable=True,
-    )
-    own: Number = sum(term.n_bytes for term in private)
-    saved = saved_copy_bytes(job)
     copied = tuple(replace(term, detail="while a checkpoint is saved") for term in _term("saved_copy", saved, saved_copy_bytes))
+    shared = "shared on a node, reclaimable"
+    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared, reclaimable=True)
+    own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
     early = process_baseline_bytes(job) + parameters + pinned_cache
-    gpus = job.hardware.gpus_per_node
     return HostPrediction(
         terms=(*private, *copied, mapping),
         per_process_bytes=maximum(own + saved, early + mapped),
         per_node_bytes=maximum((own + saved) * gpus, early * gpus + mapped),
+        setup_per_process_bytes=early + mapped,
+        setup_per_node_bytes=early * gpus + mapped,
         steps_per_process_bytes=own,
         steps_per_node_bytes=own * gpus,
         required_per_node_bytes=(own + saved) * gpus,
-        available_bytes=host.memory_bytes,
+        available_bytes=job.hardware.host.memory_bytes,
+    )
+
+
+def _kept_terms(job: Job) -> tuple[HostTerm, ...]:
+    """The process itself, and what an offloaded optimizer keeps."""
+    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
+    buffered = job.stack.zero12_upload == "buffer_on_host"
+    states = offloaded_optimizer_bytes(job)
+    return (
+        *_term("process", process_baseline_bytes(job), process_baseline_bytes),
+        *_term("offloaded_optimizer", states, offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)),
+        *_term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
+        *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
     )

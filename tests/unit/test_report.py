@@ -145,7 +145,7 @@ def prediction() -> Prediction:
         limit_bytes=24 * GIB - 992 * MIB,
     )
     host = HostPrediction(
-        (HostTerm("process_baseline", 4 * GIB, "planner.units:format_bytes", pinned=True),), *(4 * GIB,) * 5, None
+        (HostTerm("process_baseline", 4 * GIB, "planner.units:format_bytes", pinned=True),), *(4 * GIB,) * 7, None
     )
     parts = (
         TimeTerm("matmuls", 2.5, "planner.units:format_seconds", 0.5, "3 x forward"),

@@ -65,7 +65,7 @@ TIME = TimePrediction(
     run_time_s=250.0,
     cost_usd=None,
 )
-HOST = HostPrediction((), 10 * GIB, 40 * GIB, 8 * GIB, 32 * GIB, 40 * GIB, None)
+HOST = HostPrediction((), 10 * GIB, 40 * GIB, 9 * GIB, 24 * GIB, 8 * GIB, 32 * GIB, 40 * GIB, None)
 PREDICTION = Prediction(MEMORY, HOST, TIME, "fits", "", None, "uncalibrated")
 
 
@@ -145,11 +145,16 @@ def test_a_time_that_cannot_be_predicted_is_said() -> None:
         ({"host_memory_kind": "cgroup"}, "node_bytes", 40 * GIB, "assumed"),
         ({"host_memory_kind": "rss_peak"}, "process_bytes", 10 * GIB, "assumed"),
         ({"host_memory_kind": "rss_mark", "phase_reached": "optimizer_step"}, "process_bytes", 8 * GIB, "assumed"),
-        ({"host_memory_kind": "cgroup", "phase_reached": "backward"}, "node_bytes", 32 * GIB, "assumed"),
+        ({"host_memory_kind": "rss_peak", "phase_reached": "backward_2"}, "process_bytes", 9 * GIB, "assumed"),
+        ({"host_memory_kind": "rss_peak", "phase_reached": "save"}, "process_bytes", 10 * GIB, "assumed"),
+        ({"host_memory_kind": "cgroup", "phase_reached": "backward_2"}, "node_bytes", 32 * GIB, "assumed"),
     ],
 )
 def test_host_memory_is_compared_at_its_scope(columns: dict[str, str], quantity: str, predicted: int, note: str) -> None:
-    """A process with a process, a node with the node, steps with steps; a blank scope follows the meter and is said."""
+    """A process with a process, a node with the node; marks of steps with steps, and what never saved without a save.
+
+    A blank scope follows the meter and is said.
+    """
     found = compare_host(replace(RECORD, host_memory_mib=1024.0, **columns), HOST)
     assert found == Comparison(quantity, GIB, predicted, note)
 
@@ -193,6 +198,13 @@ def test_a_run_that_only_loaded_does_not_judge_the_verdict() -> None:
     """That the model could be loaded does not mean that the job runs; running out while loading means that it does not."""
     assert judge_verdict(replace(RECORD, phase_reached="load"), PREDICTION) is None
     assert judge_verdict(replace(RECORD, phase_reached="load", outcome="oom"), PREDICTION) == "false_fit"
+
+
+def test_a_mark_of_steps_does_not_judge_the_verdict_again() -> None:
+    """The run itself is another record; a run of our own, which names the last phase that it went through, is judged."""
+    mark = replace(RECORD, host_memory_mib=1.0, host_memory_kind="rss_mark", phase_reached="optimizer_step")
+    assert judge_verdict(mark, PREDICTION) is None
+    assert judge_verdict(replace(RECORD, phase_reached="save"), PREDICTION) == "right"
 
 
 def test_verdicts_are_counted() -> None:
