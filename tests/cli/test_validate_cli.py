@@ -85,7 +85,7 @@ def test_people_get_tables_of_at_most_100_columns(capsys: Captured) -> None:
     assert main(["validate", PATTERN, "--rows"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("153 rows from 4 sources; calibration default")
+    assert out.startswith("157 rows from 4 sources; calibration default")
     for title in ("GPU memory\n", "Throughput\n", "Host RAM\n", "Verdict on GPU memory\n", "Rows: GPU memory in GiB\n"):
         assert f"\n{title}" in out
     assert max(len(line) for line in out.splitlines()) <= 100
