@@ -61,7 +61,7 @@ def test_json_has_the_documented_shape(capsys: Captured) -> None:
     assert (document["schema"], document["cv"]) == ("planner/validate@1", "none")
     sources = document["sources"]
     assert isinstance(sources, list)
-    assert [each["n_rows"] for each in sources] == [32, 83, 32, 6]
+    assert [each["n_rows"] for each in sources] == [32, 83, 32, 10]
     wanted = {"source", "n_rows", "not_modelled", "memory", "throughput", "host_memory", "oom"}
     for each in (*sources, document["overall"]):
         assert wanted <= each.keys()
