@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
-from measure.cli.said import need, with_length
+from measure.cli.said import need, over_config, with_length
 from measure.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
@@ -90,12 +90,10 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: model or method are missing, or a value cannot be used.
     """
-    from planner.intake.request import from_flags, from_toml, merge
+    from planner.intake.request import from_flags
 
     config = said.pop("config")
-    request = from_flags({name: value for name, value in said.items() if name != "force"})
-    if config is not None:
-        request = merge(from_toml(config), request)
+    request = over_config(from_flags({name: value for name, value in said.items() if name != "force"}), config)
     request = with_length(request, EXAMPLE)
     return {name: given.value for name, given in request.values.items()}
 

@@ -27,16 +27,26 @@ def scenario_of(
     Raises:
         UsageError: model or method are missing, or what was said cannot be used.
     """
-    request = from_flags(said)
-    if config is not None:
-        read = read_config_file(config)
-        request = with_flags(read, request)
-        sys.stderr.writelines(f"measure: {note}\n" for note in read.notes)
+    request = over_config(from_flags(said), config)
     request = with_length(request, example)
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.
         request = merge(ScenarioRequest({"gpu": Given("a100-80gb", "assumed")}), request)
     return resolve(request, force=force, reader=reader)
+
+
+def over_config(flags: ScenarioRequest, config: str | None) -> ScenarioRequest:
+    """Flags over what a config file says; standard error names what was not taken over of it.
+
+    Raises:
+        UsageError: the file cannot be used.
+        NotModelledError: it asks for something that no formula covers.
+    """
+    if config is None:
+        return flags
+    read = read_config_file(config)
+    sys.stderr.writelines(f"measure: {note}\n" for note in read.notes)
+    return with_flags(read, flags)
 
 
 def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:

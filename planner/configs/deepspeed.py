@@ -116,6 +116,9 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         if enabled in (None, AUTO):
             continue
         if part.flag("enabled"):
+            if "precision" in reading.needs and reading.value("precision") is None:
+                other = f"{reading.path} has neither bf16 nor fp16 on"
+                raise UsageError(f'{part.where("enabled")} is true, but {other}: Transformers refuses that; write "auto" here')
             _agree(part, reading, "enabled", "precision", precision)
         elif reading.value("precision") == precision:
             _agree(part, reading, "enabled", "precision", "off")

@@ -49,9 +49,9 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)
     read_precision(keys, reading)
-    read_distribution(keys, reading, beside)
     if reading.value("precision") is None:
         need_precision(reading)
+    read_distribution(keys, reading, beside)
     for name, sentence in _NEEDS.items():
         if reading.value(name) is None:
             reading.needs[name] = f"{keys.path}: {sentence}"

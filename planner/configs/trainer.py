@@ -92,8 +92,9 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
 def say_liger(reading: Reading, origin: str) -> None:
     """Enter Liger's loss, norms and feed-forward activation, as Transformers switches them on together.
 
-    Source: liger-kernel transformers/monkey_patch.py ``apply_liger_kernel_to_llama``: rms_norm, swiglu and
-    fused_linear_cross_entropy are on by default; transformers/rms_norm.py and swiglu.py save their inputs only.
+    Source: liger-kernel 0.8.5 transformers/monkey_patch.py:259-264 ``apply_liger_kernel_to_llama``: rms_norm, swiglu and
+    fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save their inputs only.
+    Ignored: families that Liger does not know keep their own kernels, with a warning.
     """
     reading.say("loss", "liger", origin)
     reading.switch("fused_norm", True, origin)

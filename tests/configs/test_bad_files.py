@@ -143,6 +143,15 @@ def test_sizes_of_deepspeed_that_contradict_the_trainer_are_refused(tmp_path: Pa
         read_config_file(written(tmp_path, LLAMA_FACTORY + "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"))
 
 
+def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path) -> None:
+    """Transformers compares both files' bf16; one that only DeepSpeed's says stops the job before it loads anything."""
+    written(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
+    training = "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"
+    with pytest.raises(UsageError, match="has neither bf16 nor fp16 on"):
+        read_config_file(written(tmp_path, training))
+    assert read_config_file(written(tmp_path, training + "bf16: true\n")).request.get("precision") == "bf16-mixed"
+
+
 def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path: Path) -> None:
     """``train_batch_size`` is micro-batch x accumulation x GPUs; another product is refused with the way out."""
     sizes = '"train_micro_batch_size_per_gpu": 2, "train_batch_size": 32'
