@@ -68,6 +68,8 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     scenario = case.scenario()
     check_runnable(case, scenario)
     _check_limit(scenario, options, machine)
+    if scenario.hardware.gpu.id != CPU:
+        _check_driver(machine)
     _need_libraries(scenario)
     return Prepared(case, scenario)
 
@@ -82,6 +84,19 @@ def _check_limit(scenario: Scenario, options: RunOptions, machine: Machine) -> N
         raise UsageError(
             f"the memory limit is {format_bytes(limit_bytes)} and the card of this machine has {format_bytes(here_bytes)}: "
             "leave --memory-limit out, or give less"
+        )
+
+
+def _check_driver(machine: Machine) -> None:
+    """A driver runs builds for its own CUDA and older ones, and of its own major version newer ones too.
+
+    Source: CUDA compatibility guide (minor version compatibility); torch would say it after each case was started.
+    """
+    built, driver = machine.environment.get("torch_cuda"), machine.gpus[0].cuda_driver if machine.gpus else None
+    if built is not None and driver is not None and int(built.partition(".")[0]) > int(driver.partition(".")[0]):
+        raise UsageError(
+            f"the installed torch is built for CUDA {built} and the driver {machine.gpus[0].driver} goes up to CUDA {driver}: "
+            f"install a build of torch for CUDA {driver.partition('.')[0]}, or a newer driver"
         )
 
 

@@ -414,3 +414,18 @@ def test_a_limit_above_the_card_is_refused(driver: Driver) -> None:
         prepare(said, RunOptions(memory_limit_bytes=80 * GIB), machine(driver), force=False).scenario.hardware.gpu.id
         == "h200-sxm"
     )
+
+
+@pytest.mark.parametrize(("driver_cuda", "built", "runs"), [(12080, "13.0", False), (12020, "12.8", True), (13000, "12.8", True)])
+def test_a_torch_that_is_too_new_for_the_driver_is_refused(driver: Driver, driver_cuda: int, built: str, runs: bool) -> None:
+    """A newer major version of CUDA needs a newer driver; a newer minor one does not, and an older build always runs."""
+    driver.answers["nvmlSystemGetCudaDriverVersion"] = lambda: driver_cuda
+    here = machine(driver)
+    here.environment["torch_cuda"] = built
+    said = {"model": "qwen2.5-0.5b", "method": "lora", "seq": 512}
+    if runs:
+        assert prepare(said, RunOptions(), here, force=False).scenario.hardware.gpu.id == "h200-sxm"
+        return
+    with pytest.raises(UsageError, match=r"built for CUDA 13.0 and the driver 580.159.04 goes up to CUDA 12.8"):
+        prepare(said, RunOptions(), here, force=False)
+    assert prepare({**said, "gpu": "cpu"}, RunOptions(), here, force=False).scenario.hardware.gpu.id == "cpu"
