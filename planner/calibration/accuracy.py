@@ -18,7 +18,7 @@ from planner.calibration.budget import beyond_budget, rounded_up, stored_budget
 from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
 from planner.calibration.drawn import POINTS_FILE, drawn_points_csv
-from planner.calibration.goals import Goal, goals
+from planner.calibration.goals import Goal, goals, percent_text
 from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, score_source
@@ -168,13 +168,6 @@ def goals_text(found: Sequence[Goal]) -> str:
         mark = {True: "", False: "  missed", None: ""}[goal.met]
         lines.append(f"{goal.title:58}  {goal.fit:24}  {goal.n:5}  {goal.target:>12}  {percent_text(goal.rounded):>6}{mark}")
     return "\n".join(lines) + "\n"
-
-
-def percent_text(share: float) -> str:
-    """One digit after the point, or as many as the figure has: a goal has more where one would hide that it is missed."""
-    percent = 100 * share
-    digits = next((digits for digits in (1, 2) if abs(round(percent, digits) - percent) < 1e-9), 3)
-    return f"{percent:.{digits}f}%"
 
 
 def grown(result: CrossValidation, stored: Mapping[str, Any]) -> list[str]:

@@ -82,6 +82,13 @@ class Goal:
         return "" if self.low is None else f">= {self.low:.0%}".replace("%", " %")
 
 
+def percent_text(share: float) -> str:
+    """One digit after the point, or as many as the figure has: a goal has more where one would hide that it is missed."""
+    percent = 100 * share
+    digits = next((digits for digits in (1, 2) if abs(round(percent, digits) - percent) < 1e-9), 3)
+    return f"{percent:.{digits}f}%"
+
+
 def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal, ...]:
     """Every line that the records say something about, in the order in which the targets are listed in the README."""
     fits = {"in-sample": result.in_sample.rows, "held out": result.held_out.rows}

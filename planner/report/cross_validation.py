@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
 from planner.calibration.cross_validate import CrossValidation
-from planner.calibration.goals import Goal, goals
+from planner.calibration.goals import Goal, goals, percent_text
 from planner.calibration.metrics import ErrorSummary
 from planner.calibration.personal import Personal
 from planner.calibration.screen import LeftOut
@@ -39,8 +39,10 @@ def cross_validation_sections(result: CrossValidation, *, with_rows: bool) -> tu
 def _goals(found: Sequence[Goal]) -> Section:
     """Each aim that the records speak of: the target, and what is reached in-sample or held out."""
     words = {True: "met", False: "missed", None: ""}
+    reached = [percent_text(each.rounded).replace("%", " %") for each in found]
     rows = tuple(
-        Row((each.title, each.fit, f"{each.n:,}", each.target, percent(each.reached), words[each.met])) for each in found
+        Row((each.title, each.fit, f"{each.n:,}", each.target, text, words[each.met]))
+        for each, text in zip(found, reached, strict=True)
     )
     columns = (Column("what"), Column("under"), *(Column(title, "right") for title in ("rows", "target", "reached")), Column(""))
     note = Note("Gains of one anchor row take longer and are in data/accuracy.toml, which `make accuracy` checks.", "dim")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.accuracy import percent_text, stored_accuracy
-from planner.calibration.goals import SEEDS, Goal
+from planner.calibration.accuracy import stored_accuracy
+from planner.calibration.goals import SEEDS, Goal, percent_text
 from planner.calibration.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.rows import Comparison
 

@@ -24,7 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.accuracy import percent_text, stored_accuracy
+from planner.calibration.accuracy import stored_accuracy
+from planner.calibration.goals import percent_text
 from planner.calibration.misses import LISTED_ABOVE, Evidence, stored_misses
 from planner.calibration.other_tools import stored_other_tools
 from planner.calibration.published import CORE_PATTERN, core_validation, errors_of
