@@ -98,35 +98,37 @@ def _refused(answer: Answer) -> Section:
     return Section("Refused", notes)
 
 
-_SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence", "gpus": "Fewest GPUs"}
+_SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence"}
 
 
 def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
     """The number that was asked for, with its chance, and how it is with the next one."""
     if answer.solved is None:
         return ()
+    if answer.solved == "gpus":
+        return (Note(_fewest(group), "strong"),)
     size, first = size_of(answer.solved), group.rows[0]
     text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
     if group.above is not None:
         text += f"; {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} GiB at once{_chance(group.above)}"
     elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
         text += ", which is the most that the model was made for"
-    if answer.solved == "gpus":
-        return (Note(f"{text}{_without_offload(first, group)}.", "strong"),)
     fastest = max(group.rows, key=pace)
     faster = f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
     return (Note(f"{text}.{faster}", "strong"),)
 
 
-def _without_offload(first: Tried, group: Group) -> str:
+def _fewest(group: Group) -> str:
+    """The fewest GPUs, first those that need no host RAM beyond the usual."""
+    first = group.rows[0]
+    count = str(first.scenario.hardware.world_size)
     if not first.scenario.recipe.offloads_something:
-        return ""
-    host = gib(first.prediction.host.required_per_node_bytes)
-    plain = [tried for tried in group.rows if not tried.scenario.recipe.offloads_something]
-    other = (
-        f"without offload: {plain[0].scenario.hardware.world_size}" if plain else "without offload: none of those that were tried"
-    )
-    return f", with {host} GiB of host RAM in a node; {other}"
+        return f"Fewest GPUs: {count}{_chance(first)}."
+    plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
+    without = "none of the counts that were tried" if plain is None else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
+    judged = "" if first.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
+    host = f"{gib(first.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
+    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {host}."
 
 
 def _chance(tried: Tried) -> str:

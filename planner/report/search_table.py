@@ -37,10 +37,10 @@ def recipe_grid(answer: Answer, shown: list[Shown]) -> Grid:
         "batch": Column("batch", whole=True),
         "recipe": Column("recipe"),
         "pace": Column("tokens/s" if lengths else "samples/s", "right"),
-        "time": Column("step" if first.run.n_samples is None else "run", "right"),
+        "time": Column("step" if first.run.n_samples is None else "run", "right", wide_only=True),
         "peak": Column("peak GiB", "right"),
         "chance": Column("P(fits)", "right"),
-        "host": Column("host GiB", "right") if host else None,
+        "host": Column("host GiB", "right", wide_only=True) if host else None,
         "usd": _usd_column(first),
     }
     kept = {name: column for name, column in columns.items() if column is not None}

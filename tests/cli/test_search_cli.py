@@ -204,6 +204,23 @@ def test_where_nothing_fits_the_nearest_miss_is_told(capsys: Captured, flags: st
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_the_fewest_cards_are_told_with_and_without_offload(capsys: Captured) -> None:
+    """Where host RAM is not known, what needs a lot of it is not the first answer."""
+    assert main(["search", *shlex.split("--model 70b --method qlora --gpu 4090 --seq 512 --batch 1 --loss hf --solve gpus")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"Fewest GPUs without offload: (\d+) \(.*\); with offload: (\d+) .* judged with --host-memory only", out)
+    assert found is not None
+    assert int(found[1]) > int(found[2]) == 1
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_a_narrow_terminal_keeps_words_whole(capsys: Captured, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """On a narrow terminal the recipes are not broken into syllables."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["search", *shlex.split(f"{ONE_CARD} --method lora --top 1")]) == 0
+    assert "checkpointing," in capsys.readouterr().out
+
+
 def test_a_nearest_miss_comes_with_what_would_make_it_fit(capsys: Captured) -> None:
     """Where nothing fits, changes and larger cards after which the nearest recipe would are listed."""
     document = answer_to(capsys, "--model 70b --method qlora --gpu 4090 --seq 2048 --offload none", 3)
