@@ -7,8 +7,10 @@ from planner.configs.reading import Reading
 from planner.configs.trainer import read_attention
 from planner.errors import show
 
-_LIGER = "axolotl.integrations.liger.LigerPlugin"
-_CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+_OWN_PLUGINS = "axolotl.integrations."
+# Liger does nothing without its own keys; the others evaluate or track.
+_HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
+_UNCOUNTED_PLUGINS = ("kernels", "grokfast")
 # Switch -> keys of Liger's plugin that turn it on.
 _KERNELS = {
     "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
@@ -79,14 +81,22 @@ def read_attention_keys(keys: Keys, reading: Reading) -> None:
 
 
 def read_plugins(keys: Keys, reading: Reading) -> None:
-    """Enter what plugins change: the loss; one that is not known is reported as ignored."""
+    """Enter what plugins change: the loss; one of others' making is reported as ignored.
+
+    Raises:
+        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion...).
+    """
     for plugin in keys.names("plugins"):
-        if plugin == _CUT:
-            if keys.flag("cut_cross_entropy") is not False:
-                reading.say("loss", "liger", keys.where("plugins"))
-                reading.remark(keys.where("plugins"), "cut cross entropy is counted as Liger's loss: both keep no full logits")
-        elif plugin != _LIGER:
+        name = plugin.removeprefix(_OWN_PLUGINS).partition(".")[0] if plugin.startswith(_OWN_PLUGINS) else ""
+        if not name:
             reading.ignored.append(f"{keys.where('plugins')}: {show(plugin)}")
+        elif name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
+            reading.say("loss", "liger", keys.where("plugins"))
+            reading.remark(keys.where("plugins"), "cut cross entropy is counted as Liger's loss: both keep no full logits")
+        elif name in _UNCOUNTED_PLUGINS:
+            reading.remark(keys.where("plugins"), f"what {name} changes is not counted")
+        elif name not in _HARMLESS_PLUGINS:
+            raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 
 
 def read_loss(keys: Keys, reading: Reading) -> None:

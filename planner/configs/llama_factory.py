@@ -77,6 +77,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         if attention not in _ATTENTIONS:
             raise keys.wrong("flash_attn", f"auto, {', '.join(_ATTENTIONS)}", attention)
         reading.say("attention", _ATTENTIONS[attention], keys.where("flash_attn"))
+        if attention == "fa3":
+            reading.remark(keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not")
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
     _remark(keys, reading)

@@ -89,6 +89,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
         (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
         (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
+        (AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", NotModelledError, "what spectrum trains"),
         (AXOLOTL + "rl: dpo\n", NotModelledError, "rl: preference"),
         (TRL + "use_dora: true\n", NotModelledError, "use_dora: DoRA"),
         (TRL + "load_in_4bit: true\nload_in_8bit: true\n", UsageError, "both true"),
@@ -250,3 +251,13 @@ def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="say its length with --seq"):
         with_flags(config, from_flags({"gpu": "4090"}))
     assert read_config_file(written(tmp_path, TRL)).request.get("seq") == 1024
+
+
+def test_plugins_of_axolotl_are_counted_remarked_on_or_reported(tmp_path: Path) -> None:
+    """Cut cross entropy is a loss without full logits; what tracks is harmless; what nobody knows is named."""
+    own = [f"axolotl.integrations.{name}" for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")]
+    path = written(tmp_path, AXOLOTL + f"plugins: [{', '.join(own)}, mine.Plugin]\n")
+    config = read_config_file(path)
+    assert config.request.get("loss") == "liger"
+    assert config.ignored == (f"{path}:plugins: mine.Plugin",)
+    assert len(config.remarks) == 1
