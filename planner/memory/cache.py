@@ -9,7 +9,6 @@ leftovers, each in the phase whose peak they add to.  Source of all: torch 2.13 
 from __future__ import annotations
 
 from planner.anatomy.adapters import adapter_shapes
-from planner.anatomy.attention import softmax_reads_half
 from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
@@ -18,6 +17,7 @@ from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.parts import Parts
+from planner.memory.score_cache import logits_in_scores_bytes, stranded_scores_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
 from planner.units import MIB
@@ -35,8 +35,10 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...], parts: Parts) -> dict[Phase
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp (get_free_block, get_pool, should_split).
     Ignored: which of several cached blocks a request gets, which is a matter of their order.
     """
-    # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits.
+    # What one layer needed while the forward ran is cached when the loss begins, in blocks that are smaller than logits, but for
+    # scores of long sequences.
     in_forward, kept = (_of(terms, name, "forward") for name in ("block_recompute", "saved_activations"))
+    of_no_use = maximum(in_forward - logits_in_scores_bytes(job), 0)
     # So are autocast's copies of weights, once it has ended.
     ended = parts.loss.moment.idle_copies
     logits = stranded_logits_bytes(job) + bucket_leftover_bytes(job) + ended
@@ -46,11 +48,11 @@ def idle_by_phase(job: Job, terms: tuple[Term, ...], parts: Parts) -> dict[Phase
         "load": 0,
         "adapters": orphaned_bytes(job) + free["adapters"],
         "forward": free["forward"],
-        "loss": logits + maximum(in_forward, free["loss"]),
+        "loss": logits + maximum(of_no_use, free["loss"]),
         "backward": scores + free["backward"],
         "optimizer_step": step_leftover_bytes(job, kept + in_forward) + free["optimizer_step"],
         "forward_2": small + free["forward_2"],
-        "loss_2": logits + maximum(in_forward, free["loss_2"]) + small,
+        "loss_2": logits + maximum(of_no_use, free["loss_2"]) + small,
         "backward_2": scores + small + free["backward_2"],
         "eval": 0,
         "save": 0,
@@ -181,21 +183,6 @@ def bucket_leftover_bytes(job: Job) -> Number:
     wide = logits * 4
     beside = where(wide >= bucket, wide - minimum(buckets, wide // bucket * bucket), 0)
     return where(narrow >= bucket, -inside, beside)
-
-
-def stranded_scores_bytes(job: Job) -> Number:
-    """16-bit attention scores, cached but too small for the fp32 gradient of the softmax: reserved, not allocated.
-
-    Formula: 2 bytes per head, token and key of one layer, eager attention in 16-bit.  Of two 16-bit and two fp32 blocks that the
-    layer's backward needs in turn, one 16-bit block is free when both fp32 ones are live; that of fp16 scores takes their
-    gradient, which is in fp16 itself (:func:`planner.anatomy.attention.softmax_reads_half`).
-    Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward; c10/cuda/CUDACachingAllocator.cpp.
-    """
-    if job.recipe.attention != "eager" or job.regime.compute == 4:
-        return 0
-    if all(softmax_reads_half(job.view(group.block)) for group in job.model.groups):
-        return 0
-    return job.regime.compute * _heads(job) * job.tokens * job.recipe.batch.seq_len
 
 
 def _heads(job: Job) -> int:

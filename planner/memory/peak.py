@@ -6,10 +6,10 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
-from planner.memory import cache, lengths, optimizer, pools, runtime
+from planner.memory import cache, lengths, optimizer, pools, runtime, score_cache
 from planner.memory.job import Job
 from planner.memory.parts import Parts, parts_of
-from planner.memory.phases import ALL_PHASES, LATER, make_term
+from planner.memory.phases import ALL_PHASES, BACKWARD, LATER, make_term
 from planner.memory.terms import GATHERED, TIED_TABLE, driver_terms, tensor_terms
 
 
@@ -37,7 +37,8 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     outside = maximum(*outside_by_phase.values())
     uncapped = allocated_peak + slack + cached + outside
     limit = _limit_bytes(job)
-    held = maximum(*(n_bytes + fragments[phase] for phase, n_bytes in allocated.items()))
+    spoiled = dict.fromkeys(BACKWARD, score_cache.spoiled_scores_bytes(job))
+    held = maximum(*(n_bytes + fragments[phase] + spoiled.get(phase, 0) for phase, n_bytes in allocated.items()))
     must_have = held + outside - optimizer.paged_state_bytes(job)
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
     driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))

@@ -8,8 +8,9 @@ from planner.anatomy.attention import score_bytes
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.cache import stranded_logits_bytes, stranded_scores_bytes
+from planner.memory.cache import stranded_logits_bytes
 from planner.memory.job import Job, job_of
+from planner.memory.score_cache import stranded_scores_bytes
 
 
 def _job(**flags: object) -> Job:
