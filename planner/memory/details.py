@@ -10,7 +10,7 @@ from planner.arrays import maximum
 from planner.domain.model import BlockGroup
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.domain.recipe import Number
-from planner.memory import cache, lengths, pools, runtime, sharding
+from planner.memory import cache, lengths, pools, runtime, score_cache, sharding
 from planner.memory.job import Job
 from planner.units import format_bytes, format_count
 
@@ -145,7 +145,7 @@ def _slack(job: Job, _: str) -> str:
         + pools.gradient_pool_bytes(job),
         "what early buckets leave of the logits' block": maximum(cache.bucket_leftover_bytes(job), 0),
         "stranded 16-bit logits in the loss": cache.stranded_logits_bytes(job),
-        "stranded 16-bit scores in backward": cache.stranded_scores_bytes(job),
+        "blocks of scores of no use in backward": score_cache.stranded_scores_bytes(job),
         "weights' blocks from before they were flattened": cache.flattened_leftover_bytes(job),
         "small blocks of the step": cache.small_pool_leftover_bytes(job),
         "orphaned segments after loading": cache.orphaned_bytes(job),

@@ -1,7 +1,7 @@
 """What the cached blocks of written-out attention are good for in the rest of a step, and what they are lost for.
 
-Scores are the largest tensors of a layer, so their blocks serve whatever comes after; but a block that a small tensor was cut from
-serves no scores any more until that tensor has gone.  Source of all: torch 2.13 c10/cuda/CUDACachingAllocator.cpp
+Scores are the largest tensors of a layer, so their blocks serve whatever comes after; but a block that a small tensor was cut
+from serves no scores any more until that tensor has gone.  Source of all: torch 2.13 c10/cuda/CUDACachingAllocator.cpp
 (get_free_block, should_split, release_cached_blocks).
 """
 
@@ -12,10 +12,10 @@ from planner.arrays import where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 
-# Blocks of 16-bit scores that a rebuilt layer needs beside those that are alive at its peak: where the softmax reads fp16 scores as
-# they are, and otherwise.  Means of 18 replays each (Llama-2-7B, Mistral-7B, Yi-6B, phi-2; 1 to 10 samples of 1,024 to 4,096
-# tokens), 3.6 and 2.9, less the fragments that are counted anyway; single jobs need 2 to 5, and 1 to 5.  Either way about 17 bytes
-# are reserved per head, token and key.
+# Blocks of 16-bit scores that a rebuilt layer needs beside those that are alive at its peak: where the softmax reads fp16 scores
+# as they are, and otherwise.  Means of 18 replays each (Llama-2-7B, Mistral-7B, Yi-6B, phi-2; 1 to 10 samples of 1,024 to 4,096
+# tokens), 3.6 and 2.9, less the fragments that are counted anyway; single jobs need 2 to 5, and 1 to 5.  Either way about 17
+# bytes are reserved per head, token and key.
 _SPOILED_HALF, _SPOILED = 3.5, 2.5
 
 
@@ -39,8 +39,8 @@ def spoiled_scores_bytes(job: Job) -> Number:
     A stored input takes the smallest free block that is large enough.  When no block of its own size is left, that is one of
     scores, and the next layer has to ask for another.  Its segment cannot be given back either while the input lies in it, so
     this counts in what must be held.
-    Formula: 3.5 blocks of 16-bit scores (2 bytes per head, token and key of one layer) where the softmax reads fp16 scores as they
-    are, else 2.5; 0 without checkpointing.
+    Formula: 3.5 blocks of 16-bit scores (2 bytes per head, token and key of one layer) where the softmax reads fp16 scores as
+    they are, else 2.5; 0 without checkpointing.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block (best fit), should_split, release_cached_blocks (whole
     segments only); how many, from replays.
     Ignored: that a job needs a whole number of them, 1 to 5, which depends on how stored inputs fill the blocks.
