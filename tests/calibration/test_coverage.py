@@ -16,8 +16,8 @@ from planner.domain.coefficients import Coefficients
 from planner.records import read_records
 from tests.calibration.simulated import MACHINES, simulated
 
-# What README.md promises: coverage changes by less than a point.
-LESS_THAN = 0.01
+# What README.md promises: coverage changes by less than two points.
+LESS_THAN = 0.02
 
 
 @cache
@@ -51,7 +51,7 @@ def inside(held: Sequence[Held]) -> float:
 
 @pytest.mark.slow
 def test_fits_that_saw_the_judged_source_hardly_matter() -> None:
-    """On the published rows, coverage with fits that saw neither source is that which is reported, to a point."""
+    """On the published rows, coverage with fits that saw neither source is that which is reported, to two points."""
     fitted = calibrate(read_records([published_dir() / "*.csv"]).records)
     reported = held_out(fitted.residuals)
     for fit in fitted.fits:
