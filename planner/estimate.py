@@ -67,7 +67,8 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     node_bytes, driver_bytes = float(host.required_per_node_bytes), float(memory.uncapped_driver_bytes)
     if host.available_bytes is not None and node_bytes > host.available_bytes:
         short = format_gib(node_bytes - host.available_bytes)
-        return "host_memory_short", f"the node needs {format_gib(node_bytes)} of host RAM, {short} more than it has"
+        when = " while it saves" if float(host.steps_per_node_bytes) <= host.available_bytes else ""
+        return "host_memory_short", f"the node needs {format_gib(node_bytes)} of host RAM{when}, {short} more than it has"
     if driver_bytes > limit:
         return (
             "fits",

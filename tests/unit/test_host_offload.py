@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.coefficients import Coefficients
+from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
@@ -52,6 +53,15 @@ def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
         assert host.required_per_node_bytes == host.per_node_bytes == 2 * host.per_process_bytes
         assert "saved_copy" not in held(job(sharding=sharding, stack="torchtune"))
     assert "saved_copy" not in held(job(sharding="ddp"))
+
+
+def test_a_node_that_is_short_only_when_it_saves_says_so() -> None:
+    """Two copies of 14 GiB do not fit beside two processes into 24 GiB; with less than the steps need, saving is not named."""
+    flags = {"model": "qwen2.5-7b", "method": "lora", "gpu": "a100-80gb", "gpus": 2, "seq": 1024, "sharding": "zero2"}
+    saving, always = (estimate(resolve(from_flags({**flags, "host_memory": size}))) for size in ("24GiB", "4GiB"))
+    assert saving.verdict == always.verdict == "host_memory_short"
+    assert "of host RAM while it saves, " in saving.reason
+    assert "of host RAM, " in always.reason
 
 
 def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
