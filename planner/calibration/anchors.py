@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from planner.calibration.personal import OWN_PULL, OWN_PULLS, OWN_WEIGHT
 from planner.calibration.problem import Problem, machine_problem
 from planner.calibration.rows import throughput_column
 from planner.calibration.screen import screen
+from planner.calibration.split import clearly_best
 from planner.calibration.targets import Floats, Target, targets_of
 from planner.domain.calibration import Offset
 from planner.domain.run_record import RunRecord
@@ -76,10 +77,13 @@ def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGa
 
 
 def chosen_pull(gains: Mapping[Pull, Sequence[AnchorGain]], without: str = "") -> Pull:
-    """The pull with the smallest error after an anchor, averaged over all groups but one; ``OWN_PULL`` where there is none."""
+    """The pull with the smallest error after an anchor, averaged over all groups but one.
+
+    ``OWN_PULL``, which personal calibrations take, unless another is better by more than a standard error; also of no group.
+    """
     others = {pull: [each for each in found if each.group.partition(" (")[0] != without] for pull, found in gains.items()}
-    means = {pull: fmean(each.after for each in found) for pull, found in others.items() if found}
-    return min(means, key=lambda pull: means[pull]) if means else OWN_PULL
+    scores = {pull: np.array([each.after for each in found]) for pull, found in others.items()}
+    return clearly_best(scores, OWN_PULL) if len(scores.get(OWN_PULL, ())) > 1 else OWN_PULL
 
 
 def gains_under(pull: Pull, machines: Sequence[Machine], base: Base) -> tuple[AnchorGain, ...]:

@@ -29,6 +29,7 @@ RULES: Mapping[str, str] = {
     "no_reading": "nothing measured that can be compared",
     "below_weights": "less memory than the weights alone take: its unit or its model is wrong",
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
+    "loop_time": "its notes say that the time is of more than training steps; only its time is left out",
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",
@@ -40,6 +41,7 @@ _DRIVER_MARGIN = 1.04
 # Weights that a record's stack may hold in fewer bits than the planner thinks are no reason to doubt its unit.
 _LEAST_SHARE_OF_WEIGHTS = 0.5
 _REPEAT_MARK = "REPEAT"
+_LOOP_MARK = "TIME OF A LOOP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ def screen(records: Iterable[RunRecord]) -> Screened:
         else:
             used.append((record, scenario))
     return Screened(tuple(used), tuple(left_out))
+
+
+def times_a_loop(record: RunRecord) -> bool:
+    """Whether the notes mark the time as that of a loop with more in it than training steps."""
+    return _LOOP_MARK in (record.notes or "")
 
 
 def nothing_usable(left_out: Sequence[LeftOut]) -> str:

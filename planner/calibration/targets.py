@@ -18,6 +18,7 @@ from planner.calibration.rows import (
     predicted_throughput,
     throughput_column,
 )
+from planner.calibration.screen import times_a_loop
 from planner.domain.calibration import Knob, Offset, applies, level_key
 from planner.domain.coefficients import Coefficients
 from planner.domain.hierarchy import Level, moved
@@ -105,7 +106,7 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
     column = throughput_column(record) if record.outcome == "ok" else None
-    if column is None:
+    if column is None or times_a_loop(record):
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.calibration.problem import MIN_READINGS_PER_LEVEL, Problem
 from planner.calibration.rows import throughput_column
-from planner.calibration.screen import RULES, LeftOut, screen
+from planner.calibration.screen import RULES, LeftOut, screen, times_a_loop
 from planner.calibration.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.domain.calibration import Knob
 from planner.domain.coefficients import Coefficients
@@ -17,7 +17,7 @@ from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.records import Quarantined
 
-_DOUBTFUL = frozenset({"above_card", "below_weights", "duplicate", "repeat", "impossible_rate"})
+_DOUBTFUL = frozenset({"above_card", "below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ def unused_times(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOut, 
     for record, scenario in pairs:
         column = throughput_column(record) if record.outcome == "ok" else None
         if column is None:
+            continue
+        if times_a_loop(record):
+            found.append(LeftOut(record.id, "loop_time", f"{column}: {RULES['loop_time']}"))
             continue
         printed = float(getattr(record, column))
         target = Target(record, scenario, "throughput", 1 / printed if column.endswith("_per_s") else printed)

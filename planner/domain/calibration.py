@@ -112,8 +112,9 @@ class Calibration:
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
     def doubt(self, scenario: Scenario) -> Doubt:
-        """What widens the scenario's intervals: things that no calibrated record had, and lengths that are not said."""
-        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale)
+        """What widens the scenario's intervals: things that no calibrated record had, lengths not said, rates of no source."""
+        unsourced = scenario.hardware.gpu.rates_are_unsourced
+        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
         """The distribution for a number of this kind, or the nearest coarser one; ``None`` without any of its kind."""

@@ -57,6 +57,17 @@ class GpuSpec:
         return self.vendor == "nvidia"
 
     @property
+    def needs_bridge(self) -> bool:
+        """Whether its links are those of a bridge, which is sold apart from the card."""
+        return self.interconnect.endswith("-bridge")
+
+    @property
+    def rates_are_unsourced(self) -> bool:
+        """Whether nobody is named who says its 16-bit rate."""
+        rated = "bf16_flop_per_s" if self.bf16_flop_per_s is not None else "fp16_flop_per_s"
+        return dict(self.origins).get(rated) == "unsourced"
+
+    @property
     def supports_bf16(self) -> bool:
         """Whether bf16 matrix units exist (compute capability 8.0 and later on NVIDIA)."""
         return self.bf16_flop_per_s is not None
@@ -87,7 +98,8 @@ class Hardware:
     """All devices of one job.
 
     ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.
-    ``link`` overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None`` (the card's own).
+    ``link`` overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None``: the card's own links, and
+    PCIe where those need a bridge.
     """
 
     gpu: GpuSpec

@@ -18,6 +18,8 @@ _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts, hidden or not.
 _ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
 _LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
+# Where no mean length is said, a step may take less than half of the time of full samples, as its memory may: the same guess.
+_UNTOLD_LENGTHS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,13 @@ class Doubt:
 
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to the longest of their
     batch, and how long they are is not said.  ``parts``: how much each cause of scatter counts, by the calibration that judges.
+    ``rates_unsourced``: nobody could be named who says how fast the card is, as of a rented card whose chip is not told.
     """
 
     n_unseen: int = 0
     lengths_unknown: bool = False
     parts: ScaleParts = field(default_factory=ScaleParts)
+    rates_unsourced: bool = False
 
 
 def far_factor(n_unseen: int) -> float:
@@ -128,7 +132,11 @@ def machine_share(time: TimePrediction) -> Number:
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
 
-    A host's name tells nothing of its speed that records could confirm, so it narrows nothing.
+    Five times as much where lengths vary and their mean is not said: tokens that are not there take no more time than memory.
+    Rates without a source count as one more thing that was not seen.  A host's name tells nothing of its speed that records could
+    confirm, so it narrows nothing.
     """
-    scale: Number = (1 + doubt.parts.machine * machine_share(time)) * far_factor(doubt.n_unseen)
+    guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
+    far = far_factor(doubt.n_unseen + doubt.rates_unsourced)
+    scale: Number = (1 + doubt.parts.machine * machine_share(time)) * far * guessed
     return scale

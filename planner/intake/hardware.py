@@ -36,7 +36,7 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     reserved = ledger.choose("gpu_reserved", 0, "assumed")
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
-        ledger.choose("link", "pcie" if gpu.interconnect == "none" else gpu.interconnect, "catalog", "the card's own")
+        _enter_link(ledger, gpu)
     return Hardware(
         gpu=gpu,
         gpus_per_node=gpus,
@@ -46,6 +46,14 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
         link=link,
         network_bytes_per_s=host.network_bytes_per_s,
     )
+
+
+def _enter_link(ledger: Ledger, gpu: GpuSpec) -> None:
+    """How the GPUs of a node are taken to talk: over what the card comes with, which is never a bridge."""
+    if gpu.needs_bridge:
+        ledger.choose("link", "pcie", "assumed", "bridges are sold apart: link nvlink says that there is one")
+    else:
+        ledger.choose("link", "pcie" if gpu.interconnect == "none" else gpu.interconnect, "catalog", "the card's own")
 
 
 def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> None:

@@ -11,8 +11,6 @@ FSDP_KINDS = ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 _GATHERING = ("zero3", *FSDP_KINDS)
 # Version 2 gathers into one buffer and copies each weight out of it; its hybrid kind is taken as the same version.
 _COPYING = ("fsdp", "hsdp")
-# Kernels take this many times as long while collectives run, whose kernels hold multiprocessors and memory bandwidth.
-_KERNEL_TIME_BESIDE_COLLECTIVES = 1.189
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
 
@@ -120,17 +118,18 @@ def sharding_copy_seconds(job: Job) -> Number:
 
 
 def gained_seconds(job: Job, hidden_s: Number) -> Number:
-    """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take 18.9 % longer; seconds.
+    """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take longer; seconds.
 
-    Slower for as long as the bytes take over the links of a node, where it was measured; waiting for a network costs kernels
-    nothing, and over PCIe, where NCCL opens few channels and nobody measured it, none is counted.
+    Kernels of collectives hold multiprocessors and memory bandwidth (coefficient ``kernel_time_beside_collectives``) for as long
+    as the bytes take over the links of a node, where it was measured; waiting for a network costs kernels nothing, and over PCIe,
+    where NCCL opens few channels and nobody measured it, none is counted.
     Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100, MI250 and MI210 each.
     Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host, which copy engines do.
     """
     if not talks_directly(job.scenario.hardware):
         return hidden_s
     inside = (gathered_bytes(job) + reduced_bytes(job)) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
-    return hidden_s - (1 - 1 / _KERNEL_TIME_BESIDE_COLLECTIVES) * minimum(hidden_s, inside)
+    return hidden_s - (1 - 1 / job.coefficients.kernel_time_beside_collectives) * minimum(hidden_s, inside)
 
 
 def overlapping_share(job: Job) -> Number:

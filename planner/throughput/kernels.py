@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
+from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop
 from planner.arrays import maximum, where
 from planner.domain.recipe import Number
 from planner.throughput.job import Job
@@ -12,6 +12,10 @@ _ALIGNMENT_BYTES, _UNALIGNED = 16, 2.0
 # Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak at 2,048 tokens and
 # 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The coefficient is that at 4,096 tokens.
 _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
+# Beside products a score needs its exponential, whatever the width of a head: as long as products of 15 features take, so that on
+# an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2, figure 4: 171 and 189 TFLOP/s at 16,384
+# tokens, 119 and 133 at 1,024).  Heads above 128 features need more registers than that gains.
+_SCORE_FEATURES, _USUAL_HEAD = 15, 128
 # Accesses of one attention score when scores are written out, in bytes per element of the compute dtype (2) and of fp32 (4).
 # Forward: write, scale (2), add mask (2), upcast for softmax (r2), softmax fp32 (w4), cast (r4 w2), read for P@V.
 # Backward: dP write, upcast (r2 w4), softmax backward (r4 r4 w4), cast (r4 w2), scale (2), three reads.
@@ -98,7 +102,7 @@ def attention_seconds(job: Job) -> Number:
         moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
         return flop * (job.passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
     ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
-    passes = (job.passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp
+    passes = (job.passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp * _narrow_heads(work) * (1 + micro.spread**2)
     if job.recipe.attention == "flash2":
         flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
         return flop * passes / rates.attention_flop_per_s
@@ -107,6 +111,16 @@ def attention_seconds(job: Job) -> Number:
         return seconds
     square = attention_forward_flop(work, micro.computed, micro.length, "square")
     return where(micro.has_mask, square * passes / rates.masked_attention_flop_per_s, seconds)
+
+
+def _narrow_heads(work: Work) -> float:
+    """Time of fused attention over that of heads with 128 features; layers of several kinds count by their work."""
+    features = sum(part.layers * part.features for part in work.attention)
+    scores = sum(
+        part.layers * part.features * (1 + _SCORE_FEATURES / min(part.features / part.heads / 2, _USUAL_HEAD))
+        for part in work.attention
+    )
+    return scores / features / (1 + _SCORE_FEATURES / _USUAL_HEAD)
 
 
 def elementwise_seconds(job: Job) -> Number:

@@ -164,9 +164,13 @@ def pcie_bytes_per_s(hardware: Hardware) -> float:
 def talks_directly(hardware: Hardware) -> bool:
     """Whether the GPUs of a node have links of their own (NVLink, Infinity Fabric) and use them.
 
-    Source: ``data/gpus`` (``interconnect_gb_per_s``) and the record or flag ``link``.
+    Cards that need a bridge have such links only where ``link`` says so.
+    Source: ``data/gpus`` (``interconnect``, ``interconnect_gb_per_s``) and the record or flag ``link``.
+    Ignored: that a bridge joins two cards (four of H200 NVL), so that a ring of more crosses PCIe.
     """
-    return hardware.gpu.interconnect_bytes_per_s is not None and hardware.link not in ("pcie", "qpi")
+    if hardware.gpu.interconnect_bytes_per_s is None or hardware.link in ("pcie", "qpi"):
+        return False
+    return hardware.link == "nvlink" or not hardware.gpu.needs_bridge
 
 
 def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:

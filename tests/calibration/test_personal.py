@@ -78,15 +78,34 @@ def test_ambiguous_rows_neither_anchor_nor_count() -> None:
 
 
 def test_the_pull_is_chosen_on_other_groups() -> None:
-    """A group's own gain has no say in how hard its machine is held, with or without offload; without others, the default."""
+    """A group's own gain has no say in how hard its machine is held, with or without offload; of one other, the default."""
     soft, hard = Pull(machine=1.0), Pull(machine=9.0)
     gains = {
-        soft: [AnchorGain("a", 3, 0.3, 0.01), AnchorGain("a (offload)", 3, 0.3, 0.01), AnchorGain("b", 3, 0.3, 0.2)],
-        hard: [AnchorGain("a", 3, 0.3, 0.5), AnchorGain("a (offload)", 3, 0.3, 0.5), AnchorGain("b", 3, 0.3, 0.1)],
+        soft: [
+            AnchorGain("a", 3, 0.3, 0.01),
+            AnchorGain("a (offload)", 3, 0.3, 0.01),
+            AnchorGain("b", 3, 0.3, 0.2),
+            AnchorGain("c", 3, 0.3, 0.2),
+        ],
+        hard: [
+            AnchorGain("a", 3, 0.3, 0.5),
+            AnchorGain("a (offload)", 3, 0.3, 0.5),
+            AnchorGain("b", 3, 0.3, 0.1),
+            AnchorGain("c", 3, 0.3, 0.1),
+        ],
     }
     assert chosen_pull(gains, "a") == hard
     assert chosen_pull(gains, "b") == soft
-    assert chosen_pull({pull: each[:1] for pull, each in gains.items()}, "a") == OWN_PULL
+    assert chosen_pull({pull: each[:3] for pull, each in gains.items()}, "a") == OWN_PULL
+
+
+def test_a_pull_that_is_hardly_better_is_not_taken() -> None:
+    """Groups differ by more than pulls do: less than a standard error of the difference leaves the prior's own strength."""
+    gains = {
+        OWN_PULL: [AnchorGain("a", 3, 0.3, 0.10), AnchorGain("b", 3, 0.3, 0.20), AnchorGain("c", 3, 0.3, 0.1)],
+        Pull(machine=9.0): [AnchorGain("a", 3, 0.3, 0.13), AnchorGain("b", 3, 0.3, 0.12), AnchorGain("c", 3, 0.3, 0.11)],
+    }
+    assert chosen_pull(gains) == OWN_PULL
 
 
 def test_nothing_of_the_judged_group_leads_to_its_anchors() -> None:

@@ -32,6 +32,7 @@ CASES: dict[str, RunRecord] = {
 # A row with such a time stays, because its memory is as good as any.
 TIMES: dict[str, RunRecord] = {
     "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
+    "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="TIME OF A LOOP: evaluation is inside"),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
 LINES = ("newer_schema", "no_file", "repeated_id", "unfinished")
@@ -59,7 +60,8 @@ def test_only_what_is_wrong_is_doubtful() -> None:
     """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
     rows = [GOOD, *CASES.values(), *TIMES.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    assert {each.rule for each in doubtful(named)} == {"above_card", "below_weights", "duplicate", "repeat", "impossible_rate"}
+    wrong = {"above_card", "below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"}
+    assert {each.rule for each in doubtful(named)} == wrong
 
 
 def test_no_published_peak_is_below_its_weights() -> None:

@@ -76,13 +76,18 @@ class TestWhatCardsReach:
 
     def test_the_reference_is_an_a100(self) -> None:
         """Its share is one, an H100 reaches less of its peak, an MI300X far less; of an unmeasured card nothing is claimed."""
-        shares = {gpu: reached_share(load_gpu(gpu)) for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a10", "t4", "rtx3090")}
+        shares = {gpu: reached_share(load_gpu(gpu)) for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a16", "t4", "rtx3090")}
         assert shares["a100-80-sxm"] == pytest.approx(1.0, abs=0.001)
         assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
         assert shares["mi300x"] == pytest.approx(0.51 / 0.87, abs=0.01)
-        assert shares["a10"] == 1.0
+        assert shares["a16"] == 1.0
         assert shares["t4"] == pytest.approx(0.65 / 0.848, abs=0.01)
         assert shares["rtx3090"] == pytest.approx(1.08, abs=0.01)
+
+    def test_power_limits_small_cards(self) -> None:
+        """An L4 and an A10 reach about half of their rated 121 and 125 TFLOP/s at 72 and 150 W."""
+        for gpu in ("l4", "a10"):
+            assert 0.45 < reached_share(load_gpu(gpu)) * 0.848 < 0.6
 
     def test_each_way_of_looking_has_its_own_reference(self) -> None:
         """Square products of a few sizes find less than a search over all shapes: on an A100, too, 264.5 instead of 271.2."""
@@ -141,6 +146,19 @@ class TestOverlap:
         many = scenario(FULL, sharding="fsdp", nodes="2", batch="16", seq="8192")
         (term,) = [each for each in predicted(many, hidden).terms if each.name == "collectives"]
         assert 0 < 1 - term.overlapped_s / term.seconds < 0.08
+
+    def test_a_bridge_has_to_be_said(self) -> None:
+        """Two RTX 3090 talk over PCIe as bought, which the report prints as assumed, and over NVLink where it is said."""
+        pair = {**FULL, "model": "qwen2.5-0.5b", "gpu": "rtx3090", "gpus": "2", "sharding": "fsdp"}
+        bought, bridged, plain = scenario(pair), scenario(pair, link="nvlink"), scenario(pair, link="pcie")
+        assert [(each.value, each.origin) for each in bought.assumptions if each.name == "link"] == [("pcie", "assumed")]
+        rates = [job(each).rates.collective_bytes_per_s for each in (bought, plain, bridged)]
+        assert rates[0] == rates[1] < rates[2]
+        board = scenario(pair, gpu="a100-80-sxm")
+        assert (
+            job(board).rates.collective_bytes_per_s
+            == job(scenario(pair, gpu="a100-80-sxm", link="nvlink")).rates.collective_bytes_per_s
+        )
 
     def test_over_pcie_no_slowdown_is_counted(self) -> None:
         """Nobody measured it there: what hides is gained whole."""
