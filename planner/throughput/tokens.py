@@ -79,22 +79,27 @@ def expected_longest(mean: Number, cap: Number, draws: Number, variation: float)
     with the harmonic number ``H_d`` (Renyi's representation).  Both are the mean for one draw.
     Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics", 2.2 and 4.6.
     """
-    bounded = cap * draws * mean / (draws * mean + cap - mean)
-    spread = mean * (1 + variation * (_harmonic(draws) - 1))
-    return minimum(bounded, spread)
+    return minimum(*_longest_by_law(mean, cap, draws, variation))
+
+
+def _longest_by_law(mean: Number, cap: Number, draws: Number, variation: float) -> tuple[Number, Number]:
+    """What is expected of the longest by lengths bounded by the cap, and by samples far below it."""
+    return cap * draws * mean / (draws * mean + cap - mean), mean * (1 + variation * (_harmonic(draws) - 1))
 
 
 def spread_of_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:
     """Standard deviation over mean of the longest of ``draws`` samples, under the two laws of :func:`expected_longest`.
 
-    The smaller one: ``(cap - m) / sqrt(d m (d m + 2 (cap - m)))`` below the cap, and far below it
+    That of the law that gives the length, and the smaller one for a single draw, of which both give the mean:
+    ``(cap - m) / sqrt(d m (d m + 2 (cap - m)))`` below the cap, and far below it
     ``variation sqrt(1 + 1/4 + ... + 1/d^2) / (1 + variation (H_d - 1))``.
     Source: as there.
     """
     room, drawn = cap - mean, draws * mean
-    bounded = room / sqrt(drawn * (drawn + 2 * room))
-    free = variation * sqrt(_squares(draws)) / (1 + variation * (_harmonic(draws) - 1))
-    return minimum(bounded, free)
+    near = room / sqrt(drawn * (drawn + 2 * room))
+    far = variation * sqrt(_squares(draws)) / (1 + variation * (_harmonic(draws) - 1))
+    bounded, free = _longest_by_law(mean, cap, draws, variation)
+    return where(draws <= 1, minimum(near, far), where(bounded < free, near, far))
 
 
 def _squares(count: Number) -> Number:
