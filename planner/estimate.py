@@ -64,17 +64,25 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
             "does_not_fit",
             f"{memory.limiting_phase} needs {format_gib(need)} at once, {over} more than the card's {format_gib(limit)}",
         )
-    node_bytes, driver_bytes = float(host.required_per_node_bytes), float(memory.uncapped_driver_bytes)
-    if host.available_bytes is not None and node_bytes > host.available_bytes:
-        short = format_gib(node_bytes - host.available_bytes)
-        when = " while it saves" if float(host.steps_per_node_bytes) <= host.available_bytes else ""
-        return "host_memory_short", f"the node needs {format_gib(node_bytes)} of host RAM{when}, {short} more than it has"
+    short = _host_shortage(host)
+    if short is not None:
+        return "host_memory_short", short
+    driver_bytes = float(memory.uncapped_driver_bytes)
     if driver_bytes > limit:
         return (
             "fits",
             f"{memory.limiting_phase} fills the card: the allocator has to return cached blocks to fit {format_gib(limit)}",
         )
     return "fits", f"{memory.limiting_phase} is the largest phase, {format_gib(limit - driver_bytes)} remain free"
+
+
+def _host_shortage(host: HostPrediction) -> str | None:
+    """What a node lacks of host RAM, in a sentence; ``None`` where it has enough or nobody knows what it has."""
+    node_bytes, available = float(host.required_per_node_bytes), host.available_bytes
+    if available is None or node_bytes <= available:
+        return None
+    when = " while it saves" if float(host.steps_per_node_bytes) <= available else ""
+    return f"the node needs {format_gib(node_bytes)} of host RAM{when}, {format_gib(node_bytes - available)} more than it has"
 
 
 def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain: bool = False) -> Prediction:
@@ -84,8 +92,9 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     probability = _fits_probability(prediction.memory, scenario, calibration)
     verdict, reason = prediction.verdict, prediction.reason
     if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
-        verdict = "uncertain"
-        reason = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs at once straddles the card's limit; {reason}"
+        short = _host_shortage(prediction.host)
+        straddles = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs at once straddles the card's limit; {short or reason}"
+        verdict, reason = ("uncertain" if short is None else "host_memory_short"), straddles
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 
 

@@ -99,11 +99,9 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
 def state_of(prediction: Prediction, confidence: float) -> Verdict:
     """The verdict of ``plan``, with ``confidence`` as the chance from which a job fits rather than is uncertain.
 
-    Host RAM that is short decides even where the GPU is uncertain.  Without a calibration that knows P(fits) the verdict stays.
+    Without a calibration that knows P(fits) the verdict stays.
     """
-    verdict, chance, host = prediction.verdict, prediction.fits_probability, prediction.host
-    if verdict not in ("fits", "uncertain"):
+    verdict, chance = prediction.verdict, prediction.fits_probability
+    if verdict not in ("fits", "uncertain") or chance is None:
         return verdict
-    if host.available_bytes is not None and float(host.required_per_node_bytes) > host.available_bytes:
-        return "host_memory_short"
-    return verdict if chance is None else "fits" if chance >= confidence else "uncertain"
+    return "fits" if chance >= confidence else "uncertain"

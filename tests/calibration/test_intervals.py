@@ -156,6 +156,19 @@ def test_probability_to_fit_is_the_share_below_the_limit() -> None:
         assert found.verdict == verdict
 
 
+def test_host_ram_that_is_short_decides_where_the_card_may_do() -> None:
+    """Of two shortages the certain one is said: only a card that is surely too small comes before a host that lacks RAM."""
+    model = calibration()
+    offload = {"method": "full", "sharding": "zero3", "offload": "optimizer+params", "host_memory": "32GiB"}
+    need = float(estimate(job(**offload)).memory.must_have_bytes)
+    verdicts = {3.0: "host_memory_short", 1.001: "host_memory_short", 0.999: "host_memory_short", 0.5: "does_not_fit"}
+    for ratio, verdict in verdicts.items():
+        found = estimate_calibrated(job(**offload, gpu_memory=f"{need * ratio / MIB:.3f}MiB"), model)
+        assert found.verdict == verdict
+        assert ("straddles" in found.reason) is (0.9 < ratio < 1.0)
+        assert (verdict == "does_not_fit") is ("of host RAM" not in found.reason)
+
+
 @given(st.lists(st.floats(0.3, 3.0), min_size=2, max_size=6))
 @settings(max_examples=20, deadline=None)
 def test_a_larger_card_never_fits_less(ratios: list[float]) -> None:
