@@ -177,7 +177,7 @@ def test_offload_that_nobody_asked_for_is_a_last_resort(capsys: Captured) -> Non
 
 def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) -> None:
     """By default a recipe fits when ``plan`` says fits; ``--confidence`` moves that, and ``plan``'s own verdict is kept."""
-    flags = "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch 8 --offload none"
+    flags = "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch 7 --offload none"
     document = answer_to(capsys, flags, 4)
     assert document["verdict"] == "uncertain"
     assert document["groups"][0]["nearest"]["verdict"] == "uncertain"
