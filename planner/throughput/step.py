@@ -108,7 +108,7 @@ def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number) -> list[Time
     hooks = count * hook_seconds(job)
     varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
     hidden = both_busy_seconds(gpu_s, launch - waiting, varying, job.micro.spread)
-    hidden_hooks = both_busy_seconds(gpu_s, launch - waiting + hooks, varying, job.micro.spread) - hidden
+    hidden_hooks = maximum(both_busy_seconds(gpu_s, launch - waiting + hooks, varying, job.micro.spread) - hidden, 0.0)
     terms = _term("launch", launch, "step:launch_seconds", hidden)
     return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
 
