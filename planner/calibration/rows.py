@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.arrays import maximum, minimum
+from planner.calibration.percentile import at_percentile
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
@@ -100,12 +101,20 @@ def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowSco
         scenario=scenario,
         prediction=prediction,
         not_timed=not_timed,
-        memory=compare_memory(record, prediction.memory, world) if measured else None,
+        memory=compare_memory(record, _memory_of_reading(record, scenario, prediction, model), world) if measured else None,
         throughput=throughput,
         host_memory=compare_host(record, prediction.host) if measured else None,
         host_bound=compare_host_bound(record, prediction.host) if measured else None,
         oom=judge_verdict(record, prediction),
     )
+
+
+def _memory_of_reading(
+    record: RunRecord, scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration
+) -> MemoryPrediction:
+    """The prediction that the record's peak is compared with: of a shorter batch where it is a percentile over the steps."""
+    step = at_percentile(record, scenario)
+    return prediction.memory if step is scenario else predict_with(step, model).memory
 
 
 def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int) -> Comparison | None:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from planner.calibration.percentile import at_percentile
 from planner.calibration.rows import (
     KIND_WHEN_BLANK,
     SETUP_PHASES,
@@ -101,7 +102,8 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
         return None
     open_card = replace(scenario.hardware, gpu=replace(scenario.hardware.gpu, visible_memory_bytes=None))
     bound: Bound = "at_least" if record.censored else "both"
-    return Target(record, replace(scenario, hardware=open_card), "memory", record.peak_memory_mib * MIB, bound)
+    step = at_percentile(record, scenario)
+    return Target(record, replace(step, hardware=open_card), "memory", record.peak_memory_mib * MIB, bound)
 
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:

@@ -29,6 +29,7 @@ class RunRecord:
     - ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length, or the cap on natural lengths;
       ``tokens_per_sample`` the mean number of real tokens.
     - ``peak_memory_mib`` is the maximum over ranks; ``censored``: above 93 % of the card, where the allocator makes do with less.
+    - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps; without it, the most of them.
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
@@ -89,6 +90,7 @@ class RunRecord:
     epochs: float | None = None
     eval_samples: int | None = None
     eval_micro_batch: int | None = None
+    peak_memory_percentile: float | None = None
     memory_limit_mib: float | None = None
     checkpoint_every: int | None = None
     run_time_s: float | None = None

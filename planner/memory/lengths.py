@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.arrays import exp, log, maximum, minimum, sqrt, where
+from planner.arrays import ceil_div, exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
 from planner.memory.logits import logits_backward_bytes, logits_forward_bytes
@@ -135,17 +135,11 @@ def records(job: Job) -> Records:
     length, the records of ``n`` micro-steps have the density ``1 - w^n - n w^(n-1) e^-r``, integrated by midpoints.
     Source: Arnold, Balakrishnan and Nagaraja, "Records", 2.3; compared with 2,000 drawn runs, within 3 %.
     """
-    batch = job.recipe.batch
-    variation, drops = job.coefficients.length_variation, job.stack.drops_long_samples
-    start = maximum((1 - variation) / variation, _LEAST_START)
-    mean = minimum(batch.tokens_per_sample, batch.seq_len) / batch.seq_len
-    end = _level_of_last(mean, start) if drops else _level_of_cap(mean, start)
-    samples: Number = 1 if job.stack.sorts_lengths else batch.micro_batch
+    law = _law(job)
+    start, end, samples, kept = law.start, law.end, law.samples, law.kept
+    drops = job.stack.drops_long_samples
+    at_once = 0 * end if drops else 1 - (1 - exp(-end)) ** samples
     steps = _micro_steps(job)
-    below_cap = 1 - exp(-end)
-    # Of the samples' law: what lies below the cap, which is all of it where longer samples are left out.
-    kept: Number = below_cap if drops else 1.0
-    at_once = 0 * end if drops else 1 - below_cap**samples
     # Beyond this level a run of that many batches has next to no record.
     top = log(steps) + _LEVELS_BEYOND
     last_level = top if drops else minimum(-log(maximum(at_once, _LEAST_SHARE)), top)
@@ -163,6 +157,46 @@ def records(job: Job) -> Records:
         share = (1 - exp(-end * (point + 0.5) / _POINTS)) / kept
         longer = longer + end / _POINTS * (1 - share**samples)
     return Records(total, squares, (start + longer) / (start + end), at_once)
+
+
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """Lengths of samples in units of their spread: they begin at ``start`` and end at ``start + end``, the cap.
+
+    ``samples``: how many of them, of unlike length, make one batch.  ``kept``: share of the law that is drawn from.
+    """
+
+    start: Number
+    end: Number
+    samples: Number
+    kept: Number
+
+    def length(self, below: Number) -> Number:
+        """The length that the share ``below`` of the batches stay within, in units of the cap."""
+        return minimum((self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1)
+
+
+def _law(job: Job) -> _Law:
+    batch, drops = job.recipe.batch, job.stack.drops_long_samples
+    variation = job.coefficients.length_variation
+    start = maximum((1 - variation) / variation, _LEAST_START)
+    mean = minimum(batch.tokens_per_sample, batch.seq_len) / batch.seq_len
+    end = _level_of_last(mean, start) if drops else _level_of_cap(mean, start)
+    # Of the samples' law: what lies below the cap, which is all of it where longer samples are left out.
+    kept: Number = 1 - exp(-end) if drops else 1.0
+    return _Law(start, end, 1 if job.stack.sorts_lengths else batch.micro_batch, kept)
+
+
+def longest_of_batch_tokens(job: Job, share: float) -> Number:
+    """Padded tokens per sample that the ``share`` of the batches do not exceed.
+
+    Formula: the length at that share of the law of :func:`records`; the cap where batches have one length, or for all of them.
+    Source: as of :func:`records`.
+    """
+    batch = job.recipe.batch
+    if not (batch.padding == "longest" and batch.is_padded) or share >= 1:
+        return batch.seq_len
+    return ceil_div(_law(job).length(share) * batch.seq_len, 1)
 
 
 def _micro_steps(job: Job) -> Number:

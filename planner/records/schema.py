@@ -18,7 +18,9 @@ RECORD_SCHEMA_ID = "planner/record@1"
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord))
 LIST_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default == ())
 # Columns that came after the first files were written: a file without them says nothing about them.
-ADDED_COLUMNS: frozenset[str] = frozenset({"eval_samples", "eval_micro_batch", "memory_limit_mib", "checkpoint_every"})
+ADDED_COLUMNS: frozenset[str] = frozenset(
+    {"eval_samples", "eval_micro_batch", "peak_memory_percentile", "memory_limit_mib", "checkpoint_every"}
+)
 # A JSONL line may carry these beside the columns: raw readings, environment and the verdict on the quality of the run.
 ATTACHMENT_KEYS = ("raw", "environment", "quality")
 
@@ -51,6 +53,7 @@ _RANGES: dict[str, tuple[float, float] | tuple[float]] = {
     "epochs": (100_000.0,),
     "eval_samples": (1, 1_000_000_000_000),
     "eval_micro_batch": (1, 65_536),
+    "peak_memory_percentile": (100.0,),
     "memory_limit_mib": (_MAX_MIB,),
     "checkpoint_every": (1, 1_024),
     "run_time_s": (_MAX_SECONDS,),

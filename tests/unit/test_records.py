@@ -76,6 +76,7 @@ FULL = RunRecord(
     epochs=3.0,
     eval_samples=200,
     eval_micro_batch=4,
+    peak_memory_percentile=99.0,
     memory_limit_mib=24576.0,
     checkpoint_every=2,
     run_time_s=12920.0,
