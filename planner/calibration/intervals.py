@@ -117,6 +117,11 @@ def leaning(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> 
     return counted, weights
 
 
+def group_weight(residuals: Iterable[Residual], of: Quantity) -> float:
+    """How much the readings of one group count together."""
+    return float(sum(each.weight for each in residuals) ** _READINGS_POWER[of])
+
+
 def _weights(residuals: Sequence[Residual], power: float) -> Floats:
     """Readings of one document err alike, so a group counts less than all of them, by a power."""
     totals: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """How much each part of a scale counts: what makes held-out intervals narrow for what they hold.
 
 Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice what it was guessed to.  Candidates are
-compared by their mean interval score, each source held out in turn and every source alike: the width of the interval, and 20
-times what a reading lies outside of a 90 % interval.  Where a source is judged, the choice is made among the others
+compared by their mean interval score, each source held out in turn and counted as in the quantiles: the width of the interval,
+and 20 times what a reading lies outside of a 90 % interval.  Where a source is judged, the choice is made among the others
 (:mod:`planner.calibration.coverage`).
 """
 
@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from planner.calibration.intervals import Residual, by_class, conformal, leaning
+from planner.calibration.intervals import Residual, by_class, conformal, group_weight, leaning
 from planner.calibration.targets import Floats
 from planner.domain.interval import TAIL, Quantity
 from planner.domain.scale import ScaleParts
@@ -76,9 +76,12 @@ def parts_of(choice: Choice) -> ScaleParts:
 
 
 def _mean_scores(residuals: Sequence[Residual]) -> Floats:
-    """Mean interval score of each candidate over groups, each predicted by the others."""
-    groups = dict.fromkeys(each.group for each in residuals)
-    scores: Floats = np.mean([_group_scores(residuals, group) for group in groups], axis=0)
+    """Mean interval score of each candidate over groups, each predicted by the others and counted as in the quantiles."""
+    groups: dict[str, list[Residual]] = {}
+    for each in residuals:
+        groups.setdefault(each.group, []).append(each)
+    weights = [group_weight(mine, mine[0].key.of) for mine in groups.values()]
+    scores: Floats = np.average([_group_scores(residuals, group) for group in groups], axis=0, weights=weights)
     return scores
 
 
