@@ -10,7 +10,7 @@ from planner.errors import ExitCode
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.numbers import duration, gib, whole_percent
 from planner.report.sections import VERDICTS, job_line
-from planner.report.subject import Subject, exit_code_of, shown_peak_bytes
+from planner.report.subject import Subject, exit_code_of, rests_on_unknown_host, shown_peak_bytes
 
 # Several jobs: the first of these that any of them has is the code of all.
 _WORST_FIRST = (
@@ -84,6 +84,8 @@ def _row(each: Checked) -> Row:
         return Row((_FAILURES[each.failure_code], "", "", "", "", "", each.config), "bad")
     prediction = each.subject.prediction
     word, tone = VERDICTS[prediction.verdict]
+    if prediction.verdict == "fits" and rests_on_unknown_host(each.subject.scenario, prediction):
+        word, tone = "FITS, RAM UNKNOWN", "warn"
     limit, peak_bytes = prediction.memory.limit_bytes, shown_peak_bytes(prediction)
     sure = prediction.fits_probability
     cells = (

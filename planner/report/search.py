@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
 from planner.report.numbers import gib, percent, plain_number, whole_percent
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
-from planner.report.subject import EXIT_CODES
+from planner.report.subject import EXIT_CODES, rests_on_unknown_host
 from planner.search.answer import Answer, Group, Quantity
 from planner.search.attempt import Tried, state_of
 from planner.search.solve import pace, size_of
@@ -64,6 +64,8 @@ def _numbered(answer: Answer) -> list[list[Shown]]:
 
 def _head(answer: Answer, rows: list[Tried]) -> Section:
     word, tone = _HEADS[answer.verdict]
+    if answer.n_fit and all(map(_rests_on_host, (tried for group in answer.groups for tried in group.rows))):
+        word, tone = "FITS IF HOST RAM SUFFICES", "warn"
     sure = f"P(fits) of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
@@ -84,8 +86,24 @@ def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
         title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
         blocks: tuple[Note | Grid, ...] = (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown))
         return Section(f"{group.title}: {title}", blocks)
-    blocks = (*_solved(answer, group), recipe_grid(answer, shown))
+    host = () if answer.solved == "gpus" else _host(group)
+    blocks = (*_solved(answer, group), *host, recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
+
+
+def _rests_on_host(tried: Tried) -> bool:
+    return rests_on_unknown_host(tried.scenario, tried.prediction)
+
+
+def _host(group: Group) -> tuple[Note, ...]:
+    """What has to be true of a host of which nobody said how much RAM it has."""
+    needs = sorted(float(each.prediction.host.required_per_node_bytes) for each in group.rows if _rests_on_host(each))
+    if not needs:
+        return ()
+    sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
+    counted = "host GiB counts what the system can take back, too"
+    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory ({counted})."
+    return (Note(text, "warn"),)
 
 
 def _refused(answer: Answer) -> Section:

@@ -12,7 +12,7 @@ from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.numbers import gib, plain_number, whole_percent
 from planner.report.sections_memory import host_section, levels_section, phases_section, terms_section
 from planner.report.sections_time import run_section, time_section
-from planner.report.subject import Change, Subject, needs_changes, shown_peak_bytes
+from planner.report.subject import Change, Subject, needs_changes, rests_on_unknown_host, shown_peak_bytes
 from planner.units import format_count
 
 _UNKNOWN_LENGTHS = (
@@ -91,6 +91,8 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
 
 def _verdict(prediction: Prediction, scenario: Scenario) -> Section:
     word, tone = VERDICTS[prediction.verdict]
+    if prediction.verdict == "fits" and rests_on_unknown_host(scenario, prediction):
+        word, tone = f"FITS IF A NODE HAS {gib(prediction.host.required_per_node_bytes)} GiB OF RAM", "warn"
     memory = prediction.memory
     # What does not fit has no peak on this card; what counts then is how much it needs at once.
     short, peak_bytes = prediction.verdict == "does_not_fit", shown_peak_bytes(prediction)

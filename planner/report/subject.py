@@ -101,6 +101,11 @@ def shown_peak_bytes(prediction: Prediction) -> Number:
     return memory.must_have_bytes if prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
 
 
+def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
+    """Whether the verdict is about the GPU alone: state is kept in host RAM, and nobody said how much of that there is."""
+    return scenario.recipe.offloads_something and prediction.host.available_bytes is None
+
+
 def needs_changes(prediction: Prediction) -> bool:
     """Whether the report should say what would make the job fit: it does not, or only just."""
     limit = prediction.memory.limit_bytes

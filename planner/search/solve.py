@@ -56,7 +56,9 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     if quantity == "gpus":
         return _fewest_gpus(pool, model_for, top)
     if space.said(quantity):
-        raise UsageError(f"--solve {quantity} finds it, so leave {REQUEST_FIELDS[quantity].flag} out")
+        typed = quantity in space.fixed or quantity in space.choices
+        said = f"{REQUEST_FIELDS[quantity].flag} out" if typed else f"it out of {space.config.request.values[quantity].origin}"
+        raise UsageError(f"--solve {quantity} finds it, so leave {said}")
     if quantity == "seq":
         # An option has to have some length; that of the answer is put over it.
         batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}

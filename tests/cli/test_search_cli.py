@@ -84,6 +84,7 @@ def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str
             "limit_bytes": memory["limit_bytes"],
             "must_have_bytes": memory["must_have_bytes"],
             "driver_peak_bytes": memory["driver_peak_bytes"],
+            "host_per_node_bytes": plan["host"]["per_node_bytes"],
             "step_s": time["step_s"],
             "samples_per_s": time["samples_per_s"],
             "run_time_s": time["run_time_s"],
@@ -202,6 +203,32 @@ def test_where_nothing_fits_the_nearest_miss_is_told(capsys: Captured, flags: st
     assert err == ""
     assert words in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_what_rests_on_host_ram_that_nobody_named_says_so_first(capsys: Captured) -> None:
+    """Where only offload fits and the host's RAM was not said, the headlines of ``plan search`` and of ``plan`` say it."""
+    flags = "--model 70b --method full --gpu h100-sxm --seq 512 --loss hf --batch 1 --gradient-checkpointing"
+    assert main(["search", *shlex.split(flags), "--top", "1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("FITS IF HOST RAM SUFFICES: ")
+    assert "Offload needs at least 1" in out
+    assert main(["search", *shlex.split(flags), "--host-memory", "4TB"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("FITS: ")
+    assert "Offload needs at least" not in out
+    offload = shlex.split(f"{flags} --sharding zero3 --offload optimizer+params")
+    assert main(offload) == 0
+    assert re.match(r"FITS IF A NODE HAS \d+\.\d\d GiB OF RAM: peak ", capsys.readouterr().out)
+    assert main([*offload, "--host-memory", "4TB"]) == 0
+    assert capsys.readouterr().out.startswith("FITS: peak ")
+
+
+def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
+    """The refusal names the file and its line, where the flag was not typed."""
+    file = tmp_path / "job.toml"
+    file.write_text('model = "7b"\nmethod = "qlora"\ngpu = "4090"\nbatch = 2\n')
+    assert "leave it out of " in (said := refused(capsys, f"--config '{file}' --solve batch"))
+    assert "job.toml:4" in said
 
 
 def test_the_fewest_cards_are_told_with_and_without_offload(capsys: Captured) -> None:
