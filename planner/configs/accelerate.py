@@ -8,7 +8,7 @@ from __future__ import annotations
 from planner.configs.deepspeed import read_deepspeed
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside, Fsdp, read_fsdp, referred
+from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred
 from planner.configs.zero import read_zero_buckets, say_offload, say_zero
 from planner.errors import UsageError, show
 
@@ -120,7 +120,7 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names"))
     if keys.has("deepspeed_config_file"):
         if beside.deepspeed is None:
-            document = referred(keys, "deepspeed_config_file", "--deepspeed")
+            document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE)
             part = Keys.of(document)
             read_deepspeed(part, reading)
             reading.finish(part)

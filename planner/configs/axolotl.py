@@ -10,7 +10,7 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
-from planner.configs.trainer import OPTIMIZERS, read_batches, read_distribution, read_files, remark_on_evaluation
+from planner.configs.trainer import OPTIMIZERS, ends_by_steps, read_batches, read_distribution, read_files, remark_on_evaluation
 from planner.errors import UsageError, show
 
 TOOL = "Axolotl 0.19.0"
@@ -91,6 +91,7 @@ _REMARKS = {
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
+    "overrides_of_model_config": "the model is counted as published",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
 
@@ -107,6 +108,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
+    ends_by_steps(keys, reading)
     _read_total(keys, reading)
     _read_method(keys, reading)
     _read_padding(keys, reading)

@@ -12,7 +12,7 @@ TRAINER_HARMLESS = _names(
     """
     output_dir overwrite_output_dir do_train do_eval do_predict
     learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
-    optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices max_grad_norm label_smoothing_factor
+    optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices max_grad_norm
     bf16_full_eval fp16_full_eval tf32 use_cache neftune_noise_alpha
     logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter
     include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id
@@ -95,14 +95,14 @@ AXOLOTL_HARMLESS = _names(
     sample_packing_bin_size sample_packing_sequentially sample_packing_mp_start_method eval_sample_packing pad_to_multiple_of
     curriculum_sampling multipack_real_batches pretrain_multipack_buffer_size pretrain_multipack_attn
     pretraining_sample_concatenation streaming streaming_multipack_buffer_size heads_k_stride ring_attn_func special_tokens
-    added_tokens_overrides torch_compile_backend torch_compile_mode torch_compile_options max_steps evals_per_epoch
+    added_tokens_overrides torch_compile_backend torch_compile_mode torch_compile_options evals_per_epoch
     saves_per_epoch save_first_step early_stopping_patience use_tensorboard profiler_steps profiler_steps_start
     include_tkps low_cpu_mem_usage chat_template chat_template_jinja chat_template_kwargs
     eot_tokens default_system_message fix_untrained_tokens is_preprocess preprocess_iterable total_num_tokens
     total_supervised_tokens sample_packing_eff_est axolotl_config_path is_falcon_derived_model is_llama_derived_model
     is_mistral_derived_model is_qwen_derived_model generate_samples num_generation_samples base_model_config cls_model_config
     tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common tokenizer_type processor_type
-    tokenizer_save_jinja_files trust_remote_code revision_of_model overrides_of_model_config overrides_of_model_kwargs
+    tokenizer_save_jinja_files trust_remote_code revision_of_model overrides_of_model_kwargs
     model_type type_of_model lora_alpha lora_fan_in_fan_out lora_alpha_pattern peft_use_rslora peft_init_lora_weights
     loftq_config peft lora_on_cpu qlora_sharded_model_loading loraplus_lr_ratio loraplus_lr_embedding merge_lora
     train_on_inputs embedding_lr embedding_lr_scale lr_scheduler lr_quadratic_warmup cosine_min_lr_ratio

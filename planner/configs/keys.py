@@ -78,7 +78,7 @@ class Keys:
             InputFileError: something else.
         """
         value = self.get(name)
-        number = int(value) if isinstance(value, str) and value.strip().isdigit() and len(value) < 20 else value
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20 else value
         if number is None or (isinstance(number, int) and not isinstance(number, bool) and number > 0):
             return number
         raise self.wrong(name, "a whole number above zero", value)

@@ -30,6 +30,7 @@ _HARMLESS = (
     "limit_all_gathers",
 )
 _SUFFIXES = (".json", ".yaml", ".yml")
+DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 _UNMODELLED = {
     "xla": "FSDP of XLA is not modelled",
     "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",
@@ -48,7 +49,7 @@ class Beside:
     accelerate: Path | None = None
 
 
-def referred(keys: Keys, name: str, flag: str) -> Document:
+def referred(keys: Keys, name: str, way_out: str) -> Document:
     """The file that a key names: looked for beside the config, then in the working directory, where tools look.
 
     Raises:
@@ -57,14 +58,14 @@ def referred(keys: Keys, name: str, flag: str) -> Document:
     named = Path(keys.text(name) or "").expanduser()
     if named.suffix not in _SUFFIXES:
         # A config is untrusted: it must not make a message repeat whatever file it names.
-        raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, which ends in none of {', '.join(_SUFFIXES)}")
+        ends = f"which ends in none of {', '.join(_SUFFIXES)}"
+        raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, {ends}; {way_out}")
     for path in (keys.path.parent / named, named):
         if path.is_file():
             return read_document(path)
     raise InputFileError(
         keys.path,
-        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working directory; "
-        f"say where it is: {flag} FILE",
+        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working directory; {way_out}",
     )
 
 

@@ -11,7 +11,7 @@ from planner.configs.document import Document, read_document
 from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside, Fsdp, read_fsdp, referred, say_fsdp
+from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, say_fsdp
 from planner.errors import UsageError, show
 
 _SIZES = {
@@ -52,6 +52,8 @@ _UNMODELLED = {
     "no_cuda": "take the key out and say --gpu cpu",
     "fp8": "training in fp8 is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
+    # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0 trainer.py:2155-2189).
+    "label_smoothing_factor": "the loss with smoothed labels is not modelled",
 }
 _REMARKS = {
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
@@ -129,7 +131,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         if part is not None:
             read_deepspeed(part, reading)
     elif keys.has("deepspeed"):
-        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", "--deepspeed")), reading)
+        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE)), reading)
 
 
 def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
@@ -144,15 +146,21 @@ def _read_file(document: Document, reading: Reading, beside: Beside) -> None:
 
 
 def _read_length_of_run(keys: Keys, reading: Reading) -> None:
-    steps = keys.get("max_steps")
-    if isinstance(steps, int) and steps > 0:
-        reading.said.pop("epochs", None)
-        reading.remark(keys.where("max_steps"), "the run ends by steps: its time follows from --samples and --epochs only")
-    else:
+    if not ends_by_steps(keys, reading):
         reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
     for name in ("eval_strategy", "evaluation_strategy"):
         if str(keys.get(name) or "no").lower() not in ("no", "false"):
             remark_on_evaluation(keys, reading, name)
+
+
+def ends_by_steps(keys: Keys, reading: Reading) -> bool:
+    """Whether the run ends by ``max_steps``, be there epochs or not; no epochs are entered then, and that is remarked on."""
+    steps = keys.get("max_steps")
+    if not isinstance(steps, int) or steps <= 0:
+        return False
+    reading.said.pop("epochs", None)
+    reading.remark(keys.where("max_steps"), "the run ends by steps: its time follows from --samples and --epochs only")
+    return True
 
 
 def remark_on_evaluation(keys: Keys, reading: Reading, name: str) -> None:
@@ -258,7 +266,7 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         elif option not in ("auto_wrap", "true"):
             found.strategy = option
     if isinstance(keys.get("fsdp_config"), str):
-        part: Keys | None = Keys.of(referred(keys, "fsdp_config", "write the table into fsdp_config instead of"))
+        part: Keys | None = Keys.of(referred(keys, "fsdp_config", "write its table into this key"))
     else:
         part = keys.part("fsdp_config")
     if part is None:

@@ -115,7 +115,7 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
     samples, where = total
     gpu = request.get("gpu") or ""
     counted = gpu.rpartition(":")[2] if ":" in gpu else ""
-    gpus = (int(counted) if counted.isdigit() else request.get("gpus") or 1) * (request.get("nodes") or 1)
+    gpus = (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)
     micro, accum = request.get("batch") or 1, request.get("grad_accum")
     if accum is None:
         accum = samples // (micro * gpus)

@@ -72,6 +72,13 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (LLAMA_FACTORY + "cutoff_len: 0\n", InputFileError, "cutoff_len: seq must be a whole number"),
         (LLAMA_FACTORY + "packing: 3\n", InputFileError, "key 'packing' must be true or false"),
         (LLAMA_FACTORY + "quantization_bit: 3\n", InputFileError, "key 'quantization_bit' must be 4 or 8"),
+        (LLAMA_FACTORY + "quantization_bit: '\u00b2'\n", InputFileError, "key 'quantization_bit' must be a whole number"),
+        (LLAMA_FACTORY + "label_smoothing_factor: 0.1\n", NotModelledError, "label_smoothing_factor: the loss"),
+        (
+            LLAMA_FACTORY + "deepspeed: auto\n",
+            InputFileError,
+            "which ends in none of .json, .yaml, .yml; say where it is: --deepspeed",
+        ),
         (LLAMA_FACTORY + "use_dora: true\n", NotModelledError, "use_dora: DoRA"),
         (LLAMA_FACTORY + "stage: dpo\n", NotModelledError, "stage 'dpo' is not modelled"),
         (LLAMA_FACTORY.replace("lora", "freeze"), NotModelledError, "finetuning_type: 'freeze'"),
@@ -104,6 +111,15 @@ def test_a_key_that_cannot_be_used_is_named(tmp_path: Path, text: str, error: ty
         read_config_file(written(tmp_path, text))
     assert sentence in str(caught.value)
     assert "train.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [LLAMA_FACTORY + "num_train_epochs: 2\n", AXOLOTL + "num_epochs: 2\n"])
+def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> None:
+    """``max_steps`` wins over epochs in every tool, so none are taken over and a remark says so."""
+    assert read_config_file(written(tmp_path, text)).request.get("epochs") == 2
+    config = read_config_file(written(tmp_path, text + "max_steps: 100\n"))
+    assert config.request.get("epochs") is None
+    assert [remark.text for remark in config.remarks if remark.origin.endswith(":max_steps")] != []
 
 
 def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:
