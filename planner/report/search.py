@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 
@@ -151,7 +152,12 @@ def _fewest(group: Group) -> str:
 
 def _chance(tried: Tried) -> str:
     chance = tried.prediction.fits_probability
-    return "" if chance is None else f" (P(fits) {percent(chance)})"
+    return "" if chance is None else f" (P(fits) {_rounded_down(chance)})"
+
+
+def _rounded_down(chance: float) -> str:
+    """A chance that is short of what was asked for must not look like it."""
+    return percent(math.floor(1000 * chance) / 1000)
 
 
 def _miss(nearest: Tried, confidence: float) -> str:
@@ -164,7 +170,7 @@ def _miss(nearest: Tried, confidence: float) -> str:
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
     if state == "uncertain":
-        sure = "" if chance is None else f"; P(fits) is {whole_percent(chance)}"
+        sure = "" if chance is None else f"; P(fits) is {_rounded_down(chance)}"
         return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"

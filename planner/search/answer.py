@@ -109,15 +109,16 @@ def _group(pool: Pool, training: Training, choice: Choice) -> Group:
     return Group(title, (), 0, len(tried), nearest=min(tried, key=lambda each: _distance(each, pool.confidence)))
 
 
-def _distance(tried: Tried, confidence: float) -> tuple[int, float, float]:
+def _distance(tried: Tried, confidence: float) -> tuple[int, bool, float, float]:
     """How far a recipe is from fitting, by what it lacks; among equals the fastest is the nearest."""
     prediction, seconds = tried.prediction, tried.sample_s
-    state, miss = state_of(prediction, confidence), -tried.room
+    state, miss, lacks_both = state_of(prediction, confidence), -tried.room, False
     if state == "uncertain":
         miss = -(prediction.fits_probability or 0.0)
     elif state == "host_memory_short":
         miss = float(prediction.host.required_per_node_bytes)
-    return _STATES.index(state), miss, math.inf if seconds is None else seconds
+        lacks_both = prediction.fits_probability is not None and prediction.fits_probability < confidence
+    return _STATES.index(state), lacks_both, miss, math.inf if seconds is None else seconds
 
 
 def _verdict(pool: Pool) -> Verdict:

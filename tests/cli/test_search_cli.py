@@ -223,6 +223,13 @@ def test_what_rests_on_host_ram_that_nobody_named_says_so_first(capsys: Captured
     assert capsys.readouterr().out.startswith("FITS: peak ")
 
 
+def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured) -> None:
+    """Of recipes that need more host RAM than there is, the nearest is one that the card would surely hold."""
+    document = answer_to(capsys, "--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB", 5)
+    assert document["verdict"] == "host_memory_short"
+    assert document["groups"][0]["nearest"]["fits_probability"] >= document["confidence"]
+
+
 def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
     """The refusal names the file and its line, where the flag was not typed."""
     file = tmp_path / "job.toml"
