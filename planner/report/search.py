@@ -70,6 +70,8 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     sure = f"P(fits) of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
+    if answer.verdict == "host_memory_short":
+        sure += " and the host RAM that they need"
     notes = [Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)]
     model = rows[0].scenario.model
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)

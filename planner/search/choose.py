@@ -80,7 +80,8 @@ def all_options(pool: Pool, model_for: ModelFor, every: Iterable[Said]) -> Itera
             pool.left_out.append(f"{place.get('gpu')} is left out: the global batch cannot be divided over its GPUs.")
     if not places:
         raise UsageError(
-            f"--global-batch {space.global_batch} cannot be divided over the GPUs with these micro-batches and accumulations"
+            f"{space.global_batch_text} cannot be divided over the GPUs with these micro-batches and accumulations: "
+            "say a multiple of their product, or other GPUs"
         )
     for place, found in places:
         model: Model | None = None

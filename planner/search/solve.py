@@ -205,7 +205,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
         fitted: Counter[Training] = Counter()
         counts = [place for place in _counted(space, card) if _divides(space, place)]
         if not counts:
-            raise UsageError(f"--global-batch {space.global_batch} cannot be divided over any number of these GPUs")
+            raise UsageError(f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another")
         for place in counts:
             for options, model in all_options(pool, model_for, [place]):
                 training = pool.training_of(options.first[0].flags)

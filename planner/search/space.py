@@ -71,6 +71,13 @@ class Space:
         """Whether anybody says something about this field."""
         return name in self.fixed or name in self.choices or self.of_file(name) is not None
 
+    @property
+    def global_batch_text(self) -> str:
+        """The global batch as it was said: by its flag, or by the file."""
+        total = self.config.total_batch
+        said_by = total[1] if total is not None and total[0] == self.global_batch else "--global-batch"
+        return f"{said_by} {self.global_batch}"
+
     def of_file(self, name: str) -> Any:
         """What the file says of a field; ``None`` where it says nothing."""
         given = self.config.request.values.get(name)

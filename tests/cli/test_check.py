@@ -77,6 +77,17 @@ def test_json_of_a_file_that_cannot_be_used_has_its_sentence(capsys: pytest.Capt
     assert result.error == f"{path}:use_dora: DoRA is not modelled"
 
 
+def test_a_fit_that_rests_on_unknown_host_ram_is_no_plain_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With offload and a host of which nobody said how much RAM it has, the verdict says that it is about the card alone."""
+    path = tmp_path / "offload.toml"
+    path.write_text('method = "full"\nsharding = "zero3"\noffload = "optimizer+params"\nseq = 512\n', encoding="utf-8")
+    flags = (str(path), "--model", "qwen2.5-0.5b", "--gpu", "4090")
+    code, out, _ = run(capsys, *flags)
+    assert code == 0
+    assert out.splitlines()[1].startswith("FITS, RAM UNKNOWN ")
+    assert run(capsys, *flags, "--host-memory", "256GB")[1].splitlines()[1].split()[0] == "FITS"
+
+
 def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Files of trainers name no card."""
     code, out, _ = run(capsys, QLORA)

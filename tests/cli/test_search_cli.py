@@ -228,6 +228,8 @@ def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured
     document = answer_to(capsys, "--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB", 5)
     assert document["verdict"] == "host_memory_short"
     assert document["groups"][0]["nearest"]["fits_probability"] >= document["confidence"]
+    assert main(["search", *shlex.split("--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB")]) == 5
+    assert "P(fits) of at least 95 % and the host RAM that they need" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
