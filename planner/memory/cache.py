@@ -17,7 +17,7 @@ from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.parts import Parts
-from planner.memory.score_cache import logits_in_scores_bytes, stranded_scores_bytes
+from planner.memory.score_cache import logits_in_scores_bytes, most_heads, stranded_scores_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
 from planner.units import MIB
@@ -136,7 +136,7 @@ def served_share(job: Job) -> Number:
     """
     largest = job.tokens * max(group.block.mlp.width for group in job.model.groups) * job.regime.compute
     if job.recipe.attention == "eager":
-        largest = maximum(largest, 2 * _heads(job) * job.tokens * job.recipe.batch.seq_len)
+        largest = maximum(largest, 2 * most_heads(job) * job.tokens * job.recipe.batch.seq_len)
     total: int = 0
     served: Number = 0
     for group in job.model.groups:
@@ -183,10 +183,6 @@ def bucket_leftover_bytes(job: Job) -> Number:
     wide = logits * 4
     beside = where(wide >= bucket, wide - minimum(buckets, wide // bucket * bucket), 0)
     return where(narrow >= bucket, -inside, beside)
-
-
-def _heads(job: Job) -> int:
-    return max(group.block.attention.n_heads for group in job.model.groups)
 
 
 def orphaned_bytes(job: Job) -> Number:

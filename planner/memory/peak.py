@@ -37,9 +37,7 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
     outside = maximum(*outside_by_phase.values())
     uncapped = allocated_peak + slack + cached + outside
     limit = _limit_bytes(job)
-    spoiled = dict.fromkeys(BACKWARD, score_cache.spoiled_scores_bytes(job))
-    held = maximum(*(n_bytes + fragments[phase] + spoiled.get(phase, 0) for phase, n_bytes in allocated.items()))
-    must_have = held + outside - optimizer.paged_state_bytes(job)
+    must_have = _held_bytes(job, allocated, fragments) + outside - optimizer.paged_state_bytes(job)
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not fit is shown whole.
     driver_peak = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
@@ -54,6 +52,12 @@ def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:
         limit_bytes=limit,
         order_spread_bytes=piled.spread_bytes,
     )
+
+
+def _held_bytes(job: Job, allocated: dict[Phase, Number], fragments: dict[Phase, Number]) -> Number:
+    """Most that is reserved at once and cannot be given back: what is alive, fragments, and spoiled blocks of scores."""
+    spoiled = dict.fromkeys(BACKWARD, score_cache.spoiled_scores_bytes(job))
+    return maximum(*(n_bytes + fragments[phase] + spoiled.get(phase, 0) for phase, n_bytes in allocated.items()))
 
 
 def _phase_peaks(

@@ -15,7 +15,8 @@ from planner.memory.job import Job
 # Blocks of 16-bit scores that a rebuilt layer needs beside those that are alive at its peak: where the softmax reads fp16 scores
 # as they are, and otherwise.  Means of 18 replays each (Llama-2-7B, Mistral-7B, Yi-6B, phi-2; 1 to 10 samples of 1,024 to 4,096
 # tokens), 3.6 and 2.9, less the fragments that are counted anyway; single jobs need 2 to 5, and 1 to 5.  Either way about 17
-# bytes are reserved per head, token and key.
+# bytes are reserved per head, token and key.  A test holds the second to the
+# stored traces of data/differential, and the first to one job.
 _SPOILED_HALF, _SPOILED = 3.5, 2.5
 
 
@@ -64,7 +65,7 @@ def logits_in_scores_bytes(job: Job) -> Number:
         return 0
     if any(score_bytes(job.view(group.block))[1] < 4 + regime.compute for group in job.model.groups):
         return 0
-    scores, vocabulary = _heads(job) * recipe.batch.seq_len, job.model.vocab_size
+    scores, vocabulary = most_heads(job) * recipe.batch.seq_len, job.model.vocab_size
     narrow = where(4 * scores >= regime.compute * vocabulary, regime.compute, 0)
     wide = where(scores >= vocabulary, 4, 0)
     return job.tokens * vocabulary * ((narrow if job.model.fp32_logits else 0) + wide)
@@ -74,8 +75,9 @@ def _block_bytes(job: Job) -> Number:
     """Bytes of one layer's 16-bit scores: 2 per head, token and key; 0 for fused attention and fp32 products."""
     if job.recipe.attention != "eager" or job.regime.compute == 4:
         return 0
-    return job.regime.compute * _heads(job) * job.tokens * job.recipe.batch.seq_len
+    return job.regime.compute * most_heads(job) * job.tokens * job.recipe.batch.seq_len
 
 
-def _heads(job: Job) -> int:
+def most_heads(job: Job) -> int:
+    """Query heads of the layers that have most."""
     return max(group.block.attention.n_heads for group in job.model.groups)
