@@ -79,5 +79,8 @@ def _block_bytes(job: Job) -> Number:
 
 
 def most_heads(job: Job) -> int:
-    """Query heads of the layers that have most."""
+    """Query heads of the layers that have most.
+
+    Source: the shapes of the model.
+    """
     return max(group.block.attention.n_heads for group in job.model.groups)
