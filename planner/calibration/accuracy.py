@@ -19,6 +19,7 @@ from planner.calibration.choices import stored_choices, worst_errors
 from planner.calibration.cross_validate import CrossValidation, cross_validate
 from planner.calibration.drawn import POINTS_FILE, drawn_points_csv
 from planner.calibration.goals import Goal, goals, percent_text
+from planner.calibration.misses import stored_misses, unlisted
 from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, score_source
@@ -189,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     anchors = anchor_gains(result.fitted, records.records)
     if "--check" in arguments:
         published = [score for score in result.prior.sources if score.source in stored_budget()]
-        over = [*beyond_budget(published), *grown(result, stored_accuracy())]
+        over = [*beyond_budget(published), *grown(result, stored_accuracy()), *unlisted(result.held_out.rows, stored_misses())]
         sys.stdout.write(goals_text(goals(result, anchors)) + "\n")
         sys.stdout.write(
             "\n".join(over or ["errors are within data/error_budget.toml (no fit) and data/accuracy.toml (held out)"]) + "\n"

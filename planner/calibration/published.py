@@ -18,6 +18,11 @@ CORE_PATTERN = "[0-9]*.csv"
 QUANTITIES = ("memory", "throughput", "host_memory")
 
 
+def is_numbered(source: str) -> bool:
+    """Whether a source is one of the documents whose names start with a number."""
+    return source[:1].isdigit()
+
+
 def published_dir() -> Path:
     """Folder of the published record files."""
     return data_dir() / "published"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.calibration.misses import STALE_BELOW, MissGroup, stored_misses
-from planner.calibration.published import errors_of
+from planner.calibration.misses import STALE_SHARE, MissGroup, over_limit, stored_misses
 from planner.calibration.validate import Validation
 from planner.report.layout import Block, Note, Section
 
@@ -34,9 +33,9 @@ def misses_of(validation: Validation) -> tuple[Miss, ...]:
     """
     found: list[Miss] = []
     for quantity, groups in stored_misses().items():
-        errors = errors_of(validation.rows, quantity)
+        over = over_limit(validation.rows, quantity)
         for group in groups:
-            rows = tuple(row for row in group.rows if abs(errors.get(row, 0.0)) > STALE_BELOW)
+            rows = tuple(row for row in group.rows if over.get(row, 0.0) > STALE_SHARE)
             if rows:
                 found.append(Miss(quantity, group, rows))
     return tuple(found)
