@@ -185,7 +185,8 @@ def saved_copy_bytes(job: Job) -> Number:
     Source: transformers 4.37 and 5.23 trainer.py save_model; accelerate 0.25 and 1.15 accelerator.py get_state_dict
     (``clone_tensors_for_torch_save``); deepspeed 0.19.8 checkpoint/utils.py (to the CPU).
     Ignored: stage 3, whose first process gathers 16-bit weights where its file says so
-    (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; engines other than DeepSpeed.
+    (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; an engine
+    of stage 0, whose jobs say ``ddp``; engines other than DeepSpeed.
     """
     if job.recipe.sharding not in ("zero1", "zero2") or not job.stack.saves_through_host:
         return 0
