@@ -50,12 +50,16 @@ class DeviceWatch:
 
     def look(self, pids: Collection[int]) -> None:
         """Read once; ``pids`` are the processes of the case."""
+        before = self._peak_bytes
         # A reading that fails once is made up for by the next.
         with contextlib.suppress(NvmlReadError):
             self._peak_bytes = max(self._peak_bytes, self._nvml.used_bytes(self._index))
-        if time.monotonic() >= self._next_state_s:
+        state_is_due = time.monotonic() >= self._next_state_s
+        if state_is_due:
             self._next_state_s = time.monotonic() + _STATE_PERIOD_S
             self._reasons.update(dict.fromkeys(self._nvml.throttle_reasons(self._index)))
+        # Whose memory a new peak is: half a second later it may be gone.
+        if state_is_due or self._peak_bytes > before:
             self._look_at_processes(pids)
 
     def _look_at_processes(self, pids: Collection[int]) -> None:

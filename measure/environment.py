@@ -62,7 +62,7 @@ def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, A
             }
             for gpu in gpus
         ],
-        "gpu_state": [dict(nvml.state(gpu.index)) for gpu in gpus] if nvml is not None else [],
+        "gpu_state": [{"index": gpu.index, **nvml.state(gpu.index)} for gpu in gpus] if nvml is not None else [],
         "torch_cuda": torch_cuda(),
         "libraries": library_versions(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},

@@ -27,7 +27,7 @@ def evidence_of(case: Case, run: Run, scenario: Scenario, steps: Sequence[Event]
         outcome=run.outcome,
         same_tokens=len({event["padded_tokens"] for event in counted}) <= 1,
         retries=max(known) if known else None,
-        throttled=_throttled(run, environment),
+        throttled=_throttled(run.devices, environment),
         driver_asked=scenario.hardware.gpu.id == CPU or len(run.devices) > 0,
         other_processes=max(others, default=None),
         held_before_bytes=max((device.held_before_bytes or 0 for device in run.devices), default=None),
@@ -46,10 +46,12 @@ def _filled_bytes(device: DevicePeaks, *, limited: bool) -> int:
     return device.peak_bytes - (kept if limited or device.held_before_bytes is not None else 0)
 
 
-def _throttled(run: Run, environment: Mapping[str, Any]) -> tuple[str, ...]:
+def _throttled(devices: Sequence[DevicePeaks], environment: Mapping[str, Any]) -> tuple[str, ...]:
     """Why clocks were low.  A card that reaches the power limit it is sold with is not slowed: that is its speed."""
     reasons: list[str] = []
-    for device, state in zip(run.devices, environment.get("gpu_state") or [{}] * len(run.devices), strict=False):
+    states = {state.get("index"): state for state in environment.get("gpu_state") or ()}
+    for device in devices:
+        state = states.get(device.index, {})
         limit_mw = state.get("power_limit_mw")
         as_sold = limit_mw is not None and limit_mw >= state.get("power_limit_default_mw", math.inf)
         reasons += [reason for reason in device.throttle_reasons if not (as_sold and reason == POWER_CAP)]

@@ -10,7 +10,15 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
-from planner.configs.trainer import OPTIMIZERS, ends_by_steps, read_batches, read_distribution, read_files, remark_on_evaluation
+from planner.configs.trainer import (
+    OPTIMIZERS,
+    ends_by_steps,
+    read_batches,
+    read_distribution,
+    read_files,
+    remark_on_evaluation,
+    remark_on_tf32,
+)
 from planner.errors import UsageError, show
 
 TOOL = "Axolotl 0.19.0"
@@ -87,6 +95,7 @@ _REMARKS = {
     "batch_flattening": "counted as padded to the longest sample, which is more",
     "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
     "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
+    "embeddings_skip_upcast": "where the token table and head stay in fp32, they are counted so",
     "sdpa_varlen": "counted as the attention of Transformers",
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
@@ -123,6 +132,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    remark_on_tf32(keys, reading)
     for name in ("val_set_size", "test_datasets"):
         # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
         if keys.get(name) and reading.value("eval_batch") is not None:

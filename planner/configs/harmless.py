@@ -13,7 +13,7 @@ TRAINER_HARMLESS = _names(
     output_dir overwrite_output_dir do_train do_eval do_predict
     learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
     optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices max_grad_norm
-    bf16_full_eval fp16_full_eval tf32 use_cache neftune_noise_alpha
+    bf16_full_eval fp16_full_eval use_cache neftune_noise_alpha
     logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter
     include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id
     trackio_bucket_id trackio_static_space_id eval_steps eval_delay prediction_loss_only eval_on_start eval_do_concat_batches
@@ -86,7 +86,7 @@ TRL_HARMLESS = _names(
 # axolotl 0.19.0 utils/schemas; the last lines are names of older versions.
 AXOLOTL_HARMLESS = _names(
     """
-    strict auto_resume_from_checkpoints mean_resizing_embeddings embeddings_skip_upcast reinit_weights trainer_cls datasets
+    strict auto_resume_from_checkpoints mean_resizing_embeddings reinit_weights trainer_cls datasets
     shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
     skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
     dataset_exact_deduplication dataset_keep_in_memory push_dataset_to_hub hf_use_auth_token device device_map world_size ddp

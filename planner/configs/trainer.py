@@ -86,9 +86,16 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
+    remark_on_tf32(keys, reading)
     read_batches(keys, reading)
     keys.skip(("torch_compile_backend", "torch_compile_mode"))
     keys.skip(TRAINER_HARMLESS)
+
+
+def remark_on_tf32(keys: Keys, reading: Reading) -> None:
+    """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
+    if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
+        reading.remark(keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster")
 
 
 def say_liger(reading: Reading, origin: str) -> None:

@@ -277,3 +277,14 @@ def test_plugins_of_axolotl_are_counted_remarked_on_or_reported(tmp_path: Path) 
     assert config.request.get("loss") == "liger"
     assert config.ignored == (f"{path}:plugins: mine.Plugin",)
     assert len(config.remarks) == 1
+
+
+@pytest.mark.parametrize(("base", "half"), [(LLAMA_FACTORY.replace("bf16: true\n", ""), "bf16: true"), (AXOLOTL, "bf16: auto")])
+def test_tf32_is_remarked_on_where_products_are_in_fp32(tmp_path: Path, base: str, half: str) -> None:
+    """Beside 16-bit products it changes nothing, so nothing is said."""
+    remarks = {
+        text: [remark.text for remark in read_config(written(tmp_path, f"{base}{text}\ntf32: true\n")).remarks]
+        for text in (half, "")
+    }
+    assert not any("TF32" in text for text in remarks[half])
+    assert any("TF32 on tensor cores is faster" in text for text in remarks[""])

@@ -10,11 +10,11 @@ import pytest
 from measure.case import Case, RunOptions, case_from_json, case_key
 from measure.device_watch import DevicePeaks
 from measure.environment import cpu_name, differences, environment_key
-from measure.evidence import _filled_bytes
+from measure.evidence import _filled_bytes, _throttled
 from measure.host import cgroup_bytes, cgroup_kills
 from measure.lengths import plan_batches
 from measure.machine import Machine, catalog_id
-from measure.nvml import Gpu, throttle_names
+from measure.nvml import POWER_CAP, Gpu, throttle_names
 from measure.options import checked_options, memory_limit_bytes
 from measure.pace import Pace, interquartile_range, relative_spread
 from measure.protocol import EventReader, Reporter
@@ -309,3 +309,15 @@ def test_what_the_driver_keeps_fills_no_card(held_bytes: int | None, limited: bo
     """The card's size is what CUDA makes visible, without the driver's own part; a limit is about what a run adds."""
     device = DevicePeaks(0, 500 * MIB, 20 * GIB, held_bytes, None, None, ())
     assert _filled_bytes(device, limited=limited) == filled_bytes
+
+
+def test_a_power_limit_is_that_of_its_own_card() -> None:
+    """A card that keeps to the limit it was sold with is not slowed; states belong to devices by index, not place."""
+    states = [
+        {"index": index, "power_limit_mw": 700, "power_limit_default_mw": sold_mw}
+        for index, sold_mw in ((0, 700), (1, 900), (2, 700))
+    ]
+    for watched, reasons in ((1, (POWER_CAP,)), (2, ())):
+        device = DevicePeaks(watched, 0, 0, None, None, None, (POWER_CAP,))
+        assert _throttled((device,), {"gpu_state": states}) == reasons
+    assert _throttled((DevicePeaks(0, 0, 0, None, None, None, (POWER_CAP,)),), {}) == (POWER_CAP,)
