@@ -127,14 +127,16 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         dropout=bool(adapter and adapter.dropout > 0),
         rebuilt_share=recipe.rebuilt_share(scenario.model.n_layers),
     )
+    sorts = scenario.stack.sorts_lengths
+    mean_micro = micro_step(recipe, coefficients, sorts_lengths=sorts)
     return Job(
         scenario=scenario,
         coefficients=coefficients,
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=slowest_rank(recipe, coefficients, scenario.hardware.world_size, sorts_lengths=scenario.stack.sorts_lengths),
-        mean_micro=micro_step(recipe, coefficients, sorts_lengths=scenario.stack.sorts_lengths),
+        micro=slowest_rank(mean_micro, recipe, coefficients.length_variation, scenario.hardware.world_size, sorts_lengths=sorts),
+        mean_micro=mean_micro,
         rank=adapter.rank if adapter else 0,
     )
 

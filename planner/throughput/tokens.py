@@ -50,19 +50,19 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     return MicroStep(batch.micro_batch * length, real, length, length > natural, spread)
 
 
-def slowest_rank(recipe: Recipe, coefficients: Coefficients, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
-    """The micro-step of the GPU that all others of the job wait for; :func:`micro_step` where lengths do not vary.
+def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
+    """The micro-step of the GPU that all others of the job wait for; ``own``, that of any GPU, where lengths do not vary.
 
     Where GPUs meet in every micro-step (ZeRO-2 and 3, FSDP, and any sharding without accumulation), each lasts as long as the
     longest of all samples that the GPUs compute then: ``batch x ranks`` draws.  DDP and ZeRO-1 meet once per step, over whose
     ``G`` micro-steps the excess of one GPU averages out as ``1 / sqrt(G)``.
     Source: order statistics as in :func:`expected_longest`; torch ``nn/parallel/distributed.py`` no_sync.
     """
-    own, batch = micro_step(recipe, coefficients, sorts_lengths=sorts_lengths), recipe.batch
+    batch = recipe.batch
     if recipe.sharding == "none" or batch.padding != "longest" or sorts_lengths:
         return own
     natural = minimum(batch.tokens_per_sample, batch.seq_len)
-    draws, variation = batch.micro_batch * ranks, coefficients.length_variation
+    draws = batch.micro_batch * ranks
     longest = expected_longest(natural, batch.seq_len, draws, variation)
     share = batch.grad_accum**-0.5 if recipe.sharding in ("ddp", "zero1") else 1.0
     length = own.length + (longest - own.length) * share
@@ -79,7 +79,12 @@ def expected_longest(mean: Number, cap: Number, draws: Number, variation: float)
     with the harmonic number ``H_d`` (Renyi's representation).  Both are the mean for one draw.
     Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics", 2.2 and 4.6.
     """
-    return minimum(*_longest_by_law(mean, cap, draws, variation))
+    return cap if _all_alike(mean, cap) else minimum(*_longest_by_law(mean, cap, draws, variation))
+
+
+def _all_alike(mean: Number, cap: Number) -> bool:
+    """Whether every sample has the length of the cap, which saves the laws; a grid asks them."""
+    return isinstance(mean, int | float) and isinstance(cap, int | float) and mean >= cap
 
 
 def _longest_by_law(mean: Number, cap: Number, draws: Number, variation: float) -> tuple[Number, Number]:
@@ -95,6 +100,8 @@ def spread_of_longest(mean: Number, cap: Number, draws: Number, variation: float
     ``variation sqrt(1 + 1/4 + ... + 1/d^2) / (1 + variation (H_d - 1))``.
     Source: as there.
     """
+    if _all_alike(mean, cap):
+        return 0.0
     room, drawn = cap - mean, draws * mean
     near = room / sqrt(drawn * (drawn + 2 * room))
     far = variation * sqrt(_squares(draws)) / (1 + variation * (_harmonic(draws) - 1))

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import adapter_seconds, attention_seconds, head_seconds
 from planner.throughput.step import predict_time
-from planner.throughput.tokens import expected_longest, micro_step, slowest_rank
+from planner.throughput.tokens import MicroStep, expected_longest, micro_step, slowest_rank
 
 PRIORS = Coefficients()
 LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}
@@ -90,6 +91,12 @@ class TestMaskedAttention:
         assert old.rates.attention_flop_per_s == old.rates.masked_attention_flop_per_s
 
 
+def slowest(recipe: Recipe, *, sorts_lengths: bool = False) -> MicroStep:
+    """The slowest of eight GPUs."""
+    own = micro_step(recipe, PRIORS, sorts_lengths=sorts_lengths)
+    return slowest_rank(own, recipe, PRIORS.length_variation, 8, sorts_lengths=sorts_lengths)
+
+
 class TestSlowestRank:
     """A job runs at the pace of the GPU that has the longest samples."""
 
@@ -107,17 +114,17 @@ class TestSlowestRank:
         """Sixteen micro-steps before DDP meets leave a quarter of the excess; ZeRO-3 meets in each and keeps all of it."""
         once, many = (scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16"))
         own = micro_step(once, PRIORS).length
-        excess = slowest_rank(once, PRIORS, 8).length - own
-        assert slowest_rank(many, PRIORS, 8).length - own == pytest.approx(excess / 4)
+        excess = slowest(once).length - own
+        assert slowest(many).length - own == pytest.approx(excess / 4)
         meets = replace(many, sharding="zero3")
-        assert slowest_rank(meets, PRIORS, 8).length - own == pytest.approx(excess)
+        assert slowest(meets).length - own == pytest.approx(excess)
 
     def test_equal_lengths_and_sorted_ones_wait_for_nobody(self) -> None:
         """Packed samples are alike, and a sampler that sorts by length gives all GPUs like ones."""
         packed = scenario({**LORA, "padding": "packed"}, sharding="ddp", gpus="8").recipe
-        assert slowest_rank(packed, PRIORS, 8) == micro_step(packed, PRIORS)
+        assert slowest(packed) == micro_step(packed, PRIORS)
         natural = scenario(NATURAL, sharding="ddp", gpus="8").recipe
-        assert slowest_rank(natural, PRIORS, 8, sorts_lengths=True) == micro_step(natural, PRIORS, sorts_lengths=True)
+        assert slowest(natural, sorts_lengths=True) == micro_step(natural, PRIORS, sorts_lengths=True)
 
 
 def test_an_odd_vocabulary_doubles_the_head() -> None:
