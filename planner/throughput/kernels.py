@@ -13,8 +13,8 @@ _ALIGNMENT_BYTES, _UNALIGNED = 16, 2.0
 # 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The coefficient is that at 4,096 tokens.
 _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
 # Beside products a score needs its exponential, whatever the width of a head: as long as products of 15 features take, so that on
-# an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2, figure 4: 171 and 189 TFLOP/s at 16,384
-# tokens, 119 and 133 at 1,024).  Heads above 128 features need more registers than that gains.
+# an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2, figure 4, unchecked: 171, 189 TFLOP/s, 16,384
+# tokens; 119, 133 at 1,024).  Heads above 128 features need more registers than that gains.
 _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 # Accesses of one attention score when scores are written out, in bytes per element of the compute dtype (2) and of fp32 (4).
 # Forward: write, scale (2), add mask (2), upcast for softmax (r2), softmax fp32 (w4), cast (r4 w2), read for P@V.
