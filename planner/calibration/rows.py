@@ -15,9 +15,9 @@ from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.errors import NotModelledError, RefusedCombinationError
-from planner.estimate import predict_with
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.prediction import predict_with
 from planner.units import MIB
 
 OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom", "no_verdict"]

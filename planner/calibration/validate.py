@@ -23,7 +23,7 @@ from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
-from planner.estimate import PRIORS
+from planner.prediction import PRIORS
 from planner.records import RecordSet
 
 OVERALL = "overall"

@@ -9,7 +9,7 @@ from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Assumption, Scenario
 from planner.errors import UsageError
-from planner.estimate import PRIORS
+from planner.prediction import PRIORS
 from planner.records.calibration_file import DEFAULT_CALIBRATION, NO_CALIBRATION, find_calibration, matching_calibrations
 
 

@@ -13,11 +13,11 @@ from planner.cli.predict import require
 from planner.configs.sharding import Beside
 from planner.domain.calibration import Calibration
 from planner.errors import ExitCode, PlannerError, UsageError
-from planner.estimate import predict_with
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest, from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import predict_with
 from planner.report.check import Checked, check_sections, worst_exit_code
 from planner.report.subject import Subject
 

@@ -10,8 +10,8 @@ from planner.cli.outcome import Outcome, human_text
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.estimate import predict_with
 from planner.intake.request import ScenarioRequest, from_flags
+from planner.prediction import predict_with
 from planner.report.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
@@ -77,11 +77,11 @@ def require(request: ScenarioRequest, example: str) -> None:
 def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:
     from planner.report.sections import build_sections
     from planner.report.subject import exit_code_of, needs_changes
-    from planner.search.unsaid import unsaid_settings
+    from planner.searching.unsaid import unsaid_settings
 
     subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
     if needs_changes(subject.prediction):
-        from planner.search.explain import changes_that_fit
+        from planner.searching.explain import changes_that_fit
 
         subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
     code = exit_code_of(subject.prediction)

@@ -11,12 +11,12 @@ from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UsageError
 from planner.intake.config_file import read_config_file
 from planner.intake.fields import RequestField
-from planner.search.answer import QUANTITIES, Answer, Quantity
-from planner.search.attempt import DEFAULT_CONFIDENCE, Model
-from planner.search.choose import choose
-from planner.search.pool import Pool
-from planner.search.solve import solve
-from planner.search.space import Space, read_choices
+from planner.searching.answer import QUANTITIES, Answer, Quantity
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
+from planner.searching.choose import choose
+from planner.searching.pool import Pool
+from planner.searching.solve import solve
+from planner.searching.space import Space, read_choices
 
 EXAMPLE = "plan search --model 8b --gpu 4090 --seq 2048"
 _CONFIDENCE = RequestField("confidence", "number", "", low=0.5, high=1, below_high=True)

@@ -111,7 +111,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
 
     from planner.calibration.validate import validate
     from planner.domain.calibration import Calibration
-    from planner.estimate import predict_with
+    from planner.prediction import predict_with
     from planner.report.phases import row_phases
     from planner.report.row import row_sections
     from planner.report.sections import build_sections

@@ -10,9 +10,9 @@ from planner.report.layout import Column, Commands, Grid, Note, Row, Section, To
 from planner.report.numbers import gib, percent, plain_number, whole_percent
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES, rests_on_unknown_host
-from planner.search.answer import Answer, Group, Quantity
-from planner.search.attempt import Tried, state_of
-from planner.search.solve import pace, size_of
+from planner.searching.answer import Answer, Group, Quantity
+from planner.searching.attempt import Tried, state_of
+from planner.searching.solve import pace, size_of
 from planner.units import format_count
 
 _COMMAND_WIDTH = 98

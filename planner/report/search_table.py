@@ -8,8 +8,8 @@ from planner.domain.hardware import Hardware
 from planner.domain.scenario import Scenario
 from planner.report.layout import Column, Grid, Row
 from planner.report.numbers import gib, plain_number, rate, whole_percent
-from planner.search.answer import Answer
-from planner.search.attempt import Tried
+from planner.searching.answer import Answer
+from planner.searching.attempt import Tried
 from planner.units import KILO, format_seconds
 
 USD_PER_THOUSAND = "USD/1000"

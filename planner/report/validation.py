@@ -8,7 +8,7 @@ from planner.calibration.metrics import ErrorSummary
 from planner.calibration.rows import Comparison, OomResult, RowScore
 from planner.calibration.screen import LeftOut
 from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
-from planner.estimate import PRIORS
+from planner.prediction import PRIORS
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.misses import misses_section
 from planner.report.numbers import percent

@@ -21,11 +21,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from planner.catalog.models import model_entry
 from planner.domain.scenario import Scenario
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.search.explain import changes_that_fit
-from planner.search.grid import GridAxes, GridResult, estimate_grid
+from planner.prediction import estimate
+from planner.searching.explain import changes_that_fit
+from planner.searching.grid import GridAxes, GridResult, estimate_grid
 from planner.units import GIB, KIB, MICRO_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ import numpy as np
 
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
-from planner.estimate import estimate
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.units import MIB
 
 # Two documents on one generation, two on others, so that levels can be told apart.

@@ -18,9 +18,9 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.interval import NOMINAL_COVERAGE, Spread, SpreadKey, find_spread, interval_around
 from planner.domain.scale import Doubt, far_factor, machine_share, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
-from planner.estimate import estimate, estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.report.intervals import calibration_notes
 from planner.units import MIB

@@ -15,9 +15,9 @@ from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment
 from planner.errors import UsageError
-from planner.estimate import estimate
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.records import read_records
 from planner.report.cross_validation import personal_sections
 from planner.report.layout import Grid

@@ -18,9 +18,9 @@ from planner.cli import beside as beside_module
 from planner.cli.beside import trace_arguments
 from planner.cli.main import main
 from planner.domain.term import ALLOCATED_TERM_ORDER
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.report.beside import put_beside
 from planner.report.trace_document import TRACE_SCHEMA_ID, TraceDocument
 from planner.units import MIB

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.estimate import estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search_json import SearchDocument
-from planner.search.space import MICRO_BATCHES
+from planner.searching.space import MICRO_BATCHES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -341,7 +341,7 @@ def test_markdown_and_the_schema(capsys: Captured) -> None:
     assert "\n```sh\n# 1\nplan --model 8b" in out
     assert main(["schema", "search"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert schema["$id"] == "planner/search@1"
+    assert schema["$id"] == "planner/searching@1"
     document = answer_to(capsys, ONE_CARD, 0)
     SearchDocument.model_validate(document)
     with pytest.raises(ValidationError):

@@ -11,9 +11,9 @@ from planner.domain.calibration import Calibration
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import Interval
 from planner.domain.prediction import Prediction
-from planner.estimate import estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.report.numbers import duration, gib, whole_percent
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 
 FOLDER = Path(__file__).resolve().parent
 

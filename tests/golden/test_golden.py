@@ -9,9 +9,9 @@ from calibrated import JOBS, PATH, calibrated_text
 from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 
 from planner.domain.prediction import Prediction
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.report.explain import explanations
 
 UPDATE = "python tests/golden/regenerate.py"

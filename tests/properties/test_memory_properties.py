@@ -20,7 +20,6 @@ from planner.domain.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, RESERVED_TERMS
 from planner.errors import RefusedCombinationError
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory import runtime
@@ -28,7 +27,8 @@ from planner.memory.cache import served_share, small_pool_leftover_bytes
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 from planner.memory.sharding import persistent_parameter_bytes
-from planner.search.variants import with_flags, with_rank, with_sizes
+from planner.prediction import estimate
+from planner.searching.variants import with_flags, with_rank, with_sizes
 from planner.units import GIB, MIB
 
 PROPERTY = settings(deadline=None, max_examples=80)

@@ -9,15 +9,15 @@ from planner.catalog.location import data_dir
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
-from planner.estimate import PRIORS, predict_with
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
-from planner.search.attempt import DEFAULT_CONFIDENCE, Tried, state_of
-from planner.search.choose import choose, front, rank
-from planner.search.pool import Pool
-from planner.search.solve import SEQ_STEP_TOKENS, size_of, solve
-from planner.search.space import Space, read_choices
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, state_of
+from planner.searching.choose import choose, front, rank
+from planner.searching.pool import Pool
+from planner.searching.solve import SEQ_STEP_TOKENS, size_of, solve
+from planner.searching.space import Space, read_choices
 
 Model = Calibration | Coefficients
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")

@@ -9,9 +9,9 @@ import pytest
 
 from planner.domain.coefficients import PRIORS, Coefficients, Prior
 from planner.domain.settled import SETTLED_BY
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.report.sections import build_sections
 from planner.report.settled import settled_coefficients
 from planner.report.subject import Subject

@@ -8,11 +8,11 @@ import pytest
 
 from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
 from planner.domain.coefficients import Coefficients
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
 from planner.memory.runtime import context_bytes, counted_threads, resident_threads
+from planner.prediction import estimate
 from planner.units import GIGA, KIB, MEGA, MIB
 
 BARE = replace(Coefficients(), context_bytes=0.0)

@@ -12,14 +12,14 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.estimate import PRIORS, estimate, estimate_calibrated
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.prediction import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
-from planner.search import grid
-from planner.search.grid import GridAxes, GridPart, GridResult, estimate_grid
-from planner.search.grid_intervals import GridIntervals
-from planner.search.variants import with_flags, with_rank, with_sizes
+from planner.searching import grid
+from planner.searching.grid import GridAxes, GridPart, GridResult, estimate_grid
+from planner.searching.grid_intervals import GridIntervals
+from planner.searching.variants import with_flags, with_rank, with_sizes
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ in the last bits.
 ROUNDING = 1e-14

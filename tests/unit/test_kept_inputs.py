@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from planner.domain.scenario import Scenario
-from planner.estimate import PRIORS
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.activations import activations
 from planner.memory.job import job_of
+from planner.prediction import PRIORS
 
 LAYERS, HIDDEN, FEED_FORWARD, SEQ = 32, 4096, 11_008, 1_024
 

@@ -14,12 +14,12 @@ import pytest
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
-from planner.estimate import estimate
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
 from planner.memory.lengths import length_cache, middle_sum, records
 from planner.memory.peak import predict_memory
+from planner.prediction import estimate
 
 PRIORS = Coefficients()
 NATURAL = {

@@ -7,13 +7,13 @@ import shlex
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.estimate import estimate, predict_with
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
-from planner.search import explain
-from planner.search.explain import MAX_ESTIMATES, MAX_PAIRS, Change, changes_that_fit
-from planner.search.moves import MAX_LARGER_CARDS, Move, larger_cards, moves
-from planner.search.variants import refusals
+from planner.prediction import estimate, predict_with
+from planner.searching import explain
+from planner.searching.explain import MAX_ESTIMATES, MAX_PAIRS, Change, changes_that_fit
+from planner.searching.moves import MAX_LARGER_CARDS, Move, larger_cards, moves
+from planner.searching.variants import refusals
 from planner.units import GIB, MIB
 
 Flags = dict[str, object]

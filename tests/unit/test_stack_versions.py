@@ -15,9 +15,9 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
-from planner.estimate import estimate
 from planner.intake.request import from_flags, from_record
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 
 OFFLOADED = {
     "model": "llama-2-7b",

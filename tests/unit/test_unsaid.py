@@ -8,12 +8,12 @@ import pytest
 
 from planner.cli.main import main
 from planner.domain.scenario import Scenario
-from planner.estimate import estimate
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.report.sections import build_sections
 from planner.report.subject import Subject
-from planner.search.unsaid import MAX_ROWS, Unsaid, unsaid_settings
+from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
 
 Flags = dict[str, object]
 LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}

@@ -16,9 +16,9 @@ from measure.trace.history_file import pack_history
 from planner.calibration.validate import validate
 from planner.cli.main import main
 from planner.domain.run_record import RunRecord
-from planner.estimate import predict_with
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
+from planner.prediction import predict_with
 from planner.records import append_jsonl, read_records
 from planner.report.validation_schema import ValidationDocument
 from planner.units import MIB
@@ -63,7 +63,7 @@ def readings(record: RunRecord, scale: float, **more: Any) -> dict[str, Any]:
 
 
 def _priors() -> Any:
-    from planner.estimate import PRIORS
+    from planner.prediction import PRIORS
 
     return PRIORS
 

@@ -15,11 +15,11 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number, Offload, Sharding
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.estimate import PRIORS
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
-from planner.search.grid_intervals import GridIntervals, Judge, no_intervals
-from planner.search.variants import Flags, refusals, with_flags, with_rank, with_sizes
+from planner.prediction import PRIORS
+from planner.searching.grid_intervals import GridIntervals, Judge, no_intervals
+from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
 from planner.throughput.step import predict_time
 
 if TYPE_CHECKING:

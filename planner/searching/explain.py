@@ -10,9 +10,9 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
-from planner.estimate import PRIORS, predict_with
-from planner.search.moves import Move, larger_cards, moves
-from planner.search.variants import Flags, refusals, warnings_about, with_flags
+from planner.prediction import PRIORS, predict_with
+from planner.searching.moves import Move, larger_cards, moves
+from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 from planner.units import MIB
 
 MAX_ESTIMATES = 60

@@ -12,8 +12,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.estimate import PRIORS, predict_with
-from planner.search.variants import Flags, refusals, warnings_about, with_flags
+from planner.prediction import PRIORS, predict_with
+from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 
 MAX_ROWS = 6
 # What moves the peak or the speed by less is no reason why an estimate was wrong.

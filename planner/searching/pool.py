@@ -8,8 +8,8 @@ from typing import Literal
 
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.resolve import LookedUp
-from planner.search.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
-from planner.search.space import Option, Options, Said, Space
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
+from planner.searching.space import Option, Options, Said, Space
 
 # Estimates an option with sizes of its choosing; says whether any fits.
 Explorer = Callable[["Pool", Option, Model], bool]

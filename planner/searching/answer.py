@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.prediction import Verdict
-from planner.search.attempt import Tried, state_of
-from planner.search.explain import Change, changes_that_fit
-from planner.search.pool import Pool, Training
-from planner.search.space import ASSUMED_SEQ_TOKENS, Space
+from planner.searching.attempt import Tried, state_of
+from planner.searching.explain import Change, changes_that_fit
+from planner.searching.pool import Pool, Training
+from planner.searching.space import ASSUMED_SEQ_TOKENS, Space
 
 Quantity = Literal["batch", "seq", "gpus"]
 QUANTITIES: tuple[Quantity, ...] = ("batch", "seq", "gpus")

@@ -10,7 +10,7 @@ from planner.domain.hardware import GpuSpec
 from planner.domain.recipe import Offload, Optimizer, Sharding
 from planner.domain.scenario import Scenario
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
-from planner.search.variants import Flags, request_of
+from planner.searching.variants import Flags, request_of
 
 MAX_LARGER_CARDS = 3
 _SMALLEST_LENGTH_TOKENS = 2

@@ -11,10 +11,10 @@ from planner.domain.interval import TAIL
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
-from planner.estimate import predict_with
 from planner.intake.resolve import complete
 from planner.intake.rules import FORCE_HINT
-from planner.search.space import Option, Said, Space
+from planner.prediction import predict_with
+from planner.searching.space import Option, Said, Space
 from planner.units import HOUR_S
 
 Model = Coefficients | Calibration

@@ -12,7 +12,7 @@ from planner.domain.interval import Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
 from planner.domain.scale import Doubt, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
-from planner.estimate import order_reach_bytes
+from planner.prediction import order_reach_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt

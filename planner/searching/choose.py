@@ -9,10 +9,10 @@ from dataclasses import replace
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.resolve import complete, look_up
-from planner.search.answer import Answer, answer_of
-from planner.search.attempt import Model, ModelFor, Tried
-from planner.search.pool import Pool
-from planner.search.space import MICRO_BATCHES, Option, Options, Said, Space, options_over, sizes
+from planner.searching.answer import Answer, answer_of
+from planner.searching.attempt import Model, ModelFor, Tried
+from planner.searching.pool import Pool
+from planner.searching.space import MICRO_BATCHES, Option, Options, Said, Space, options_over, sizes
 
 # Times that differ by less are the same for choosing, and so is room of less than this share of the card.
 _SAME_TIME = math.log(1.01)

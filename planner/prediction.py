@@ -28,7 +28,7 @@ _LEVELS: tuple[MemoryLevel, ...] = ("allocated", "reserved", "driver")
 def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False) -> Prediction:
     """Memory, host RAM and time of one scenario, with a verdict; with ``explain`` each term carries the numbers of its formula.
 
-    All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.search.grid`.
+    All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.searching.grid`.
     """
     job = job_of(scenario, coefficients)
     memory = predict_memory(job)

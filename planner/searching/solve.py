@@ -10,12 +10,12 @@ from functools import partial
 from planner.domain.recipe import Number
 from planner.errors import UsageError
 from planner.intake.fields import REQUEST_FIELDS
-from planner.search.answer import Answer, Group, Quantity, answer_of
-from planner.search.attempt import Model, ModelFor, Tried
-from planner.search.choose import all_options, by_place, rank, try_sizes
-from planner.search.grid import GridAxes, estimate_grid
-from planner.search.pool import Pool, Training
-from planner.search.space import Option, Said, Space, sizes
+from planner.searching.answer import Answer, Group, Quantity, answer_of
+from planner.searching.attempt import Model, ModelFor, Tried
+from planner.searching.choose import all_options, by_place, rank, try_sizes
+from planner.searching.grid import GridAxes, estimate_grid
+from planner.searching.pool import Pool, Training
+from planner.searching.space import Option, Said, Space, sizes
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""
