@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner import __version__
+from planner.version import __version__
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
