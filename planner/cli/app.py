@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.version import __version__
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
 from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
+from planner.version import __version__
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
