@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ class Options:
 
     config: str | None = None
     output_format: str = "human"
+    details: bool = False
     explain: bool = False
     force: bool = False
     calibration: str | None = None
@@ -75,23 +77,39 @@ def require(request: ScenarioRequest, example: str) -> None:
 
 
 def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:
-    from planner.report.sections import build_sections
-    from planner.report.subject import exit_code_of, needs_changes
+    from planner.report.subject import exit_code_of
+    from planner.searching.levers import levers, stack_needs
+    from planner.searching.run_length import at_example_length
     from planner.searching.unsaid import unsaid_settings
 
-    subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
-    if needs_changes(subject.prediction):
-        from planner.searching.explain import changes_that_fit
-
-        subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
+    scenario = subject.scenario
+    subject = replace(
+        subject,
+        unsaid=unsaid_settings(scenario, subject.prediction, model),
+        levers=levers(scenario, model),
+        stacks=stack_needs(scenario, model),
+        at_length=at_example_length(scenario, subject.prediction, model),
+    )
     code = exit_code_of(subject.prediction)
     if options.output_format == "json":
         from planner.report.to_json import to_json
 
         return Outcome(to_json(subject), code)
-    sections = build_sections(subject)
+    return Outcome(_text(subject, options), code)
+
+
+def _text(subject: Subject, options: Options) -> str:
+    """The first answer, or with --details and --explain all of it."""
+    from planner.report.sections import build_sections
+    from planner.report.short import short_sections, short_text
+
+    whole = options.details or options.explain
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown
 
-        return Outcome(to_markdown(sections), code)
-    return Outcome(human_text(sections), code)
+        return to_markdown(build_sections(subject) if whole else short_sections(subject))
+    if whole:
+        return human_text(build_sections(subject))
+    from planner.report.human import make_console
+
+    return short_text(subject, make_console(sys.stdout))
