@@ -111,12 +111,14 @@ def _bar(bar: StackedBar, console: Console) -> Text:
 
 def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
     """Letter, name, GiB and share of each segment, in as many columns as there is width for."""
-    labels = max(len(segment.label) for segment in bar.segments)
+    labels, sizes = [each.label for each in bar.segments], [gib(each.n_bytes) for each in bar.segments]
+    shares = [whole_percent(each.n_bytes / bar.total_bytes) for each in bar.segments]
+    label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
     cells = []
-    for index, segment in enumerate(bar.segments):
-        share = whole_percent(segment.n_bytes / bar.total_bytes)
-        cell = Text(segment.key, style=_colour(index) if coloured else "")
-        cells.append(cell.append(f" {segment.label:<{labels}}{gib(segment.n_bytes):>8} GiB{share:>6}", style="default"))
+    for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
+        cell = Text(bar.segments[index].key, style=_colour(index) if coloured else "")
+        cell.append(f" {texts[0]:<{label}}  {texts[1]:>{size}} GiB  {texts[2]:>{share}}", style="default")
+        cells.append(cell)
     across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
     down = -(-len(cells) // across)
     lines = [Text(" " * _GUTTER).join(cells[row::down]) for row in range(down)]

@@ -58,6 +58,24 @@ def job_line(scenario: Scenario) -> str:
     return ", ".join(parts)
 
 
+def short_job_line(scenario: Scenario) -> str:
+    """The job in fewer words, with the card by the name to type."""
+    batch, hardware = scenario.recipe.batch, scenario.hardware
+    accum = [] if float(batch.grad_accum) == 1 else [f"accumulation {plain_number(batch.grad_accum)}"]
+    nodes = f"{hardware.nodes} nodes x " if hardware.nodes > 1 else ""
+    parts = [
+        scenario.model.id,
+        method_label(scenario.recipe).replace("+dq", ""),
+        f"seq {plain_number(batch.seq_len)}",
+        f"batch {plain_number(batch.micro_batch)}",
+        *accum,
+        f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.id}",
+        *_distribution(scenario.recipe),
+        scenario.stack.id,
+    ]
+    return ", ".join(parts)
+
+
 def method_label(recipe: Recipe) -> str:
     """What people call the method: ``full``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``."""
     if recipe.adapter is None:

@@ -8,11 +8,10 @@ from planner.report.layout import Block, Choice, Choices, Column, Grid, Note, Ro
 from planner.report.numbers import chance_text, gib
 from planner.report.subject import Subject
 from planner.report.verdict import VERDICTS
-from planner.searching.levers import Lever, LeverKind, StackNeed
+from planner.searching.levers import Lever, StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB
 
-_KINDS: dict[LeverKind, str] = {"free": "nothing", "time": "time", "money": "RAM or money", "training": "changes training"}
 # A ratio this close to 1 is not told apart from it.
 _SAME = 0.02
 
@@ -40,16 +39,18 @@ def _lever(lever: Lever) -> Choice:
 
 
 def _cost(lever: Lever) -> str:
-    """In few words, because the column stands beside flags: ``step x 1.23``, ``67 GiB RAM``, ``changes training``."""
+    """In few words, because the column stands beside flags: ``free``, ``step x 1.23``, ``67 GiB RAM``, ``money``, ``training``."""
+    if lever.kind == "training":
+        return "training"
     parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    if lever.kind == "money" and not parts:
+        parts.append("money")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio
     if usd is not None and abs(usd - 1) >= _SAME:
         parts.append(f"USD x {usd:.2f}")
     elif ratio is not None and abs(ratio - 1) >= _SAME:
         parts.append(f"step x {ratio:.2f}")
-    if lever.kind == "training":
-        return _KINDS["training"]
-    return ", ".join(parts) or _KINDS["free"]
+    return ", ".join(parts) or "free"
 
 
 def _then(lever: Lever) -> str:
@@ -91,4 +92,4 @@ def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
         speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
         rows.append(Choice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
-    return Choices(title, ("uses", "tokens/s", "then"), tuple(rows))
+    return Choices(title, ("memory", "tokens/s", "then"), tuple(rows))

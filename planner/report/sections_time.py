@@ -39,43 +39,44 @@ def step_note(prediction: Prediction) -> Note:
     if time is None:
         return Note("Step time is not predicted: the rates of this card are not known.", "warn")
     interval = step_interval(prediction)
-    return Note(f"Step: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
+    when = ", with room" if prediction.verdict == "does_not_fit" else ""
+    return Note(f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
 
 
 def run_section(subject: Subject) -> Section:
     """Run time and cost, where the user says how many samples there are."""
-    asked = subject.scenario.run.n_samples is not None and subject.prediction.time is not None
-    return Section("Whole run", tuple(run_notes(subject)) if asked else ())
+    notes, run, n_gpus = tuple(run_notes(subject)), subject.scenario.run, subject.scenario.hardware.world_size
+    if notes and run.eval_samples is not None:
+        notes += (Note(f"With {run.eval_samples:,} samples evaluated after each epoch."),)
+    if notes and run.usd_per_gpu_hour is not None:
+        notes += (Note(f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} at {run.usd_per_gpu_hour:g} USD an hour each."),)
+    return Section("Whole run", notes)
+
+
+def asks_for_run(subject: Subject) -> bool:
+    """Whether the user says how many samples there are, and times are predicted."""
+    return subject.prediction.time is not None and subject.prediction.time.run_time_s is not None
 
 
 def run_notes(subject: Subject) -> Iterator[Note]:
-    """Run time and cost, and what both are at another length of samples; where they are not asked for, how to ask."""
+    """Run time and cost, and what both are at another length of samples; nothing where they are not asked for."""
     time, run, sure = subject.prediction.time, subject.scenario.run, subject.prediction.uncertainty
-    if time is None:
+    if time is None or run.n_samples is None or time.run_time_s is None:
         return
-    if run.n_samples is None or time.run_time_s is None:
-        yield Note("Time and cost of a run: add --samples and --price.", "dim")
-        return
-    run_s = float(time.run_time_s)
-    text = f"{run.n_samples:,} samples x {plain_number(run.epochs)} epoch{'' if run.epochs == 1 else 's'}: {duration(run_s)}"
+    run_s, other = float(time.run_time_s), subject.at_length
+    epochs = "" if run.epochs == 1 else f" x {plain_number(run.epochs)} epochs"
+    text = f"Run: {run.n_samples:,}{' full' if other else ''} samples{epochs}: {duration(run_s)}"
     if sure is not None and sure.step is not None:
         low, high = (run_s * float(edge) / float(time.step_s) for edge in (sure.step.low, sure.step.high))
         text += f" ({duration_range(low, high)})"
-    if run.eval_samples is not None:
-        text += f", with {run.eval_samples:,} samples evaluated after each epoch"
-    yield Note(f"Run: {text}{_cost(subject)}")
-    if (other := subject.at_length) is not None:
-        usd = "" if other.cost_usd is None else f", {other.cost_usd:,.2f} USD"
-        length = f"--tokens-per-sample {other.tokens_per_sample}"
-        yield Note(f"Samples are taken as full; with {length}, for example: {duration(other.run_time_s)}{usd}")
+    yield Note(f"{text}{', cost: add --price' if time.cost_usd is None else _usd(float(time.cost_usd))}")
+    if other is not None:
+        usd = "" if other.cost_usd is None else _usd(other.cost_usd)
+        yield Note(f"With --tokens-per-sample {other.tokens_per_sample}, for example: {duration(other.run_time_s)}{usd}")
 
 
-def _cost(subject: Subject) -> str:
-    time, run, n_gpus = subject.prediction.time, subject.scenario.run, subject.scenario.hardware.world_size
-    if time is None or time.cost_usd is None or run.usd_per_gpu_hour is None:
-        return "; cost: add --price"
-    gpus = f"{n_gpus} GPU{'s' if n_gpus > 1 else ''}"
-    return f"; {float(time.cost_usd):,.2f} USD ({gpus} at {run.usd_per_gpu_hour:g} USD an hour)"
+def _usd(amount: float) -> str:
+    return f", {amount:,.2f} USD"
 
 
 def _row(term: TimeTerm, step_s: float) -> Row:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from rich.console import Console
 
 
-from planner.report.sections import job_line
+from planner.report.sections import short_job_line
 from planner.report.human import to_text
 from planner.report.layout import Block, Note, Section, StackedBar
 from planner.report.sections_choices import assumption_choices, lever_choices, stacks_text
-from planner.report.sections_time import run_notes, step_note
+from planner.report.sections_time import asks_for_run, run_notes, step_note
 from planner.report.subject import Subject
 from planner.report.terms import largest_parts
 from planner.report.verdict import doubts, uses_text, verdict_note
+from planner.searching.levers import Lever
 
 MAX_LINES = 22
 """Lines of the first answer: on a terminal of 24 rows the command and the next prompt stay visible."""
@@ -54,7 +55,7 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
         (_bar(subject),),
         _levers(subject, room.levers),
         (*(_stacks(subject) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
-        (Note("All terms, phases, host RAM and assumptions: --details", "dim"), verdict_note(subject)),
+        (_more(subject), verdict_note(subject)),
     )
     if room.blanks:
         return tuple(Section("", part) for part in parts if part)
@@ -66,9 +67,16 @@ def _about(subject: Subject) -> Iterator[Note]:
     yield Note(uses_text(prediction))
     if prediction.verdict in ("host_memory_short", "no_verdict"):
         yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    yield Note(job_line(scenario), "dim", cut=True)
+    yield Note(short_job_line(scenario), "dim", cut=True)
     yield step_note(prediction)
-    yield from run_notes(subject)
+    if asks_for_run(subject):
+        yield from run_notes(subject)
+
+
+def _more(subject: Subject) -> Note:
+    """How to ask for the rest."""
+    run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    return Note(f"More: --details for all of it{run}", "dim")
 
 
 def _warnings(subject: Subject, count: int) -> Iterator[Note]:
@@ -86,7 +94,7 @@ def _bar(subject: Subject) -> StackedBar:
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     """The first of what makes a job fit that does not; else the first of all, which are ordered by what they cost."""
-    found = subject.levers or ()
+    found = _one_stack(subject)
     fits = subject.prediction.verdict == "fits"
     chosen = list(found) if fits else [*(each for each in found if each.fits), *(each for each in found if not each.fits)]
     shown = [each for each in found if each in chosen[:count]]
@@ -96,6 +104,16 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     if not fits and not any(each.fits for each in found):
         title = "Nothing that was tried makes it fit; what saves most"
     return (lever_choices(title, shown),)
+
+
+def _one_stack(subject: Subject) -> list[Lever]:
+    """The levers with the best other stack alone, where a line of the report shows all of them."""
+    found: list[Lever] = []
+    for each in subject.levers or ():
+        if subject.stacks and tuple(each.flags) == ("stack",) and any(tuple(other.flags) == ("stack",) for other in found):
+            continue
+        found.append(each)
+    return found
 
 
 def _stacks(subject: Subject) -> Iterator[Note]:
@@ -110,7 +128,7 @@ def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
     moving = [each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))][:count]
     if not moving:
         return ()
-    return (assumption_choices("Assumptions that move this most", moving),)
+    return (assumption_choices("Assumptions: what if yours differ?", moving),)
 
 
 def short_text(subject: Subject, console: Console) -> str:

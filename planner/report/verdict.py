@@ -53,7 +53,7 @@ def uses_text(prediction: Prediction) -> str:
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
         return f"It fills the card: {shown}{interval}; with more room it would use {uncapped}."
-    return f"With room it uses {uncapped}{interval}, as nvidia-smi shows it."
+    return f"With room it uses {uncapped} in nvidia-smi{interval}."
 
 
 def doubts(subject: Subject) -> tuple[str, ...]:
