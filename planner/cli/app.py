@@ -145,7 +145,10 @@ def calibrate_command(
 @app.command("schema", short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|check|record|search|trace|validate]", help="Which document", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[prediction|check|error|record|search|trace|validate]", help="Which document", show_default=False
+        ),
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

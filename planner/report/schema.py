@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from planner.domain.prediction import Verdict
 from planner.domain.settled import SettledBy
 from planner.domain.term import Phase, TermKind, TermName
-from planner.searching.levers import LeverKind
+from planner.searching.moves import LeverKind
 
 PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
 
@@ -166,6 +166,16 @@ class AssumptionPart(_Part):
     note: str
 
 
+class ChangePart(_Part):
+    """One change that saves memory, with the flags that ask for it; ``step_time_ratio`` is the step time after over before."""
+
+    description: str
+    flags: str
+    saves_bytes: int
+    step_time_ratio: Real
+    fits: bool
+
+
 class LeverPart(_Part):
     """One change that saves memory, with the flags that ask for it and how they are typed.
 
@@ -199,9 +209,7 @@ class StackPart(_Part):
 
 
 class AtLengthPart(_Part):
-    """The run with samples of another real length, an example: where the length of samples is not given, the run is that of full
-    ones.
-    """
+    """The run with samples of another real length, an example; without their length given, ``time`` is that of full samples."""
 
     tokens_per_sample: int
     run_time_s: Real

@@ -19,6 +19,7 @@ __all__ = ["VERDICTS", "build_sections", "gpus_label", "job_line", "method_label
 
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
+
 def build_sections(subject: Subject) -> tuple[Section, ...]:
     """All sections of the whole report, in reading order, empty ones left out; the verdict is the first line and the last."""
     prediction, scenario = subject.prediction, subject.scenario

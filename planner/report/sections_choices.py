@@ -30,7 +30,7 @@ def lever_section(subject: Subject) -> Section:
 
 def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
     """Levers with what they save, what they cost, and whether the job then fits."""
-    return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)))
+    return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)), texts=not title)
 
 
 def _lever(lever: Lever) -> Choice:
@@ -39,7 +39,7 @@ def _lever(lever: Lever) -> Choice:
 
 
 def _cost(lever: Lever) -> str:
-    """In few words, because the column stands beside flags: ``free``, ``step x 1.23``, ``67 GiB RAM``, ``money``, ``training``."""
+    """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``, ``money``, ``training``."""
     if lever.kind == "training":
         return "training"
     parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
@@ -92,4 +92,4 @@ def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
         speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
         rows.append(Choice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
-    return Choices(title, ("memory", "tokens/s", "then"), tuple(rows))
+    return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

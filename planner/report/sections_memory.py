@@ -52,7 +52,10 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     blocks: list[Block] = [Grid(columns, tuple(rows))]
     if prediction.verdict == "does_not_fit":
         blocks.append(
-            Note("The first three are what a card with room to spare would show; on this one the job runs out of memory first.", "dim")
+            Note(
+                "The first three are what a card with room to spare would show; on this one the job runs out of memory first.",
+                "dim",
+            )
         )
     elif float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         uncapped = gib(memory.uncapped_driver_bytes)

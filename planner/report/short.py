@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-
-from planner.report.sections import short_job_line
 from planner.report.human import to_text
 from planner.report.layout import Block, Note, Section, StackedBar
+from planner.report.sections import short_job_line
 from planner.report.sections_choices import assumption_choices, lever_choices, stacks_text
 from planner.report.sections_time import asks_for_run, run_notes, step_note
 from planner.report.subject import Subject

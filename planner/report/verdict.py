@@ -49,7 +49,9 @@ def uses_text(prediction: Prediction) -> str:
     """What the driver shows with room to spare, and on this card where that is less."""
     memory, sure = prediction.memory, prediction.uncertainty
     uncapped = f"{gib(memory.uncapped_driver_bytes)} GiB"
-    interval = f" ({whole_percent(sure.nominal)} interval {found})" if sure and (found := level_interval(prediction, "driver")) else ""
+    interval = (
+        f" ({whole_percent(sure.nominal)} interval {found})" if sure and (found := level_interval(prediction, "driver")) else ""
+    )
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
         return f"It fills the card: {shown}{interval}; with more room it would use {uncapped}."
