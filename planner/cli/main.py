@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.FITS)
 
 
-class _Failure(Exception):
+class _CommandError(Exception):
     """One sentence, the exit code, and the nearest names where one is unknown."""
 
     def __init__(self, message: str, code: ExitCode, suggestions: Sequence[str] = ()) -> None:
@@ -47,18 +47,18 @@ def _run_or_tell(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        return _tell(_failure_of(error), as_json=_asks_for_json(arguments))
+        return _tell(_told_of(error), as_json=_asks_for_json(arguments))
 
 
-def _failure_of(error: Exception) -> _Failure:
-    if isinstance(error, _Failure):
+def _told_of(error: Exception) -> _CommandError:
+    if isinstance(error, _CommandError):
         return error
     if isinstance(error, PlannerError):
-        return _Failure(str(error), error.exit_code, getattr(error, "nearest", ()))
+        return _CommandError(str(error), error.exit_code, getattr(error, "nearest", ()))
     if isinstance(error, ModuleNotFoundError) and (error.name or "planner").partition(".")[0] not in ("planner", "measure"):
         # The package is on no index: who has it has the project's folder, or a wheel.
         need = "install the package with all that it needs: pip install . in the project's folder"
-        return _Failure(f"{error.name} is not installed; {need}", ExitCode.USAGE)
+        return _CommandError(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     return _unexpected(error)
 
 
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
             names = getattr(error, "possibilities", None) or ()
-            raise _Failure(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names) from None
+            raise _CommandError(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names) from None
         raise
     if isinstance(result, Outcome):
         sys.stdout.write(result.text)
@@ -101,7 +101,7 @@ def _one_line(error: Exception) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
-def _tell(failure: _Failure, *, as_json: bool) -> int:
+def _tell(failure: _CommandError, *, as_json: bool) -> int:
     line = "".join(char if char.isprintable() else "?" for char in failure.message)
     sys.stderr.write(f"plan: {line}\n")
     if as_json:
@@ -112,13 +112,13 @@ def _tell(failure: _Failure, *, as_json: bool) -> int:
     return int(failure.code)
 
 
-def _unexpected(error: Exception) -> _Failure:
+def _unexpected(error: Exception) -> _CommandError:
     if os.environ.get(_DEBUG_VARIABLE) == "1":
         import traceback
 
         traceback.print_exception(error)
     kind = type(error).__name__
-    return _Failure(
+    return _CommandError(
         f"internal error ({kind}: {str(error)[:200]}), please report it with the command line; {_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )

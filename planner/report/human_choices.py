@@ -23,21 +23,22 @@ def choices_text(choices: Choices, width: int) -> Text:
     for line in _with_facts(heading, choices.columns, widths, room):
         text.append(line, style="bold").append("\n")
     for row in choices.rows:
-        for line in _with_facts(_left(row, room, width), row.facts, widths, room):
+        for line in _with_facts(_left(row, room, width, texts=choices.texts), row.facts, widths, room):
             text.append(line, style="green" if row.tone == "good" else "").append("\n")
     text.rstrip()
     return text
 
 
-def _left(row: Choice, room: int, width: int) -> list[str]:
-    """Flags, with their meaning where both fit beside the facts."""
+def _left(row: Choice, room: int, width: int, *, texts: bool) -> list[str]:
+    """Flags, with their meaning where both fit beside the facts; else the meaning above them, or not at all."""
     flags, meaning = printable(row.flags), printable(row.text)
     indent = " " * _INDENT
     both = f"{indent}{flags}  {meaning}"
     if len(both) <= room:
         return [both]
+    above = [f"{indent}{line}" for line in wrap(meaning, width - _INDENT)] if texts and meaning else []
     alone = f"{indent}{flags}"
-    return [alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)]
+    return [*above, *([alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)])]
 
 
 def _with_facts(left: list[str], facts: tuple[str, ...], widths: list[int], room: int) -> list[str]:

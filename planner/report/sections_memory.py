@@ -53,7 +53,7 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     if prediction.verdict == "does_not_fit":
         blocks.append(
             Note(
-                "The first three are what a card with room to spare would show; on this one the job runs out of memory first.",
+                "The first three are what a card with room would show; on this one the job runs out of memory first.",
                 "dim",
             )
         )

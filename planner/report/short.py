@@ -132,8 +132,8 @@ def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
 
 def short_text(subject: Subject, console: Console) -> str:
     """The first answer for the stream of ``console``: the most that fits into :data:`MAX_LINES` lines of its width."""
-    for room in rooms():
-        text = to_text(short_sections(subject, room), console)
-        if text.count("\n") <= MAX_LINES:
-            break
+    texts = (to_text(short_sections(subject, room), console) for room in rooms())
+    text = next(texts)
+    while text.count("\n") > MAX_LINES and (shorter := next(texts, "")):
+        text = shorter
     return text

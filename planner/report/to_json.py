@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-from planner import __version__
+from planner.version import __version__
 from planner.domain.interval import Interval
 from planner.domain.prediction import MemoryPrediction, Prediction, Uncertainty
 from planner.domain.recipe import Number, Recipe

@@ -49,9 +49,9 @@ def uses_text(prediction: Prediction) -> str:
     """What the driver shows with room to spare, and on this card where that is less."""
     memory, sure = prediction.memory, prediction.uncertainty
     uncapped = f"{gib(memory.uncapped_driver_bytes)} GiB"
-    interval = (
-        f" ({whole_percent(sure.nominal)} interval {found})" if sure and (found := level_interval(prediction, "driver")) else ""
-    )
+    interval = ""
+    if sure and (found := level_interval(prediction, "driver")):
+        interval = f" ({whole_percent(sure.nominal)} interval {found})"
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
         return f"It fills the card: {shown}{interval}; with more room it would use {uncapped}."
@@ -73,5 +73,5 @@ def _wide_intervals(scenario: Scenario, prediction: Prediction) -> tuple[str, ..
     if sure.extrapolates:
         found.append(f"No measured run has {', '.join(sure.extrapolates)}, so intervals are wider.")
     if lengths_are_unknown(scenario):
-        found.append("The lengths of samples are not given, so memory intervals are wide; --tokens-per-sample narrows them.")
+        found.append("Sample lengths are not given: intervals are wide (--tokens-per-sample).")
     return tuple(found)
