@@ -84,6 +84,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         # Typer brings its own copy of Click's exceptions or uses those of Click, depending on its version.
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
+            _refuse_values_of_switches(arguments)
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
             names = getattr(error, "possibilities", None) or ()
             raise _CommandError(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names) from None
@@ -93,6 +94,23 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return int(result.exit_code)
     return int(result or ExitCode.FITS)
+
+
+def _refuse_values_of_switches(arguments: list[str]) -> None:
+    """A switch takes no value; ``--gradient-checkpointing selective`` is understood all the same, and not modelled.
+
+    Raises:
+        UsageError: a value after a switch.
+        NotModelledError: a value that asks for what no formula covers.
+    """
+    from planner.errors import UsageError
+    from planner.intake.fields import REQUEST_FIELDS, show
+
+    for flag, value in pairwise(arguments):
+        field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))
+        if flag.startswith("--") and field is not None and field.kind == "flag" and not value.startswith("-"):
+            field.parse(value)
+            raise UsageError(f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is --no-{field.flag[2:]}")
 
 
 def _one_line(error: Exception) -> str:
