@@ -24,7 +24,7 @@ _UNEVEN = ("rank_pattern", "layers_to_transform", "target_parameters", "trainabl
 class Held:
     """A job that is about to start.
 
-    ``args``: TrainingArguments or SFTConfig.  ``model``: the module, if there is one.  ``model_config``, ``peft_config``: those of
+    ``args``: TrainingArguments or SFTConfig.  ``model``: the module, if there is one.  ``model_config`` and ``peft_config``: of
     the model or given beside it.  ``samples``: length of the training set, if it has one.  ``accelerator``: Accelerate's state.
     """
 
@@ -107,7 +107,7 @@ def table_of(config: Any, where: str) -> Mapping[str, Any]:
 def arguments_of(held: Held) -> dict[str, Any]:
     """The arguments as the keys of a config file, with what other objects hold that has a key there."""
     table = {name: value for name, value in table_of(held.args, held.place).items() if value is not None}
-    if (kernel := getattr(held.model_config, "_attn_implementation", None)) is not None:
+    if (kernel := _of_config(held, "_attn_implementation")) is not None:
         table["attn_implementation"] = str(kernel)
     if _checkpoints(held.model):
         table |= {"gradient_checkpointing": True, "activation_checkpointing": True}
@@ -127,9 +127,7 @@ def quantization_of(held: Held) -> Mapping[str, Any] | None:
     Raises:
         NotModelledError: a kind that no formula covers.
     """
-    said = getattr(held.model_config, "quantization_config", None)
-    if isinstance(held.model_config, Mapping):
-        said = held.model_config.get("quantization_config")
+    said = _of_config(held, "quantization_config")
     if said is None:
         return None
     table = table_of(said, "model.config.quantization_config")
@@ -164,8 +162,8 @@ def dtype_of_base(held: Held) -> str | None:
             sizes[dtype] = sizes.get(dtype, 0) + parameter_count(parameter)
     if sizes:
         return max(sizes, key=lambda name: sizes[name])
-    said = getattr(held.model_config, "dtype", None) or getattr(held.model_config, "torch_dtype", None)
-    return None if said is None else _FLOATS.get(str(said), str(said))
+    said = _of_config(held, "dtype") or _of_config(held, "torch_dtype")
+    return None if said is None else str(said).removeprefix("torch.")
 
 
 def dtype_of_adapters(held: Held) -> str | None:
@@ -199,6 +197,12 @@ def loaded_version(package: str) -> str | None:
     """Version of a package that is imported already."""
     version = getattr(sys.modules.get(package), "__version__", None)
     return version if isinstance(version, str) else None
+
+
+def _of_config(held: Held, name: str) -> Any:
+    """A value of the model's config, be that an object or a table."""
+    config = held.model_config
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:

@@ -40,9 +40,9 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
         | {"lora_targets": ["q_proj", "v_proj"]},
     ),
     (
-        "--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer --host-memory 64GB --calibration none",
+        "--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer --host-memory 9GB --calibration none",
         {"model": "7b", "method": "full", "gpu": "4090", "seq": 512, "sharding": "zero2", "offload": "optimizer"}
-        | {"host_memory": "64GB", "calibration": "none"},
+        | {"host_memory": "9GB", "calibration": "none"},
     ),
 ]
 
