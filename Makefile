@@ -78,6 +78,7 @@ regenerate: env
 	$(BIN)/python tests/validation/other_tools.py
 	$(BIN)/python -m planner.calibration.scatter
 	$(BIN)/python tests/golden/regenerate.py
+	$(BIN)/python tests/notebooks/execute.py
 	$(BIN)/python tests/docs/update_docs.py
 
 clean:

@@ -320,10 +320,10 @@ def accuracy_summary() -> str:
     verdicts = stored_accuracy()["documents"].values()
     counts = {key: sum(int(each.get(key, 0)) for each in verdicts) for key in ("ran_out", "false_fit", "ran", "false_oom")}
     inside = {kind: _reached(goals[f"{kind}, inside the 90 % interval"]) for kind in ("memory", "time")}
-    return "\n".join(lines) + (
-        f"\n\nThe 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times. Of {counts['ran_out']} "
-        f"jobs that ran out of memory {counts['false_fit']} were said to fit; of {counts['ran']} that ran {counts['false_oom']} were refused.\n"
-    )
+    inside_words = f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
+    out_words = f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were said to fit;"
+    ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were refused."
+    return "\n".join([*lines, "", f"{inside_words} {out_words} {ran_words}", ""])
 
 
 def _scale(scale: dict[str, float]) -> str:
