@@ -32,6 +32,8 @@ def executed(path: Path) -> Any:
     client.execute(env=environment)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]  # paths and warnings of one machine
     return notebook
 
 
