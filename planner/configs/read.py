@@ -9,8 +9,9 @@ from pathlib import Path
 from planner.configs import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, trl
 from planner.configs.document import Document, read_document
 from planner.configs.keys import Keys
+from planner.configs.other_tools import refuse_other_tools
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
+from planner.configs.sharding import Beside, remark_on_twice
 from planner.errors import InputFileError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
@@ -60,11 +61,13 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         InputFileError: the file cannot be read, or no tool can be told.
         UnknownNameError: no such tool.
         UsageError: values that cannot be used.
-        NotModelledError: something that no formula covers.
+        NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
+    refuse_other_tools(document)
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title)
+    remark_on_twice(document, reading)
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
     chosen.read(keys, reading, beside or Beside())

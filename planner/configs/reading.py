@@ -66,6 +66,11 @@ class Reading:
             if value is not None:
                 self.say(target, value, keys.where(name))
 
+    def take_stack(self, stack: str, origin: str, text: str) -> None:
+        """Enter another stack than the tool's newest, because a key tells the age of the file; ``text`` says which key means what."""
+        self.said["stack"] = Said("stack", stack, origin, text)
+        self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
+
     def default(self, name: str, value: Any, place: str) -> None:
         """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""
         if name not in self.said:
