@@ -30,7 +30,16 @@ _NEEDS = {
 # What a script of one's own may read beside TrainingArguments: its meaning is the script's.
 _UNMODELLED = {
     name: f"what the script does with {name} is not known: say the job by flags"
-    for name in ("use_lora", "use_peft", "use_qlora", "load_in_4bit", "load_in_8bit", "lora_r", "lora_rank", "lora_target_modules")
+    for name in (
+        "use_lora",
+        "use_peft",
+        "use_qlora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "lora_r",
+        "lora_rank",
+        "lora_target_modules",
+    )
 }
 _HARMLESS = (
     "tokenizer_name",

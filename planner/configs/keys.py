@@ -17,7 +17,7 @@ _OFF = (None, False, 0, "", "none", "None", "no", "false")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies, what the step keeps, how long it is.
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|fr[eo]ez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
-    "|attention|attn|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
+    "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
     "|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
 )
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``<name>``.
@@ -58,7 +58,9 @@ class Keys:
         self._read.add(name)
         value = self._table.get(name)
         if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
-            raise InputFileError(self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first")
+            raise InputFileError(
+                self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first"
+            )
         return value
 
     def where(self, name: str) -> str:
@@ -67,7 +69,9 @@ class Keys:
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Let keys be asked for by other names (as written -> asked for); places keep the written ones."""
-        self._written = {asked: written for written, asked in names.items() if written in self._table and asked not in self._table}
+        self._written = {
+            asked: written for written, asked in names.items() if written in self._table and asked not in self._table
+        }
         asked = {written: name for name, written in self._written.items()}
         self._table = {asked.get(name, name): value for name, value in self._table.items()}
 

@@ -22,7 +22,8 @@ class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
     ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
-    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
+    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.  ``launch``: the launch
+    file that was found beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     """
 
     request: ScenarioRequest
@@ -31,6 +32,8 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,6 +63,8 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
+        launch=reading.launch,
+        candidates=reading.candidates,
     )
 
 
