@@ -202,7 +202,9 @@ def _read_reentrant(reading: Reading) -> None:
     if reading.value("sharding") not in ("fsdp", "fsdp-grad-op"):
         return
     reading.said.pop("checkpoint_reentrant", None)
-    reading.default("checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2")
+    reading.default(
+        "checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2"
+    )
 
 
 def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
