@@ -85,6 +85,18 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "trl_2024.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "trl@0", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4", "double_quant": False,
+            "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05, "lora_targets": "q_proj;v_proj",
+            "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048, "optimizer": "adamw_torch", "loss": "hf",
+            "gradient_checkpointing": True, "checkpoint_reentrant": True, "epochs": 1, "eval_batch": 4,
+            "switches": "kbit_upcast=norms",
+        },
+    ),
+    (
         "trl_defaults.yaml",
         {"accelerate": "accelerate_zero2.yaml"},
         {"gpu": "a100-80-sxm"},
