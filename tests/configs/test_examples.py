@@ -68,7 +68,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
             "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
-            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True, "checkpoint_reentrant": False,
             "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
         },
     ),
