@@ -82,6 +82,7 @@ class Stack:
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
+    ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
@@ -130,6 +131,7 @@ class Stack:
     quantizes_experts: bool
     loss_pieces: LossPieces
     offloaded_inputs_kept: int
+    keeps_expanded_weight: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
