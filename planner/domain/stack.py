@@ -15,7 +15,7 @@ PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
-PinnedRounding = Literal["power_of_two", "exact"]
+PinnedRounding = Literal["power_of_two", "power_of_two_if_room", "exact"]
 LossPieces = Literal["eighths", "free_memory"]
 
 
@@ -81,6 +81,7 @@ class Stack:
     ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
+    ``pinned_rounding``: what torch makes of a pinned block; ``if_room``: blocks that host RAM has no room for are not pinned.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.

@@ -11,8 +11,8 @@ from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
 from planner.domain.model import BlockSpec
 from planner.domain.recipe import Number
-from planner.memory.job import Job
 from planner.memory.head import head_gradient_bytes
+from planner.memory.job import Job
 
 
 @dataclass(frozen=True, slots=True)
