@@ -115,6 +115,13 @@ def gpu_ids() -> tuple[str, ...]:
     return tuple(sorted(_index().ids))
 
 
+def gpu_spellings(gpu_id: str) -> tuple[str, ...]:
+    """All names of one card, folded: its id, its aliases and those that it shares with others."""
+    index = _index()
+    shared = [name for name, ids in index.variants.items() if gpu_id in ids]
+    return (*(name for name, found in index.aliases.items() if found == gpu_id), *shared)
+
+
 def resolve_gpu_id(name: str) -> str:
     """Id of the card that ``name`` (id or alias, any spelling) stands for.
 

@@ -188,7 +188,7 @@ SYSTEM_RULES = (
         "shared-with-the-host",
         "warn",
         "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because it comes off the GPU's",
-        lambda case: case.gpu.unified_memory,
+        lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
         lambda case: case.gpu.name,
     ),
     Rule(
