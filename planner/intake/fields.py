@@ -204,8 +204,8 @@ def _in_range(field: RequestField, number: float) -> bool:
 
 
 def _out_of_range(field: RequestField, value: object, noun: str) -> UsageError:
-    tokens = ", or one such as 4k (4,096)" if field.of_tokens else ""
-    return UsageError(f"{field.name} must be {noun} {field.range_text}{tokens}, but it is {show(value)}")
+    tokens = " (4k is 4,096, 1m is 1,048,576)" if field.of_tokens and isinstance(value, str) else ""
+    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}{tokens}")
 
 
 def _fold(name: str) -> str:
