@@ -16,6 +16,8 @@ from planner.errors import NotModelledError, UsageError, show
 
 # Names of packed 4-bit and int8 storage: what it holds is no dtype of a load.
 _FLOATS = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
+# What scripts do with their own command line; no Trainer asks for it (transformers 5.23.0 training_args.py).
+_OF_SCRIPTS = frozenset({"do_train", "do_eval", "do_predict"})
 # Adapters of LoRA that only some matrices have, or that differ from matrix to matrix (peft 0.21 tuners/lora/config.py).
 _UNEVEN = ("rank_pattern", "layers_to_transform", "target_parameters", "trainable_token_indices", "layer_replication")
 
@@ -106,7 +108,8 @@ def table_of(config: Any, where: str) -> Mapping[str, Any]:
 
 def arguments_of(held: Held) -> dict[str, Any]:
     """The arguments as the keys of a config file, with what other objects hold that has a key there."""
-    table = {name: value for name, value in table_of(held.args, held.place).items() if value is not None}
+    said = table_of(held.args, held.place).items()
+    table = {name: value for name, value in said if value is not None and name not in _OF_SCRIPTS}
     if (kernel := _of_config(held, "_attn_implementation")) is not None:
         table["attn_implementation"] = str(kernel)
     if _checkpoints(held.model):

@@ -216,9 +216,9 @@ def last_python_block(text: str) -> str:
 
 
 def run_python(code: str) -> str:
-    """What a Python block prints."""
+    """What a Python block prints, run among the files of the examples."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with example_folder() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(out):
         exec(compile(code, "README", "exec"), {"__name__": "readme"})
     return out.getvalue()
 
