@@ -36,11 +36,14 @@ class SearchOptions:
     top: str | None = None
     global_batch: str | None = None
     solve: str | None = None
+    beyond_context: bool = False
 
 
 def search(flags: Mapping[str, object], options: SearchOptions) -> Outcome:
     """Answer a search over everything that flags and a TOML file leave open; flags win."""
-    space = _space(flags, options)
+    if options.beyond_context and options.solve != "seq":
+        raise UsageError("--beyond-context belongs to --solve seq; a length that is said may be above the model's own anyway")
+    space = replace(_space(flags, options), beyond_context=options.beyond_context)
     confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
     top = 3 if options.top is None else int(_TOP.parse(options.top))
 

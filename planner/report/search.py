@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.numbers import gib, percent, plain_number, whole_percent
+from planner.report.numbers import chance_text, gib, percent, plain_number, whole_percent
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES, rests_on_unknown_host
 from planner.searching.answer import Answer, Group, Quantity
@@ -89,7 +89,7 @@ def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
         title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
         blocks: tuple[Note | Grid, ...] = (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown))
         return Section(f"{group.title}: {title}", blocks)
-    host = () if answer.solved == "gpus" else _host(group)
+    host = () if answer.solved is not None else _host(group)
     blocks = (*_solved(answer, group), *host, recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
 
@@ -130,13 +130,22 @@ def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
         return (Note(_fewest(group), "strong"),)
     size, first = size_of(answer.solved), group.rows[0]
     text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
+    if first.offloads:
+        plain = next((each for each in group.rows if not each.offloads and each.place == first.place), None)
+        without = "nothing fits" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
+        text += f" with offload and {_host_text(first)}; without offload: {without}"
     if group.above is not None:
-        text += f"; {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} GiB at once{_chance(group.above)}"
+        text += f". {plain_number(size(group.above))} would need at least {gib(group.above.need_bytes)} GiB{_chance(group.above)}"
     elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
-        text += ", which is the most that the model was made for"
+        text += ". The model was made for no more; --beyond-context goes on"
     fastest = max(group.rows, key=pace)
     faster = f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
     return (Note(f"{text}.{faster}", "strong"),)
+
+
+def _host_text(tried: Tried) -> str:
+    judged = "" if tried.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
+    return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
 
 
 def _fewest(group: Group) -> str:
@@ -147,19 +156,17 @@ def _fewest(group: Group) -> str:
         return f"Fewest GPUs: {count}{_chance(first)}."
     plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
     without = "none of the counts that were tried" if plain is None else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
-    judged = "" if first.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
-    host = f"{gib(first.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
-    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {host}."
+    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {_host_text(first)}."
 
 
 def _chance(tried: Tried) -> str:
     chance = tried.prediction.fits_probability
-    return "" if chance is None else f" (P(fits) {_rounded_down(chance)})"
+    return "" if chance is None else f" (P(fits) {_edge_text(chance)})"
 
 
-def _rounded_down(chance: float) -> str:
-    """A chance that is short of what was asked for must not look like it."""
-    return percent(math.floor(1000 * chance) / 1000)
+def _edge_text(chance: float) -> str:
+    """A chance at the edge of what was asked for, which whole per cent would not tell apart, rounded down."""
+    return percent(math.floor(1000 * chance) / 1000) if 0.01 < chance < 0.99 else chance_text(chance)
 
 
 def _miss(nearest: Tried, confidence: float) -> str:
@@ -172,7 +179,7 @@ def _miss(nearest: Tried, confidence: float) -> str:
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
     if state == "uncertain":
-        sure = "" if chance is None else f"; P(fits) is {_rounded_down(chance)}"
+        sure = "" if chance is None else f"; P(fits) is {_edge_text(chance)}"
         return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"

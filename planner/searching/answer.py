@@ -68,7 +68,7 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
     refused = [error for errors in pool.refusals.values() for error in errors]
     if not pool.n_tried and refused:
         raise refused[0]
-    groups = tuple(_group(pool, training, choice) for training in pool.by_training)
+    groups = tuple(_group(pool, training, choice) for training in sorted(pool.by_training, key=lambda each: _place(pool, each)))
     n_fit = sum(group.n_fit for group in groups)
     return Answer(
         groups=groups,
@@ -81,6 +81,13 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
         notes=(*_notes(pool.space), *pool.left_out),
         changes=() if n_fit else _changes(groups, pool.confidence),
     )
+
+
+def _place(pool: Pool, training: Training) -> tuple[int, bool]:
+    """Order of ways of training: what fits without the host, then with it, then what does not; adapters before all weights."""
+    fitting = [each for each in pool.by_training[training] if pool.fits(each)]
+    state = 2 if not fitting else 1 if all(each.offloads for each in fitting) else 0
+    return state, dict(training).get("method") == "full"
 
 
 def _notes(space: Space) -> tuple[str, ...]:

@@ -61,6 +61,11 @@ class Pool:
             return "offloading"
         return "none"
 
+    def explore_all(self, options: Options, model: Model, explorer: Explorer) -> None:
+        """Explore each option, those that offload too, wherever others fit."""
+        for option in (*options.first, *options.offloading):
+            explorer(self, option, model)
+
     def fits(self, tried: Tried | None) -> bool:
         """Whether a recipe counts as fitting."""
         return tried is not None and state_of(tried.prediction, self.confidence) == "fits"

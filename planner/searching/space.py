@@ -59,6 +59,7 @@ class Space:
 
     How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
     ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
+    ``beyond_context``: whether lengths may be solved for that are above what the model was made for.
     """
 
     fixed: Said
@@ -66,6 +67,7 @@ class Space:
     config: ConfigFile = field(default_factory=lambda: ConfigFile(ScenarioRequest(MappingProxyType({})), ""))
     global_batch: int | None = None
     config_file: str | None = None
+    beyond_context: bool = False
 
     def said(self, name: str) -> bool:
         """Whether anybody says something about this field."""
