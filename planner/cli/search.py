@@ -14,6 +14,7 @@ from planner.intake.fields import RequestField
 from planner.searching.answer import QUANTITIES, Answer, Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
 from planner.searching.choose import choose
+from planner.searching.other_stack import best_other_stack
 from planner.searching.pool import Pool
 from planner.searching.solve import solve
 from planner.searching.space import Space, read_choices
@@ -64,7 +65,8 @@ def search(flags: Mapping[str, object], options: SearchOptions) -> Outcome:
         raise UsageError(
             "--confidence asks for P(fits), which no prediction has without a calibration that knows it; leave it out"
         )
-    return _report(replace(answer, notes=(*space.config.notes, *remarks, *answer.notes)), options)
+    other = best_other_stack(pool, answer, model_for)
+    return _report(replace(answer, other_stack=other, notes=(*space.config.notes, *remarks, *answer.notes)), options)
 
 
 def _chance_known(pool: Pool) -> bool:

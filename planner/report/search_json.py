@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner import __version__
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
-from planner.report.schema import ByteIntervalPart, Bytes, ChangePart, IntervalPart, MaybeBytes, Real
+from planner.report.schema import ByteIntervalPart, Bytes, IntervalPart, MaybeBytes, Real
 from planner.report.search import exit_code
 from planner.searching.answer import Answer, Group, Quantity
 from planner.searching.attempt import Tried
+from planner.searching.moves import LeverKind
 
 SEARCH_SCHEMA_ID: Final = "planner/searching@1"
 
@@ -64,6 +65,20 @@ class RecipePart(_Part):
     warnings: list[str]
 
 
+class LeverPart(_Part):
+    """One change after which the nearest recipe fits; null in ``flags`` means that the flag is to be left out."""
+
+    kind: LeverKind
+    description: str
+    flags: dict[str, str | bool | None]
+    saves_bytes: Bytes
+    step_time_ratio: Real
+    host_bytes: Bytes
+    usd_ratio: Real
+    verdict: Verdict
+    fits_probability: Annotated[float, Field(ge=0, le=1)] | None
+
+
 class GroupPart(_Part):
     """Recipes that train the same.
 
@@ -96,7 +111,8 @@ class SearchDocument(_Part):
     n_refused: int
     groups: list[GroupPart]
     tried: dict[str, list[str]] = Field(description="values of every setting of which several were tried")
-    changes: list[ChangePart] = Field(description="what would make the nearest recipe fit, where nothing does")
+    levers: list[LeverPart] = Field(description="what would make the nearest recipe fit, where nothing does")
+    other_stack: RecipePart | None = Field(description="a better recipe under a stack that was not asked for, if there is one")
     notes: list[str]
 
 
@@ -122,7 +138,8 @@ def search_json(answer: Answer) -> str:
         n_refused=answer.n_refused,
         groups=[_group(group) for group in answer.groups],
         tried={name: list(values) for name, values in answer.tried},
-        changes=[ChangePart.model_validate(change) for change in answer.changes],
+        levers=[LeverPart.model_validate(lever) for lever in answer.levers],
+        other_stack=_maybe(None if answer.other_stack is None else answer.other_stack.tried),
         notes=list(answer.notes),
     )
     return document.model_dump_json(by_alias=True, indent=2) + "\n"

@@ -75,3 +75,11 @@ class Pool:
         named = [name for name in _TRAININGS if name == "method" or name in self.space.choices]
         typed = {**{name: str(self.space.of_file(name)) for name in named}, **flags}
         return tuple((name, str(typed[name])) for name in named)
+
+    def title_of(self, training: Training) -> str:
+        """A way of training in words."""
+        title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
+        tried = self.by_training[training]
+        if tried and title == "lora" and (base := tried[0].scenario.recipe.numerics.quantization) != "none":
+            return f"lora on {base}"
+        return title

@@ -14,7 +14,7 @@ from planner.searching.answer import Answer, Group, Quantity, answer_of
 from planner.searching.attempt import Model, ModelFor, Tried
 from planner.searching.choose import all_options, by_place, rank, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
-from planner.searching.pool import Pool, Training
+from planner.searching.pool import Explorer, Pool, Training
 from planner.searching.space import Option, Said, Space, sizes
 
 SEQ_STEP_TOKENS = 64
@@ -65,7 +65,7 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
         # An option has to have some length; that of the answer is put over it.
         batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}
         pool.space = space = replace(space, fixed={**space.fixed, **batch, "seq": str(_shortest(space))})
-    explorer = try_sizes if quantity == "batch" and space.global_batch else partial(_explore, quantity=quantity)
+    explorer = explorer_of(pool, quantity)
     for options, model in all_options(pool, model_for, space.places()):
         # A card on which something fits as it is has to answer with no less than a smaller one that offloads.
         pool.explore_all(options, model, explorer)
@@ -73,6 +73,11 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     every = [tried for group in pool.by_training.values() for tried in group]
     groups = tuple(replace(group, above=_above(group, every, quantity)) for group in answer.groups)
     return replace(answer, solved=quantity, groups=groups)
+
+
+def explorer_of(pool: Pool, quantity: Quantity) -> Explorer:
+    """What solves one option for the quantity; the pool's space already says the length that lengths begin with."""
+    return try_sizes if quantity == "batch" and pool.space.global_batch else partial(_explore, quantity=quantity)
 
 
 def _above(group: Group, every: list[Tried], quantity: Quantity) -> Tried | None:
