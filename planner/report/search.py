@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Iterator
 
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.numbers import chance_text, gib, percent, plain_number, whole_percent
+from planner.report.numbers import chance_text, gib, percent, plain_number, rate, whole_percent
+from planner.report.sections_choices import lever_choices
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.report.subject import EXIT_CODES, rests_on_unknown_host
-from planner.searching.answer import Answer, Group, Quantity
+from planner.searching.answer import Answer, Group, OtherStack, Quantity
 from planner.searching.attempt import Tried, state_of
 from planner.searching.solve import pace, size_of
 from planner.units import format_count
 
-_COMMAND_WIDTH = 98
+_COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being said is printed.
 _UNSAID = ("seq", "lora_rank", "lora_targets", "precision", "load_dtype", "padding", "tokens_per_sample", "grad_accum", "stack")
 _HEADS: dict[str, tuple[str, Tone]] = {
@@ -36,7 +37,7 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
         *(_group(answer, group, shown) for group, shown in zip(answer.groups, numbered, strict=True) if not group.refused),
         _refused(answer),
         _commands(rows),
-        _changes(answer),
+        _levers(answer),
         _tried(answer, [each.tried for each in rows]),
         _warnings(rows),
     )
@@ -76,11 +77,28 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     model = rows[0].scenario.model
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
     notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
+    notes += [Note(_other_stack(answer, answer.other_stack), "strong")] if answer.other_stack is not None else []
     notes += [Note(text, "warn") for text in answer.notes]
     run = rows[0].scenario.run
     if run.usd_per_gpu_hour is not None and run.n_samples is None:
         notes.append(Note(f"{USD_PER_THOUSAND}: US dollars for a thousand samples.", "dim"))
     return Section("", tuple(notes))
+
+
+def _other_stack(answer: Answer, other: OtherStack) -> str:
+    """What the best stack that was not asked for would do, as it is by default, beside what was found."""
+    tried, found = other.tried, other.found
+    recipe = f"--stack {tried.scenario.stack.id} --method {tried.flags['method']}"
+    if answer.solved is not None:
+        size = size_of(answer.solved)
+        instead = "nothing" if found is None else plain_number(size(found))
+        return f"Not asked for: {recipe} fits {answer.solved} {plain_number(size(tried))} as it is, instead of {instead}."
+    pace_text = "" if tried.prediction.time is None else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
+    was = "" if found is None or found.prediction.time is None else f" instead of {rate(found.prediction.time.samples_per_s)}"
+    batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"
+    uses = f"uses {gib(tried.prediction.memory.driver_peak_bytes)} GiB"
+    fits = " fits as it is:" if found is None else ""
+    return f"Not asked for: {recipe}{fits}{pace_text}{was}; {batch} {uses}."
 
 
 def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
@@ -209,19 +227,14 @@ def wrapped(words: list[str]) -> Iterator[str]:
     yield line
 
 
-def _changes(answer: Answer) -> Section:
+def _levers(answer: Answer) -> Section:
     if answer.n_fit or answer.verdict == "no_verdict":
         return Section("", ())
-    if not answer.changes:
+    if not answer.levers:
         return Section(
             "What would make the nearest fit", (Note("No change of it that is modelled, and no card of the catalog."),)
         )
-    columns = (Column("change"), Column("flags"), Column("step time"))
-    rows = tuple(
-        Row((each.description, each.flags, "unknown" if each.step_time_ratio is None else f"x {each.step_time_ratio:.2f}"))
-        for each in answer.changes
-    )
-    return Section("What would make the nearest fit", (Grid(columns, rows),))
+    return Section("What would make the nearest fit", (lever_choices("", answer.levers),))
 
 
 def _tried(answer: Answer, rows: list[Tried]) -> Section:
