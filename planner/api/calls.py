@@ -77,7 +77,7 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
-def search(
+def search(  # noqa: PLR0913, the options of the command line
     *,
     config: Text | None = None,
     calibration: str | None = None,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
 from planner.report.numbers import chance_text, gib, percent, plain_number, rate, whole_percent
-from planner.report.sections_choices import lever_choices
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
+from planner.report.sections_choices import lever_choices
 from planner.report.subject import EXIT_CODES, rests_on_unknown_host
 from planner.searching.answer import Answer, Group, OtherStack, Quantity
 from planner.searching.attempt import Tried, state_of
@@ -91,8 +91,8 @@ def _other_stack(answer: Answer, other: OtherStack) -> str:
     recipe = f"--stack {tried.scenario.stack.id} --method {tried.flags['method']}"
     if answer.solved is not None:
         size = size_of(answer.solved)
-        instead = "nothing" if found is None else plain_number(size(found))
-        return f"Not asked for: {recipe} fits {answer.solved} {plain_number(size(tried))} as it is, instead of {instead}."
+        here = "nothing fits" if found is None else f"{plain_number(size(found))} does"
+        return f"Not asked for: with {recipe} {answer.solved} {plain_number(size(tried))} fits without offload, here {here}."
     pace_text = "" if tried.prediction.time is None else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
     was = "" if found is None or found.prediction.time is None else f" instead of {rate(found.prediction.time.samples_per_s)}"
     batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"

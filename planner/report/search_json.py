@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.version import __version__
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
 from planner.report.search import exit_code
 from planner.searching.answer import Answer, Group, Quantity
 from planner.searching.attempt import Tried
+from planner.version import __version__
 
 SEARCH_SCHEMA_ID: Final = "planner/search@1"
 

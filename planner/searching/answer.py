@@ -52,8 +52,8 @@ class Answer:
     """What a search found.
 
     ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried.  Where nothing
-    fits ``levers`` are the changes after which the nearest miss would.  ``solved``: what was solved for, if anything.  ``other_stack``: the
-    best of the stacks that were not asked for, where it beats those that were.
+    fits ``levers`` are the changes after which the nearest miss would.  ``solved``: what was solved for, if anything.
+    ``other_stack``: the best of the stacks that were not asked for, where it beats those that were.
     """
 
     groups: tuple[Group, ...]

@@ -92,7 +92,8 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
         return ()
     names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
     return tuple(
-        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name)) for name in names
+        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name))
+        for name in names
     )
 
 
@@ -125,7 +126,7 @@ def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
         Move(
             "card",
             "money",
-            f"{_size_text(card)} card: {card.name}",
+            f"{_size_text(card)} card: {card.name.partition(' (')[0]}",
             {"gpu": f"{card.id}:{count}" if count > 1 else card.id, **_own_memory(scenario)},
             replace(scenario.hardware, gpu=card),
         )
