@@ -122,8 +122,7 @@ def _host(group: Group) -> tuple[Note, ...]:
     if not needs:
         return ()
     sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
-    counted = "host GiB counts what the system can take back, too"
-    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory ({counted})."
+    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory."
     return (Note(text, "warn"),)
 
 

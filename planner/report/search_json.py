@@ -52,7 +52,8 @@ class RecipePart(_Part):
     must_have_bytes: Bytes
     driver_peak_bytes: Bytes
     driver_interval: ByteIntervalPart | None
-    host_per_node_bytes: Bytes
+    host_required_per_node_bytes: Bytes
+    host_reclaimable_per_node_bytes: Bytes
     step_s: Real
     step_interval: IntervalPart | None
     samples_per_s: Real
@@ -168,7 +169,8 @@ def _recipe(tried: Tried) -> RecipePart:
             "must_have_bytes": memory.must_have_bytes,
             "driver_peak_bytes": memory.driver_peak_bytes,
             "driver_interval": {"low": round(driver.low), "high": round(driver.high)} if driver else None,
-            "host_per_node_bytes": prediction.host.per_node_bytes,
+            "host_required_per_node_bytes": prediction.host.required_per_node_bytes,
+            "host_reclaimable_per_node_bytes": round(prediction.host.reclaimable_per_node_bytes),
             "step_interval": IntervalPart.model_validate(sure.step) if sure and sure.step else None,
             **{name: getattr(prediction.time, name, None) for name in times},
             "sample_s": tried.sample_s,

@@ -92,7 +92,7 @@ def _cells(shown: Shown, lengths: bool) -> dict[str, str]:
         "time": _time_text(tried),
         "peak": gib(prediction.memory.driver_peak_bytes),
         "chance": "unknown" if chance is None else chance_text(chance),
-        "host": gib(prediction.host.per_node_bytes),
+        "host": gib(prediction.host.required_per_node_bytes),
         "usd": _usd_text(tried),
     }
 

@@ -87,7 +87,10 @@ def test_the_longest_sequence_is_what_trying_all_finds(job: dict[str, str | bool
 def test_nothing_that_was_tried_beats_what_is_listed(memory: int, seq: int) -> None:
     """The first recipe is the fastest that fits (but for 1 %), each other one has more room, and no tried one has both."""
     pool = pool_of({"model": "llama-3.2-1b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
-    for group, tried in zip(choose(pool, lambda _: CALIBRATED, top=50).groups, list(pool.by_training.values()), strict=True):
+    groups = {group.title: group for group in choose(pool, lambda _: CALIBRATED, top=50).groups}
+    assert len(groups) == len(pool.by_training)
+    for training, tried in pool.by_training.items():
+        group = groups[pool.title_of(training)]
         fitting = [each for each in tried if pool.fits(each)]
         assert bool(fitting) == bool(group.rows)
         for each in fitting:
@@ -119,8 +122,8 @@ def test_a_larger_card_is_never_answered_with_less(model: str, method: str, quan
     rest = {"batch": "1"} if quantity == "seq" else {"seq": "1024"}
     found = []
     for card in GROWING_CARDS:
-        answer = solve(pool_of({"model": model, "method": method, "gpu": card, "stack": stack, **rest}), lambda _: CALIBRATED, quantity)
-        rows = answer.groups[0].rows
+        pool = pool_of({"model": model, "method": method, "gpu": card, "stack": stack, **rest})
+        rows = solve(pool, lambda _: CALIBRATED, quantity).groups[0].rows
         found.append(int(size_of(quantity)(rows[0])) if rows else 0)
     assert found == sorted(found)
     assert found[-1]
