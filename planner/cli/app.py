@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.version import __version__
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
 from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
+from planner.version import __version__
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
@@ -78,7 +78,8 @@ def _search(**said: Any) -> Outcome:
     from planner.cli.search import search
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    own = {name: said.pop(name) for name in ("config", "calibration", "confidence", "top", "global_batch", "solve")}
+    names = ("config", "calibration", "confidence", "top", "global_batch", "solve", "beyond_context")
+    own = {name: said.pop(name) for name in names}
     return search(said, SearchOptions(output_format=output_format, **own))
 
 
