@@ -93,7 +93,9 @@ def models_command(output_format: Format = None, as_json: Json = False) -> Outco
 
 @app.command("gpus", short_help="List the GPUs of the catalog")
 def gpus_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)
+    ] = None,
     output_format: Format = None,
     as_json: Json = False,
 ) -> Outcome:

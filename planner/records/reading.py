@@ -270,7 +270,7 @@ def _describe(detail: ErrorDetails) -> str:
     column = _short(detail["loc"][0]) if detail["loc"] else ""
     if detail["type"] == "extra_forbidden":
         return f"unknown column '{column}'"
-    if detail["type"] == "missing" or (detail["input"] is None and detail["type"].endswith("_type")):
+    if detail["type"] == "missing" or detail["input"] is None:
         return f"column '{column}' is missing or blank"
     return f"column '{column}': {detail['msg'][:1].lower()}{detail['msg'][1:]}, but it is {_short(detail['input'])}"
 

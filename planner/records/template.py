@@ -60,7 +60,10 @@ def template_text() -> str:
     file.writelines(f"{COMMENT} {note}\n" for note in _NOTES)
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(TEMPLATE_COLUMNS)
-    for example in (_EXAMPLE, replace(_EXAMPLE, id="run-2", seq_len=4096, peak_memory_mib=None, memory_kind=None, step_time_s=21.0)):
+    for example in (
+        _EXAMPLE,
+        replace(_EXAMPLE, id="run-2", seq_len=4096, peak_memory_mib=None, memory_kind=None, step_time_s=21.0),
+    ):
         file.write(f"{COMMENT} ")
         rows.writerow([format_cell(getattr(example, name)) for name in TEMPLATE_COLUMNS])
     return file.getvalue()

@@ -40,7 +40,10 @@ NOT_PER_DEVICE = {"pcie_gen", "pcie_lanes"}
 def test_catalog_holds_the_cards_that_people_have() -> None:
     """Desktop and laptop GeForce cards of four generations, workstation and data-centre cards, and names of other makers."""
     names = "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 Ti, 5090 laptop, L20, A4000"
-    ids = {load_gpu(name.strip()).id for name in f"{names}, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu".split(",")}
+    ids = {
+        load_gpu(name.strip()).id
+        for name in f"{names}, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu".split(",")
+    }
     assert len(ids) == 19
     assert {load_gpu(name).vendor for name in ("7900 XTX", "mi300x")} == {"amd"}
     assert load_gpu("M3 Max").vendor == "apple"
@@ -266,7 +269,9 @@ def test_an_unknown_card_names_the_nearest() -> None:
     assert "rtx4090" in caught.value.nearest
 
 
-@pytest.mark.parametrize(("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")]
+)
 def test_near_spellings_count_and_not_only_ids(name: str, near: str) -> None:
     """What people type has no "rtx" in front; each card is named once."""
     with pytest.raises(UnknownNameError) as caught:
