@@ -231,7 +231,7 @@ def test_what_is_not_traced_is_exit_code_6(flags: list[str], says: str) -> None:
 
 def test_the_version_is_printed() -> None:
     """One distribution, one version."""
-    from planner import __version__
+    from planner.version import __version__
 
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"measure {__version__}\n")
