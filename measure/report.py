@@ -12,6 +12,7 @@ from planner.records.schema import RECORD_SCHEMA_ID
 from planner.units import MIB, format_bytes, format_seconds
 
 _NONE = "-"
+_SUMS = "time: visits of the phase over all steps, warm-up too, x mean time of one; memory: the most of any visit"
 
 
 def record_json(finished: Finished) -> str:
@@ -39,14 +40,25 @@ def _reached(outcome: str, phase: str | None) -> str:
 
 
 def _phase_table(raw: Mapping[str, Any]) -> list[str]:
-    header = f"{'phase':16}{'allocated':>12}{'reserved':>12}{'device':>12}{'host RSS':>12}{'time':>10}"
+    header = f"{'phase':16}{'allocated':>12}{'reserved':>12}{'device':>12}{'host RSS':>12}{'time':>16}"
     rows = [
         f"{phase['phase']:16}{_size(phase['allocated_peak_bytes']):>12}{_size(phase['reserved_peak_bytes']):>12}"
-        f"{_size(phase['device_used_bytes']):>12}{_size(phase['host_rss_bytes']):>12}{format_seconds(phase['wall_s']):>10}"
+        f"{_size(phase['device_used_bytes']):>12}{_size(phase['host_rss_bytes']):>12}{_time(phase):>16}"
         for rank in raw["ranks"][:1]
         for phase in rank["phases"]
     ]
-    return [header, *rows] if rows else ["no phase was measured to its end"]
+    if not rows:
+        return ["no phase was measured to its end"]
+    sums = any(phase["visits"] > 1 for rank in raw["ranks"][:1] for phase in rank["phases"])
+    return [header, *rows, *([_SUMS] if sums else [])]
+
+
+def _time(phase: Mapping[str, Any]) -> str:
+    """Wall time of one visit; of many visits, how many there were and the mean of one."""
+    visits: int = phase["visits"]
+    if visits <= 1:
+        return format_seconds(phase["wall_s"])
+    return f"{visits:,} x {format_seconds(phase['wall_s'] / visits)}"
 
 
 def _step_lines(raw: Mapping[str, Any]) -> list[str]:

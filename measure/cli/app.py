@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from measure.cli.bundle import bundle
 from measure.cli.campaign import OPTIONS as CAMPAIGN_OPTIONS
 from measure.cli.campaign import campaign
@@ -12,6 +16,7 @@ from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
 from planner.intake.flags import new_app, with_options, with_scenario_options
+from planner.version import __version__
 
 _HELP = """Trace or measure a fine-tuning step.
 
@@ -25,9 +30,20 @@ or does not fit (--fits), 5 host memory ran out, 6 cannot be traced or run.
 app = new_app(_HELP)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"measure {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Nothing to do before the command."""
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Nothing else to do before the command."""
+    del version
 
 
 # What the list of commands says; longer first sentences would be cut there.

@@ -61,8 +61,8 @@ class Validation:
     """Scores of record files.
 
     ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists
-    lines that are no record or name what no catalog knows, with the reason.  ``cpu_rows`` are runs without a GPU, which are in no number of a GPU.  ``phases`` are the
-    phases of every record that carries readings, by its id.
+    lines that are no record or name what no catalog knows, with the reason.  ``cpu_rows`` are runs without a GPU, which are in
+    no number of a GPU.  ``phases`` are the phases of every record that carries readings, by its id.
     """
 
     sources: tuple[SourceScore, ...]

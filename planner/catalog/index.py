@@ -126,8 +126,9 @@ def read_index(folder: Path) -> CatalogIndex:
 def _parsed_index(path: Path, changed_ns: int) -> CatalogIndex:
     del changed_ns  # part of the cache key only
     data = read_toml(path)
-    ids, aliases, variants, files = data.get("ids"), data.get("aliases"), data.get("variants"), data.get("files", {})
-    if not (isinstance(ids, list) and all(isinstance(each, dict) for each in (aliases, variants, files))):
+    ids, aliases, variants, files = (data.get(key, []) for key in ("ids", "aliases", "variants", "files"))
+    files = files or {}
+    if not (isinstance(ids, list) and isinstance(aliases, dict) and isinstance(variants, dict) and isinstance(files, dict)):
         raise InputFileError(path, "not a catalog index: it needs 'ids', 'aliases' and 'variants'")
     known = set(map(str, ids))
     for name, targets in [(name, [target]) for name, target in aliases.items()] + list(variants.items()):

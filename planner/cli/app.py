@@ -96,7 +96,9 @@ def models_command(output_format: Format = None, as_json: Json = False) -> Outco
 
 @app.command("gpus", short_help="List the GPUs of the catalog")
 def gpus_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)
+    ] = None,
     output_format: Format = None,
     as_json: Json = False,
 ) -> Outcome:
@@ -136,17 +138,18 @@ app.command("validate", short_help="Score predictions against measured records")
 @app.command("calibrate", short_help="Fit coefficients to measured records")
 def calibrate_command(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
-    ],
+        list[str] | None, typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+    ] = None,
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the calibration is written")] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Calibrate one machine of your own, under this name")
     ] = None,
+    template: Annotated[bool, typer.Option("--template", help="Print an empty record file to fill in: > mine.csv")] = False,
 ) -> Outcome:
     """Fit coefficients to records: for everybody (--out), or one machine's own on top of that (--name)."""
     from planner.cli.calibrate import CalibrateOptions, calibrate_files
 
-    return calibrate_files(files, CalibrateOptions(name, out))
+    return calibrate_files(files or [], CalibrateOptions(name, out, template))
 
 
 @app.command("schema", short_help="Print the JSON Schema of a document")

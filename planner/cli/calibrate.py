@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING
 
 from planner.cli.blas import one_thread_for_small_matrices
 from planner.cli.outcome import Outcome, human_text
-from planner.errors import ExitCode, UsageError
+from planner.errors import ExitCode, InputFileError, UsageError
 
 if TYPE_CHECKING:
     from planner.domain.calibration import Calibration
-    from planner.records import RecordSet
+    from planner.records import Quarantined, RecordSet
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Where to write the calibration and under which name; a name makes it a machine's own, unless a folder is given."""
+    """Where to write the calibration and under which name; a name makes it a machine's own, unless a folder is given.
+
+    ``template``: print an empty file of records instead.
+    """
 
     name: str | None = None
     out: str | None = None
+    template: bool = False
 
 
 def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
@@ -29,14 +33,18 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
 
     Raises:
         UsageError: neither a folder nor a name, or no record can be used.
-        InputFileError: a record file that cannot be read, or a folder that cannot be written to.
+        InputFileError: a record file or a line of it that cannot be read, or a folder that cannot be written to.
     """
-    one_thread_for_small_matrices()
-    from planner.records import read_records
-
+    if options.template:
+        if files:
+            raise UsageError("--template prints an empty file: leave the file names out, or leave --template out")
+        return Outcome(_template())
+    if not files:
+        raise UsageError("name the files of records; plan calibrate --template > mine.csv makes one to fill in")
     if options.name is None and options.out is None:
         raise UsageError("say where the calibration goes: --out FOLDER, or --name NAME for a machine of your own")
-    records = read_records(files, by_row=True)
+    one_thread_for_small_matrices()
+    records = _records(files)
     if options.name is not None:
         return _personal(records, options.name, options.out)
     from planner.calibration.calibrate import calibrate
@@ -51,6 +59,27 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     replaced = f"; what it replaced is kept as {kept}" if kept else ""
     text = human_text(fit_sections(fitted, unread_lines(records.quarantined)))
     return Outcome(f"{text}\nwritten to {path}{replaced}\n", ExitCode.FITS)
+
+
+def _records(files: Sequence[str]) -> RecordSet:
+    """The records of ``files``; who calibrates wants every line in it, so all that cannot be read is told instead."""
+    from planner.records import read_records
+    from planner.records.reading import told_at_once
+
+    records = read_records(files, by_row=True)
+    broken: dict[str, list[Quarantined]] = {}
+    for each in records.quarantined:
+        if each.rule == "unreadable":
+            broken.setdefault(each.path, []).append(each)
+    for path, lines in broken.items():
+        raise InputFileError(path, told_at_once(lines))
+    return records
+
+
+def _template() -> str:
+    from planner.records.template import template_text
+
+    return template_text()
 
 
 def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:

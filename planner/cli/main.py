@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO
@@ -11,6 +13,8 @@ from typing import TextIO
 from planner.errors import ExitCode, PlannerError
 
 _INTERRUPTED = 130
+_MAX_SENTENCE_CHARS = 400
+_WORD = re.compile(r"(\S{60})\S{20,}")
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
 
 
@@ -116,7 +120,8 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
 
 def _one_line(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    sentence = " ".join(text.split()).rstrip(".")
+    # The parser repeats what was typed, however long that is.
+    sentence = textwrap.shorten(" ".join(_WORD.sub(r"\1...", word) for word in text.split()), _MAX_SENTENCE_CHARS).rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 

@@ -40,7 +40,6 @@ def new_app(help_text: str) -> typer.Typer:
     """An empty command line as both programs have it: flags with ``-`` or ``_``, plain help of at most 100 columns."""
     return typer.Typer(
         help=help_text,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
         context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens},
@@ -80,7 +79,41 @@ def _annotation(field: RequestField) -> Any:
     if field.kind == "flag":
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
         return Annotated[bool | None, typer.Option(declaration, help=field.help, show_default=False)]
-    return Annotated[str | None, typer.Option(field.flag, help=_help(field), metavar=_METAVARS[field.kind], show_default=False)]
+    option = typer.Option(
+        field.flag, help=_help(field), metavar=_METAVARS[field.kind], show_default=False, autocompletion=_completion(field)
+    )
+    return Annotated[str | None, option]
+
+
+def _completion(field: RequestField) -> Callable[[str], list[str]]:
+    """What a shell offers for the value of a flag: its choices, or the ids of its catalog."""
+
+    def complete(incomplete: str) -> list[str]:
+        catalog = _CATALOGS.get(field.name)
+        return [name for name in (catalog() if catalog else field.choices) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _models() -> tuple[str, ...]:
+    from planner.catalog.models import model_ids
+
+    return model_ids()
+
+
+def _gpus() -> tuple[str, ...]:
+    from planner.catalog.gpus import gpu_ids
+
+    return gpu_ids()
+
+
+def _stacks() -> tuple[str, ...]:
+    from planner.catalog.stacks import stack_ids
+
+    return stack_ids()
+
+
+_CATALOGS: Mapping[str, Callable[[], tuple[str, ...]]] = {"model": _models, "gpu": _gpus, "stack": _stacks}
 
 
 def _help(field: RequestField) -> str:

@@ -30,9 +30,7 @@ def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
 
 def refusals(case: Case) -> dict[str, str]:
     """What ``plan`` refuses about a resolved scenario: id of each rule and its sentence."""
-    return {
-        rule.id: f"{rule.message(case)} [{rule.id}]" for rule in RULES if rule.level == "refuse" and rule.applies(case)
-    }
+    return {rule.id: f"{rule.message(case)} [{rule.id}]" for rule in RULES if rule.level == "refuse" and rule.applies(case)}
 
 
 def rules_table() -> tuple[tuple[str, Level, str], ...]:

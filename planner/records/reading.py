@@ -7,8 +7,8 @@ import glob
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_RECORD_FILE_BYTES = 64 * MIB
 MAX_TOLD = 10
+# Between two problems of one line.
+BETWEEN = "; "
 _MAX_ECHO_CHARS = 60
 # A line of CSV that begins so is not read.
 COMMENT = "#"
@@ -72,7 +74,7 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
                 continue
             record = None if row.broken else _record(row)
             if not isinstance(record, RunRecord):
-                problem = "; ".join(record) if record else row.broken
+                problem = BETWEEN.join(record) if record else row.broken
                 _leave_out(quarantined, Quarantined(str(path), row.line, problem, "unreadable"), by_row)
                 continue
             if record.id in places:
@@ -89,15 +91,18 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
 
 
 def told_at_once(lines: Iterable[Quarantined]) -> str:
-    """What is wrong with lines, each with its number: the first ten, and how many more there are."""
-    problems = [f"line {each.line}: {each.reason}" if each.line else each.reason for each in lines]
-    more = f"; and {len(problems) - MAX_TOLD} more" if len(problems) > MAX_TOLD else ""
-    return "; ".join(problems[:MAX_TOLD]) + more
+    """What is wrong with lines, each with its number: the first ten problems, and how many more there are."""
+    return _first_ten([f"line {each.line}: {one}" if each.line else one for each in lines for one in each.reason.split(BETWEEN)])
+
+
+def _first_ten(problems: Sequence[str]) -> str:
+    more = [f"and {len(problems) - MAX_TOLD} more"] if len(problems) > MAX_TOLD else []
+    return BETWEEN.join([*problems[:MAX_TOLD], *more])
 
 
 def _leave_out(quarantined: list[Quarantined], line: Quarantined, by_row: bool) -> None:
     if not by_row:
-        raise InputFileError(line.path, line.reason, line.line or None)
+        raise InputFileError(line.path, _first_ten(line.reason.split(BETWEEN)), line.line or None)
     quarantined.append(line)
 
 
@@ -156,7 +161,7 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
     except csv.Error as error:
         raise InputFileError(path, f"not valid CSV: {error}", rows.line_num) from None
     if not n_rows:
-        raise InputFileError(path, "a header and no rows: write one line for each run" if header else "no header line")
+        raise InputFileError(path, "no rows: a header alone; write one line for each run" if header else "no header line")
 
 
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
@@ -165,8 +170,7 @@ def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
     problems += [f"missing column '{name}'" for name in REQUIRED_COLUMNS if name not in cells]
     problems += [f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1]
     if problems:
-        more = f"; and {len(problems) - MAX_TOLD} more" if len(problems) > MAX_TOLD else ""
-        raise InputFileError(path, "; ".join(problems[:MAX_TOLD]) + more, line)
+        raise InputFileError(path, _first_ten(problems), line)
     return cells
 
 
@@ -258,9 +262,7 @@ def _record(row: _Row) -> RunRecord | list[str]:
         checked = border_model().model_validate(row.values)
     except ValidationError as error:
         by_column = {detail["loc"][:1]: _describe(detail) for detail in reversed(error.errors(include_url=False))}
-        problems = list(reversed(by_column.values()))
-        more = [f"{len(problems) - MAX_TOLD} more columns"] if len(problems) > MAX_TOLD else []
-        return [*problems[:MAX_TOLD], *more]
+        return list(reversed(by_column.values()))
     return RunRecord(**{name: getattr(checked, name) for name in COLUMNS})
 
 
@@ -268,7 +270,7 @@ def _describe(detail: ErrorDetails) -> str:
     column = _short(detail["loc"][0]) if detail["loc"] else ""
     if detail["type"] == "extra_forbidden":
         return f"unknown column '{column}'"
-    if detail["type"] == "missing" or (detail["input"] is None and detail["type"].endswith("_type")):
+    if detail["type"] == "missing" or detail["input"] is None:
         return f"column '{column}' is missing or blank"
     return f"column '{column}': {detail['msg'][:1].lower()}{detail['msg'][1:]}, but it is {_short(detail['input'])}"
 

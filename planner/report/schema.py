@@ -97,7 +97,10 @@ class PhasePart(_Part):
 
 
 class MemoryPart(_Part):
-    """GPU memory of one device; ``limit_bytes`` is what the job may use."""
+    """GPU memory of one device; ``limit_bytes`` is what the job may use.
+
+    ``state_bytes``: weights, adapters and optimizer states, which any device has to hold; the rest is that of CUDA's allocator.
+    """
 
     limit_bytes: MaybeBytes
     allocated_peak_bytes: Bytes
@@ -105,6 +108,7 @@ class MemoryPart(_Part):
     driver_peak_bytes: Bytes
     uncapped_driver_bytes: Bytes
     must_have_bytes: Bytes
+    state_bytes: Bytes
     limiting_phase: Phase
     phases: list[PhasePart]
     terms: list[TermPart]

@@ -103,7 +103,7 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
 def _verdict(subject: Subject) -> Section:
     prediction = subject.prediction
     reason = Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    return Section("", (verdict_note(subject), Note(uses_text(prediction)), reason, *calibration_notes(prediction)))
+    return Section("", (verdict_note(subject), Note(uses_text(subject)), reason, *calibration_notes(prediction)))
 
 
 def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:

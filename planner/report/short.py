@@ -53,6 +53,11 @@ def rooms() -> Iterator[Room]:
 
 def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
     """The first answer with as much of each list as there is ``room``; empty parts are left out."""
+    if not subject.scenario.hardware.gpu.is_cuda:
+        # Terms and levers are those of CUDA's allocator.
+        return (
+            Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings), verdict_note(subject))),
+        )
     parts: tuple[tuple[Block, ...], ...] = (
         (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings)),
         (_bar(subject),),
@@ -67,8 +72,8 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 
 def _about(subject: Subject) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
-    yield Note(uses_text(prediction))
-    if prediction.verdict in ("host_memory_short", "no_verdict"):
+    yield Note(uses_text(subject))
+    if prediction.verdict == "host_memory_short" or (prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda):
         yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
     yield Note(short_job_line(scenario), "dim", cut=True)
     yield step_note(prediction)

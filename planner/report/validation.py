@@ -9,6 +9,7 @@ from planner.calibration.rows import Comparison, OomResult, RowScore
 from planner.calibration.screen import LeftOut
 from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
 from planner.prediction import PRIORS
+from planner.records.reading import MAX_TOLD
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.misses import misses_section
 from planner.report.numbers import percent
@@ -55,7 +56,7 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
         _bounds(scores),
         _verdicts(scores),
         *phase_sections(validation, with_rows=with_rows),
-        _left_out("Not modelled", validation.overall.not_modelled, lambda row: row.not_modelled),
+        _left_out("Not scored", validation.overall.not_modelled, lambda row: row.not_modelled),
         _left_out("Time not predicted", validation.overall.not_timed, lambda row: row.not_timed),
     ]
     if with_rows:
@@ -83,7 +84,9 @@ def _head(validation: Validation) -> Section:
     if validation.overall.n_censored:
         full = f"{validation.overall.n_censored} rows filled the card, so their reading is capped by it; they are in the errors."
         notes.append(Note(full, "dim"))
-    notes += [Note(f"Left out: {place}", "warn") for place in validation.unread]
+    notes += [Note(f"Left out: {place}", "warn") for place in validation.unread[:MAX_TOLD]]
+    if (more := len(validation.unread) - MAX_TOLD) > 0:
+        notes.append(Note(f"Left out too: {more} more lines; --json names them all", "warn"))
     return Section("", tuple(notes))
 
 

@@ -27,6 +27,8 @@ def verdict_note(subject: Subject) -> Note:
     """``FITS: needs at least 6.23 of 23.52 GiB per GPU; chance to fit > 99 %``."""
     prediction, memory = subject.prediction, subject.prediction.memory
     word, tone = VERDICTS[prediction.verdict]
+    if not subject.scenario.hardware.gpu.is_cuda:
+        return Note(f"{word}: not a CUDA device; weights and states take {gib(memory.state_bytes)} GiB at least", tone)
     if prediction.verdict == "fits" and rests_on_unknown_host(subject.scenario, prediction):
         word, tone = f"FITS IF A NODE HAS {gib(prediction.host.required_per_node_bytes)} GiB OF RAM", "warn"
     need = f"needs at least {gib(memory.must_have_bytes)}"
@@ -45,13 +47,16 @@ def _chance(prediction: Prediction) -> str:
     return "chance to fit unknown" if prediction.uncertainty else "not calibrated, no interval"
 
 
-def uses_text(prediction: Prediction) -> str:
+def uses_text(subject: Subject) -> str:
     """What the driver shows with room to spare, and on this card where that is less."""
+    prediction = subject.prediction
     memory, sure = prediction.memory, prediction.uncertainty
     uncapped = f"{gib(memory.uncapped_driver_bytes)} GiB"
     interval = ""
     if sure and (found := level_interval(prediction, "driver")):
         interval = f" ({whole_percent(sure.nominal)} interval {found})"
+    if not subject.scenario.hardware.gpu.is_cuda:
+        return f"On a CUDA card it would use {uncapped}{interval}."
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
         return f"It fills the card: {shown}{interval}; with more room it would use {uncapped}."

@@ -25,6 +25,7 @@ CASES: dict[str, RunRecord] = {
     "failed_run": replace(GOOD, id="x", outcome="crash"),
     "repeat": replace(GOOD, id="x", notes="REPEAT of row 3"),
     "duplicate": replace(GOOD, id="x", notes="copied"),
+    "refused": replace(GOOD, id="x", lora_targets=("nosuch",)),
     "above_card": replace(GOOD, id="x", peak_memory_mib=61_440.0),
     "no_reading": replace(GOOD, id="x", peak_memory_mib=None, step_time_s=None),
     "below_weights": replace(GOOD, id="x", peak_memory_mib=7.5),
@@ -35,7 +36,7 @@ TIMES: dict[str, RunRecord] = {
     "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="TIME OF A LOOP: evaluation is inside"),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
-LINES = ("newer_schema", "no_file", "repeated_id", "unfinished")
+LINES = ("newer_schema", "no_file", "unreadable", "repeated_id", "unfinished")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -60,7 +61,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
     """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
     rows = [GOOD, *CASES.values(), *TIMES.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    wrong = {"above_card", "below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"}
+    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"}
     assert {each.rule for each in doubtful(named)} == wrong
 
 

@@ -643,3 +643,15 @@ def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
     script = f'"{sys.executable}" -m planner.cli.main schema | true'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("plan --gpu rtx4090", {"rtx4090", "rtx4090d", "rtx4090-laptop"}), ("plan --method q", {"qlora"}), ("plan sea", {"search"})],
+)
+def test_a_shell_completes_commands_and_values(words: str, offered: set[str]) -> None:
+    """What typer's script asks of the program: names of commands, choices and ids of the catalog."""
+    variables = {"_PLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "planner.cli.main"]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered

@@ -227,3 +227,11 @@ def test_what_is_not_traced_is_exit_code_6(flags: list[str], says: str) -> None:
     assert done.returncode == 6, done.stderr
     assert says in done.stderr
     assert done.stdout == ""
+
+
+def test_the_version_is_printed() -> None:
+    """One distribution, one version."""
+    from planner.version import __version__
+
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"measure {__version__}\n")

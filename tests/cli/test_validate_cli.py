@@ -166,20 +166,27 @@ def test_a_missing_file_or_pattern_is_named(capsys: Captured, tmp_path: Path) ->
     assert "FILE" in refused(capsys)
 
 
-def test_a_malformed_row_is_named_with_its_line(capsys: Captured, tmp_path: Path) -> None:
-    """File, line and column of what cannot be read."""
-    path = write_rows(tmp_path, "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,", "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,")
-    message = refused(capsys, path)
-    assert f"{path}:3: " in message
-    assert "peak_memory_mib" in message
+def test_rows_that_cannot_be_used_are_listed_and_the_rest_is_scored(capsys: Captured, tmp_path: Path) -> None:
+    """File, line and reason of a malformed cell, a short row and an unknown model; one good row is enough to answer."""
+    good, unknown = "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,", "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,"
+    path = write_rows(tmp_path, good, "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,", unknown)
+    with Path(path).open("a", encoding="utf-8") as stream:
+        stream.write("c,s\n")
+    document = document_of(capsys, path)
+    unread = document["unread"]
+    assert isinstance(unread, list)
+    assert [each.removeprefix(path)[:3] for each in unread] == [":3:", ":5:", ":4:"]
+    assert ["peak_memory_mib" in unread[0], "2 cells" in unread[1], "unknown model 'llama-2-7bb'" in unread[2]] == [True] * 3
+    assert document["overall"]["n_rows"] == 1  # type: ignore[index]
 
 
-def test_an_unknown_model_is_named_with_its_line(capsys: Captured, tmp_path: Path) -> None:
-    """A name that no catalog knows stops with file, line and the nearest names."""
-    path = write_rows(tmp_path, "a,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,")
-    message = refused(capsys, path)
-    assert f"{path}:2: unknown model 'llama-2-7bb'" in message
+def test_nothing_but_rows_that_cannot_be_used_is_exit_code_2(capsys: Captured, tmp_path: Path) -> None:
+    """Both problems are told at once, with the nearest names."""
+    message = refused(capsys, write_rows(tmp_path, "a,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,"))
+    assert "line 2: unknown model 'llama-2-7bb'" in message
     assert "llama-2-7b" in message.split("nearest", 1)[1]
+    message = refused(capsys, write_rows(tmp_path, "a,s,g,llama-2-7b,rtx4090,magic,0,ok,lots,"))
+    assert all(f"column '{name}'" in message for name in ("method", "seq_len", "peak_memory_mib"))
 
 
 def test_rows_that_are_not_modelled_are_listed(capsys: Captured, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ per_device_train_batch_size: 2
 gradient_accumulation_steps: 8
 bf16: true
 enable_liger_kernel: true
-lora_droput: 0.05
+lerning_rate: 1.0e-4
 output_dir: out
 """
 DOCUMENTS = {

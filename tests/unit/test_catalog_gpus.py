@@ -39,8 +39,9 @@ NOT_PER_DEVICE = {"pcie_gen", "pcie_lanes"}
 
 def test_catalog_holds_the_cards_that_people_have() -> None:
     """Desktop and laptop GeForce cards of four generations, workstation and data-centre cards, and names of other makers."""
-    names = "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 Ti, 5090 laptop, L20, A4000"
-    ids = {load_gpu(name.strip()).id for name in f"{names}, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu".split(",")}
+    geforce = "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 Ti, 5090 laptop"
+    others = "L20, A4000, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu"
+    ids = {load_gpu(name.strip()).id for name in f"{geforce}, {others}".split(",")}
     assert len(ids) == 19
     assert {load_gpu(name).vendor for name in ("7900 XTX", "mi300x")} == {"amd"}
     assert load_gpu("M3 Max").vendor == "apple"
@@ -94,7 +95,7 @@ def test_only_cuda_devices_have_a_memory_wall(gpu_id: str) -> None:
 
 @pytest.mark.parametrize("gpu_id", gpu_ids())
 def test_bf16_is_absent_before_ampere_and_present_from_it(gpu_id: str) -> None:
-    """Volta and older cards and Turing have no bf16 matrix units; every later accelerator has, also where nobody states the rate."""
+    """Volta and older cards and Turing have no bf16 matrix units; every later one has, also where nobody states the rate."""
     spec = load_gpu(gpu_id)
     if spec.vendor != "none":
         assert spec.supports_bf16 is (spec.generation not in {"pascal", "volta", "turing"})
@@ -266,7 +267,9 @@ def test_an_unknown_card_names_the_nearest() -> None:
     assert "rtx4090" in caught.value.nearest
 
 
-@pytest.mark.parametrize(("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")]
+)
 def test_near_spellings_count_and_not_only_ids(name: str, near: str) -> None:
     """What people type has no "rtx" in front; each card is named once."""
     with pytest.raises(UnknownNameError) as caught:

@@ -67,7 +67,9 @@ def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> 
     assert "thread_memory_bytes 2048 B + context_bytes 200.0 MiB" in detail
 
 
-@pytest.mark.parametrize("gpu_id", [each for each in gpu_ids() if {"multiprocessors", "fp32_tflop_per_s"} <= set(gpu_entry(each).origins)])
+@pytest.mark.parametrize(
+    "gpu_id", [each for each in gpu_ids() if {"multiprocessors", "fp32_tflop_per_s"} <= set(gpu_entry(each).origins)]
+)
 def test_multiprocessors_agree_with_the_rated_fp32_rate(gpu_id: str) -> None:
     """Rate / (2 x lanes x multiprocessors) is a clock that such cards run at; a wrong count would make it another one."""
     gpu = load_gpu(gpu_id)

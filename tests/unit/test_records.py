@@ -185,12 +185,15 @@ def test_no_path_at_all_is_reported() -> None:
     [
         (b"", ": the file is empty"),
         (b"\n\n", ": no header line"),
-        (",".join(COLUMNS), ": a header and no rows"),
+        (",".join(COLUMNS), ": no rows"),
         (b"id,source\nr\xff,s\n", ":2: not UTF-8 text"),
         (b"id,\0source\n", ":1: holds a NUL byte"),
         ("id,colour\n", ":1: unknown column 'colour'"),
-        (csv_text({}, columns=tuple(name for name in COLUMNS if name != "gpu")), ":1: missing column 'gpu'"),
-        ("id,colour,size\n", ":1: unknown column 'colour'; unknown column 'size'; missing column 'source'; missing column 'source_group'"),
+        ("id,source,source_group,model,method,outcome\n", ":1: missing column 'gpu'"),
+        (
+            "id,colour,size\n",
+            ":1: unknown column 'colour'; unknown column 'size'; missing column 'source'; missing column 'source_group'",
+        ),
         (csv_text({}).replace("outcome,", "outcome,outcome,", 1), ":1: column 'outcome' occurs twice"),
         (csv_text({}) + "r9,too,short\n", f":3: 3 cells, but the header has {len(COLUMNS)} columns"),
         (csv_text({}) + '"never closed', ":3: not valid CSV"),

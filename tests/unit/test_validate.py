@@ -298,18 +298,38 @@ def test_what_is_not_modelled_is_counted_with_its_reason(columns: dict[str, obje
     assert validation.overall.oom.n_ok == 1
 
 
-def test_a_combination_that_is_refused_is_predicted_all_the_same() -> None:
-    """A published row really ran, so full fine-tuning of a 4-bit base is predicted rather than refused."""
-    score = score_record(replace(RECORD, method="full", quantization="nf4"), Coefficients())
-    assert score.prediction is not None
-    assert score.scenario is not None
-    assert score.scenario.warnings
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"method": "full", "quantization": "nf4"}, "[quantized-full]"),
+        ({"lora_targets": ("nosuch",)}, "[targets-match-nothing]"),
+        ({"precision": "fp16", "sharding": "zero3"}, "[zero-without-masters]"),
+        ({"peak_memory_mib": 90_000.0}, "more memory than the card has"),
+    ],
+)
+def test_what_plan_refuses_is_reported_and_not_scored(columns: dict[str, object], reason: str) -> None:
+    """A row that plan would refuse, or that no such card can show, does not say what ran: it is in no error."""
+    score = score_record(replace(RECORD, **{"peak_memory_mib": 8000.0, **columns}), Coefficients())
+    assert reason in score.not_modelled
+    assert (score.prediction, score.memory, score.oom) == (None, None, None)
 
 
-def test_an_unknown_name_stops_with_file_and_line() -> None:
-    """A model that no catalog knows is an error of the file, not a row that is not modelled."""
-    with pytest.raises(InputFileError, match=r"^rows\.csv:3: unknown model 'lama-2-7b'; nearest: .*llama-2-7b"):
-        validate(record_set(RECORD, replace(RECORD, id="r2", model="lama-2-7b")))
+def test_a_longer_table_of_positions_is_no_reason_to_leave_a_run_out() -> None:
+    """A program may lengthen the table, and a run that took place shows that it did."""
+    score = score_record(replace(RECORD, model="mpt-7b", method="full", seq_len=65_536, step_time_s=1.0), Coefficients())
+    assert score.not_modelled == ""
+    assert score.throughput is not None
+
+
+def test_an_unknown_name_is_listed_with_file_and_line_and_the_rest_is_scored() -> None:
+    """One model that no catalog knows does not stop the others; where nothing is left, it does."""
+    unknown = replace(RECORD, id="r2", model="lama-2-7b")
+    validation = validate(record_set(RECORD, unknown))
+    assert [row.record.id for row in validation.rows] == ["r1"]
+    (place,) = validation.unread
+    assert place.startswith("rows.csv:3: unknown model 'lama-2-7b'; nearest: ")
+    with pytest.raises(InputFileError, match=r"^rows\.csv: no row can be used: line 2: unknown model"):
+        validate(record_set(unknown))
 
 
 def test_a_row_that_ran_out_has_no_memory_error() -> None:

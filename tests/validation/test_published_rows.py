@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"
 DOCUMENTS = Path(__file__).parents[2].parent / "shared" / "seeds"
 ROWS_PER_SOURCE = {
