@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 500
 MAX_BODY_LINES = 40
 MAX_ARGUMENTS = 6
 
@@ -41,7 +41,7 @@ def _argument_count(function: Function) -> int:
 
 
 def test_files_are_short() -> None:
-    """No file of the packages has more than 300 lines."""
+    """No file of the packages has more than 500 lines."""
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in _sources()}
     assert {name.partition("/")[0] for name in lines} == {"planner", "measure"}, "the sources were not found"
     assert {name: count for name, count in lines.items() if count > MAX_FILE_LINES} == {}
