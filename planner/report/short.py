@@ -42,9 +42,9 @@ def rooms() -> Iterator[Room]:
     room = Room()
     yield room
     room = replace(room, blanks=False)
-    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
+    yield from (replace(room, levers=count) for count in (N_LEVERS, N_LEVERS - 1))
     room = replace(room, lacks=False)
-    yield from (replace(room, levers=count) for count in (3, 2))
+    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
     yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)

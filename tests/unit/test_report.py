@@ -398,6 +398,22 @@ def test_colours_change_no_character() -> None:
     assert draw_short(subject()) == "".join(f"{line.rstrip()}\n" for line in without_codes.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("columns", "width"), [(None, 80), ("0", 80), ("-3", 80), ("x", 80), ("9" * 30, 80), ("40", 40), ("7", 40), ("132", 132)]
+)
+def test_a_width_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int) -> None:
+    """Where no terminal says its width, COLUMNS does; 80 otherwise, and never so few that nothing can be said."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    console = human.make_console(io.StringIO())
+    assert console.width == width
+    text = short_text(subject(), console)
+    assert text.startswith("FITS: ")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_bar_cells_add_up() -> None:
     """The cells of all segments equal the rounded total, however thin the segments are."""
     bar = StackedBar(tuple(Segment("x", 3.3) for _ in range(10)), 100.0)
