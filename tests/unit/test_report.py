@@ -500,6 +500,17 @@ def test_the_first_answer_has_one_meaning_for_each_number() -> None:
     assert lines[-1] == lines[0]
 
 
+def test_host_ram_that_is_judged_is_in_the_first_answer() -> None:
+    """Where the host's memory is known, what a node needs of it is beside what the GPU needs; mapped files do not count."""
+    made = prediction()
+    host = replace(made.host, per_node_bytes=9 * GIB, required_per_node_bytes=4 * GIB, available_bytes=8 * GIB)
+    assert "Host RAM: a node needs 4.00 of 8.00 GiB." in draw_short(subject(host=host))
+    assert "Host RAM" not in draw_short(subject())
+    whole = " ".join(draw(subject(host=host)).split())
+    assert "A node (1 process) needs 4.00 GiB; 50 % of the 8.00 GiB that it has." in whole
+    assert "It uses up to 5.00 GiB more for mapped files" in whole
+
+
 def test_run_time_and_cost_are_asked_for_or_offered() -> None:
     """With samples and a price the run is there; without, the way to ask for it is."""
     assert "Run: 10,000 samples x 3 epochs: 1 h 02 min, 0.46 USD" in draw_short(subject())
