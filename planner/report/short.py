@@ -43,9 +43,10 @@ def rooms() -> Iterator[Room]:
     room = Room()
     yield room
     room = replace(room, blanks=False)
-    yield from (replace(room, levers=count) for count in (N_LEVERS, N_LEVERS - 1))
+    yield from (replace(room, levers=count, lacks=lacks) for lacks in (True, False) for count in (N_LEVERS, N_LEVERS - 1))
+    yield replace(room, levers=2)
     room = replace(room, lacks=False)
-    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
+    yield replace(room, levers=2)
     yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)
@@ -71,9 +72,8 @@ def _about(subject: Subject) -> Iterator[Note]:
     yield Note(uses_text(prediction))
     if prediction.verdict in ("host_memory_short", "no_verdict"):
         yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    elif prediction.host.available_bytes is not None:
-        host = prediction.host
-        yield Note(f"Host RAM: a node needs {gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB.")
+    elif (available := prediction.host.available_bytes) is not None:
+        yield Note(f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB.")
     yield Note(short_job_line(scenario), "dim", cut=True)
     yield step_note(prediction)
     if asks_for_run(subject):
