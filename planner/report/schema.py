@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from planner.domain.prediction import Verdict
-from planner.domain.settled import SettledBy
 from planner.domain.term import Phase, TermKind, TermName
+from planner.report.schema_explain import CoefficientPart, ExplanationPart, Part, SettingPart
 from planner.searching.moves import LeverKind
 
 PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
@@ -33,11 +33,7 @@ Real = Annotated[float | None, BeforeValidator(_finite_or_none)]
 JsonValue = str | int | float | bool | None
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
-
-
-class ModelPart(_Part):
+class ModelPart(Part):
     """The model: its catalog id, parameters counted from shapes, and how that count was checked."""
 
     id: str
@@ -50,7 +46,7 @@ class ModelPart(_Part):
     source: str
 
 
-class HardwarePart(_Part):
+class HardwarePart(Part):
     """The devices.  ``visible_memory_bytes`` is what CUDA reports as total."""
 
     gpu: str
@@ -63,7 +59,7 @@ class HardwarePart(_Part):
     host_memory_bytes: MaybeBytes
 
 
-class ScenarioPart(_Part):
+class ScenarioPart(Part):
     """The job as it was resolved; ``recipe`` and ``run`` hold the resolved settings by name."""
 
     model: ModelPart
@@ -73,7 +69,7 @@ class ScenarioPart(_Part):
     run: dict[str, JsonValue]
 
 
-class TermPart(_Part):
+class TermPart(Part):
     """Bytes of one kind on one GPU.  ``at_peak`` is whether they are alive in the limiting phase."""
 
     name: TermName
@@ -87,7 +83,7 @@ class TermPart(_Part):
     detail: str
 
 
-class PhasePart(_Part):
+class PhasePart(Part):
     """Peak of one phase on one GPU at the three levels."""
 
     phase: Phase
@@ -96,7 +92,7 @@ class PhasePart(_Part):
     driver_bytes: Bytes
 
 
-class MemoryPart(_Part):
+class MemoryPart(Part):
     """GPU memory of one device; ``limit_bytes`` is what the job may use.
 
     ``state_bytes``: weights, adapters and optimizer states, which any device has to hold; the rest is that of CUDA's allocator.
@@ -114,7 +110,7 @@ class MemoryPart(_Part):
     terms: list[TermPart]
 
 
-class HostTermPart(_Part):
+class HostTermPart(Part):
     """Host RAM of one kind, per process."""
 
     name: str
@@ -124,7 +120,7 @@ class HostTermPart(_Part):
     detail: str
 
 
-class HostPart(_Part):
+class HostPart(Part):
     """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null: unknown, not judged).
 
     ``reclaimable_per_node_bytes`` comes on top: mapped files, which the system gives back when memory is short.
@@ -137,7 +133,7 @@ class HostPart(_Part):
     terms: list[HostTermPart]
 
 
-class TimeTermPart(_Part):
+class TimeTermPart(Part):
     """Seconds of one part of the step; ``overlapped_s`` of them hide behind other parts."""
 
     name: str
@@ -147,7 +143,7 @@ class TimeTermPart(_Part):
     detail: str
 
 
-class TimePart(_Part):
+class TimePart(Part):
     """Time of one optimizer step; rates are of the whole job; ``mfu`` is model FLOP utilisation as a fraction."""
 
     step_s: Real
@@ -161,7 +157,7 @@ class TimePart(_Part):
     terms: list[TimeTermPart]
 
 
-class AssumptionPart(_Part):
+class AssumptionPart(Part):
     """One resolved setting and where its value comes from."""
 
     name: str
@@ -170,17 +166,7 @@ class AssumptionPart(_Part):
     note: str
 
 
-class ChangePart(_Part):
-    """One change that saves memory, with the flags that ask for it; ``step_time_ratio`` is the step time after over before."""
-
-    description: str
-    flags: str
-    saves_bytes: int
-    step_time_ratio: Real
-    fits: bool
-
-
-class LeverPart(_Part):
+class LeverPart(Part):
     """One change that saves memory, with the flags that ask for it and how they are typed.
 
     ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.  ``saves_bytes``: fewer bytes that
@@ -201,7 +187,7 @@ class LeverPart(_Part):
     fits: bool
 
 
-class StackPart(_Part):
+class StackPart(Part):
     """What one GPU needs at least and uses under a common stack; ``lacks``: usual settings that its bare defaults lack."""
 
     stack: str
@@ -212,7 +198,7 @@ class StackPart(_Part):
     lacks: list[str]
 
 
-class AtLengthPart(_Part):
+class AtLengthPart(Part):
     """The run with samples of another real length, an example; without their length given, ``time`` is that of full samples."""
 
     tokens_per_sample: int
@@ -220,60 +206,21 @@ class AtLengthPart(_Part):
     cost_usd: Real
 
 
-class ExplanationPart(_Part):
-    """One formula of the prediction: what it counts, with which numbers, from which source."""
-
-    topic: str
-    label: str
-    amount: str
-    formula: str
-    detail: str
-    summary: str
-    rule: str
-    ignored: str
-    source: str
-
-
-class CoefficientPart(_Part):
-    """One coefficient: the value used, its prior with the bounds of a fit, and what settled each.
-
-    ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior, else the prior's.
-    """
-
-    name: str
-    value: float
-    unit: str
-    prior: float
-    low: float
-    high: float
-    settled_by: str
-    source: str
-
-
-class SettingPart(_Part):
-    """One switch or default of the stack, and what settled its value."""
-
-    name: str
-    value: str
-    settled_by: SettledBy
-    source: str
-
-
-class IntervalPart(_Part):
+class IntervalPart(Part):
     """A range, in the unit of its number."""
 
     low: float
     high: float
 
 
-class ByteIntervalPart(_Part):
+class ByteIntervalPart(Part):
     """A range of bytes."""
 
     low: int
     high: int
 
 
-class UnsaidPart(_Part):
+class UnsaidPart(Part):
     """A setting that is assumed, and the answer with another value of it.
 
     ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``: real tokens per second with it over without.
@@ -286,7 +233,7 @@ class UnsaidPart(_Part):
     verdict: Verdict
 
 
-class UncertaintyPart(_Part):
+class UncertaintyPart(Part):
     """Intervals of a calibrated prediction.
 
     ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of held-out readings inside
@@ -302,7 +249,7 @@ class UncertaintyPart(_Part):
     extrapolates: list[str]
 
 
-class PredictionDocument(_Part):
+class PredictionDocument(Part):
     """Everything that ``plan`` says about one job."""
 
     schema_: Literal["planner/prediction@1"] = Field(default=PREDICTION_SCHEMA_ID, alias="schema")

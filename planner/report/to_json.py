@@ -15,8 +15,6 @@ from planner.report.schema import (
     AssumptionPart,
     AtLengthPart,
     ByteIntervalPart,
-    CoefficientPart,
-    ExplanationPart,
     HardwarePart,
     HostPart,
     IntervalPart,
@@ -26,12 +24,12 @@ from planner.report.schema import (
     ModelPart,
     PredictionDocument,
     ScenarioPart,
-    SettingPart,
     StackPart,
     TimePart,
     UncertaintyPart,
     UnsaidPart,
 )
+from planner.report.schema_explain import CoefficientPart, ExplanationPart, SettingPart
 from planner.report.settled import settled_coefficients, words_of
 from planner.report.subject import Subject, exit_code_of, level_of
 from planner.version import __version__
