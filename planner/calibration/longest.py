@@ -20,8 +20,6 @@ from planner.prediction import predict_with
 from planner.units import GIB
 
 FILE_NAME = "unsloth_longest.toml"
-Column = Literal["unsloth", "hf"]
-_TITLES: dict[Column, str] = {"unsloth": "Unsloth", "hf": "Transformers with FlashAttention 2"}
 _STEP_TOKENS = 64
 # More than any of these cards holds.
 _LONGEST_TOKENS = 4_194_304
@@ -36,8 +34,14 @@ class _Longest(BaseModel):
     vram_gb: int = Field(gt=0)
     gpu: str
     gpu_memory: str | None = None
-    unsloth_tokens: int = Field(ge=0)
-    hf_tokens: int = Field(ge=0)
+    published_tokens: dict[str, int]
+
+
+class _Column(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    title: str
+    flags: list[str]
 
 
 class _File(BaseModel):
@@ -48,7 +52,7 @@ class _File(BaseModel):
     published: str
     setting: str
     flags: list[str]
-    stacks: dict[Column, list[str]]
+    columns: dict[str, _Column]
     longest: list[_Longest]
 
 
@@ -56,10 +60,12 @@ class _File(BaseModel):
 class Case:
     """One published length.
 
-    ``published_tokens``: 0 where nothing fitted.  ``flags``: of ``plan``, by name, all but the length.
+    ``column``: the software that it is of; ``title``: its name.  ``published_tokens``: 0 where nothing fitted.  ``flags``: of
+    ``plan``, by name, all but the length.
     """
 
-    column: Column
+    column: str
+    title: str
     model: str
     vram_gb: int
     published_tokens: int
@@ -93,7 +99,7 @@ class Answer:
 
 
 def published_cases(path: Path | None = None) -> tuple[Case, ...]:
-    """All published lengths, those of Unsloth first.
+    """All published lengths, column by column.
 
     Raises:
         InputFileError: the file is missing or malformed.
@@ -104,13 +110,12 @@ def published_cases(path: Path | None = None) -> tuple[Case, ...]:
 
 
 def _cases(content: _File) -> Iterator[Case]:
-    for column in _TITLES:
+    for column, software in content.columns.items():
         for row in content.longest:
             flags = {"model": row.model, "gpu": row.gpu, **({"gpu-memory": row.gpu_memory} if row.gpu_memory else {})}
-            words = [*content.flags, *content.stacks[column]]
+            words = [*content.flags, *software.flags]
             said = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
-            tokens = row.unsloth_tokens if column == "unsloth" else row.hf_tokens
-            yield Case(column, row.model, row.vram_gb, tokens, {**flags, **said})
+            yield Case(column, software.title, row.model, row.vram_gb, row.published_tokens[column], {**flags, **said})
 
 
 def answer(case: Case, calibration: Calibration) -> Answer:
@@ -145,12 +150,14 @@ def _largest(holds: Callable[[int], bool]) -> int:
 
 def longest_table(answers: tuple[Answer, ...]) -> str:
     """The comparison as tables in Markdown, one for each published column."""
-    return "\n\n".join(_column_table(column, [each for each in answers if each.case.column == column]) for column in _TITLES)
+    columns = dict.fromkeys(each.case.column for each in answers)
+    return "\n\n".join(_column_table([each for each in answers if each.case.column == column]) for column in columns)
 
 
-def _column_table(column: Column, answers: list[Answer]) -> str:
-    title = f"{_TITLES[column]}: `plan {_shared(answers)} --seq ...`"
-    head = "| model | memory | `--gpu` | published | ours, P 50 % | ratio | at the published length | reserved reaches the memory at |"
+def _column_table(answers: list[Answer]) -> str:
+    title = f"{answers[0].case.title}: `plan {_shared(answers)} --seq ...`"
+    names = ("model", "memory", "`--gpu`", "published", "ours, P 50 %", "ratio", "at the published length")
+    head = f"| {' | '.join(names)} | reserved reaches the memory at |"
     rule = "|---|--:|---|--:|--:|--:|---|--:|"
     return "\n".join((title, "", head, rule, *(_row(each) for each in answers)))
 
