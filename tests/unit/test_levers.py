@@ -321,3 +321,10 @@ def test_what_examples_set_and_defaults_lack_is_named_until_it_is_said() -> None
     assert lacks({"gradient_checkpointing": True, "padding": "packed"}) == ("flash attention",)
     assert lacks({"gradient_checkpointing": False}) == ("packing", "flash attention")
     assert "flash attention" not in lacks({"gpu": "t4"})
+
+
+def test_no_lever_asks_for_more_than_what_is_enough() -> None:
+    """Two more cards are no advice where the storage dtype that goes with them makes the job fit by itself."""
+    sharded: Flags = {"model": "70b", "method": "qlora", "gpu": "3090:2", "seq": "1024", "sharding": "fsdp"}
+    found = levers(scenario({**sharded, "offload": "optimizer+params"}))
+    assert not [lever for lever in found if {"gpu", "quant-storage"} <= lever.flags.keys()]
