@@ -39,10 +39,12 @@ def _reached(outcome: str, phase: str | None) -> str:
 
 
 def _phase_table(raw: Mapping[str, Any]) -> list[str]:
-    header = f"{'phase':16}{'allocated':>12}{'reserved':>12}{'device':>12}{'host RSS':>12}{'time':>10}"
+    # A phase of every step is entered once a step: its time is a sum, and is not to be read as that of one step.
+    header = f"{'phase':16}{'allocated':>12}{'reserved':>12}{'device':>12}{'host RSS':>12}{'times run':>11}{'in all':>12}"
     rows = [
         f"{phase['phase']:16}{_size(phase['allocated_peak_bytes']):>12}{_size(phase['reserved_peak_bytes']):>12}"
-        f"{_size(phase['device_used_bytes']):>12}{_size(phase['host_rss_bytes']):>12}{format_seconds(phase['wall_s']):>10}"
+        f"{_size(phase['device_used_bytes']):>12}{_size(phase['host_rss_bytes']):>12}"
+        f"{phase['visits']:>11}{format_seconds(phase['wall_s']):>12}"
         for rank in raw["ranks"][:1]
         for phase in rank["phases"]
     ]

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import Any, Unpack, overload
 
-from planner.api.answers import Answer, FileAnswer, FileFailure, answer_of, file_answer_of
+from planner.api.answers import Answer, FileAnswer, FileFailure
+from planner.api.building import answer_of, file_answer_of
 from planner.api.files import CheckOptions, answer_file, check_file
 from planner.api.found import SearchAnswer, search_answer_of
 from planner.api.job import How, answer_job

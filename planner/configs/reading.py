@@ -35,7 +35,8 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs.  ``switches``: those of the stack that the file sets, with their places.
+    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of the stack that the file sets, with their places.
+    ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     """
 
     path: Path
@@ -46,6 +47,8 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.
@@ -65,6 +68,11 @@ class Reading:
             value = keys.get(name)
             if value is not None:
                 self.say(target, value, keys.where(name))
+
+    def take_stack(self, stack: str, origin: str, text: str) -> None:
+        """Enter another stack than the tool's newest, because a key tells the age of the file; ``text`` says which key means what."""
+        self.said["stack"] = Said("stack", stack, origin, text)
+        self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
 
     def default(self, name: str, value: Any, place: str) -> None:
         """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""
@@ -93,5 +101,10 @@ class Reading:
             self.say("switches", pairs, next(iter(self.switches.values()))[1], note)
 
     def finish(self, keys: Keys) -> None:
-        """Enter the keys of a file that nobody read."""
+        """Enter the keys of a file that nobody read.
+
+        Raises:
+            NotModelledError: one of them may change memory.
+        """
+        keys.refuse_unknown()
         self.ignored += [f"{keys.path}:{name}" for name in keys.left_over()]

@@ -61,7 +61,7 @@ class Coefficients:
         0.0,
         0.4,
         "of counted activations",
-        by("source_code", "saved tensors that a layer's ledger does not list: none on modules traced with Transformers 5.23"),
+        by("source_code", "saved tensors that a layer's formulas do not list: none on modules traced with Transformers 5.23"),
     )
     logits_extra_copies: float = prior(
         0.0,

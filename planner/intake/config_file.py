@@ -22,7 +22,8 @@ class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
     ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
-    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
+    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.  ``launch``: the launch
+    file that was found beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     """
 
     request: ScenarioRequest
@@ -31,6 +32,8 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -52,7 +55,15 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
         return ConfigFile(from_toml(file), OWN_TOOL)
-    reading = read_config(file, tool, beside)
+    return config_of(read_config(file, tool, beside))
+
+
+def config_of(reading: Reading) -> ConfigFile:
+    """What was read, in the types of our fields.
+
+    Raises:
+        InputFileError: a value that cannot be used; names its place.
+    """
     return ConfigFile(
         request=ScenarioRequest(_parsed(reading)),
         tool=reading.tool,
@@ -60,6 +71,8 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
+        launch=reading.launch,
+        candidates=reading.candidates,
     )
 
 
@@ -111,19 +124,34 @@ def _beside(config: Path, model: object) -> object:
 
 
 def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
-    """``request`` with the accumulation that the batch over all GPUs leaves, or checked against it, as DeepSpeed does."""
+    """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation, or checked against it.
+
+    As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder, accumulation is 1
+    where neither is given, and the product must be the batch.
+
+    Raises:
+        UsageError: micro-batch x accumulation x GPUs is another number.
+    """
     samples, where = total
-    gpu = request.get("gpu") or ""
-    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
-    gpus = (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)
-    micro, accum = request.get("batch") or 1, request.get("grad_accum")
-    if accum is None:
-        accum = samples // (micro * gpus)
-        note = f"{samples} samples / ({micro} x {gpus} GPUs)"
-        request = merge(ScenarioRequest({"grad_accum": Given(max(accum, 1), where, note)}), request)
-    if micro * accum * gpus != samples:
+    gpus = _gpus(request)
+    micro, accum = request.get("batch"), request.get("grad_accum")
+    if micro is None:
+        accum = accum or 1
+        micro = samples // gpus // accum
+    elif accum is None:
+        accum = samples // micro // gpus
+    if min(micro, accum) < 1 or micro * accum * gpus != samples:
         raise UsageError(
             f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is {micro * accum * gpus}: "
             "DeepSpeed refuses that; say how many GPUs with --gpu X:n"
         )
-    return request
+    note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
+    found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}
+    return merge(ScenarioRequest(found), request)
+
+
+def _gpus(request: ScenarioRequest) -> int:
+    """GPUs of the whole job, as flags or the file say them."""
+    gpu = request.get("gpu") or ""
+    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
+    return (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)

@@ -177,7 +177,7 @@ def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tup
 
 
 def uncounted_activation_bytes(job: Job, amounts: Activations) -> Number:
-    """Saved tensors that the ledger does not list, as a calibration found them: 0 without one.
+    """Saved tensors that the formulas of a layer do not list, as a calibration found them: 0 without one.
 
     Formula: coefficient ``activation_share`` of what is kept and of the larger extra of one block.
     Source: :class:`planner.domain.coefficients.Coefficients`.

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from planner.report.human import to_text
 from planner.report.layout import Block, Note, Section, StackedBar
+from planner.report.numbers import gib
 from planner.report.sections import short_job_line
 from planner.report.sections_choices import assumption_choices, lever_choices, stacks_text
 from planner.report.sections_time import asks_for_run, run_notes, step_note
@@ -42,9 +43,9 @@ def rooms() -> Iterator[Room]:
     room = Room()
     yield room
     room = replace(room, blanks=False)
-    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
+    yield from (replace(room, levers=count) for count in (N_LEVERS, N_LEVERS - 1))
     room = replace(room, lacks=False)
-    yield from (replace(room, levers=count) for count in (3, 2))
+    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
     yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)
@@ -70,6 +71,9 @@ def _about(subject: Subject) -> Iterator[Note]:
     yield Note(uses_text(prediction))
     if prediction.verdict in ("host_memory_short", "no_verdict"):
         yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
+    elif prediction.host.available_bytes is not None:
+        host = prediction.host
+        yield Note(f"Host RAM: a node needs {gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB.")
     yield Note(short_job_line(scenario), "dim", cut=True)
     yield step_note(prediction)
     if asks_for_run(subject):

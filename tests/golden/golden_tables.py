@@ -58,12 +58,16 @@ SCENARIOS: dict[str, dict[str, object]] = {
 
 
 def golden_text(name: str) -> str:
-    """What ``<name>.txt`` has to hold: the first answer and the whole report, by the literature values alone."""
+    """What ``<name>.txt`` has to hold: the first answer, and the whole report of the prediction, by the literature values alone.
+
+    The first answer shows what levers and stacks come to; all of them would move with every other stack and recipe.
+    """
     flags = SCENARIOS[name]
     subject = answer_job(flags, how=How(calibration="none"))
+    alone = answer_job(flags, how=How(calibration="none", advise=False))
     console = Console(file=io.StringIO(), width=COLUMNS, color_system=None, highlight=False, markup=False, emoji=False)
     said = ", ".join(f"{key}={value}" for key, value in flags.items())
-    parts = (f"flags: {said}\n", short_text(subject, console), to_text(build_sections(subject), console))
+    parts = (f"flags: {said}\n", short_text(subject, console), to_text(build_sections(alone), console))
     return f"\n{'=' * COLUMNS}\n".join(parts)
 
 

@@ -398,6 +398,22 @@ def test_colours_change_no_character() -> None:
     assert draw_short(subject()) == "".join(f"{line.rstrip()}\n" for line in without_codes.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("columns", "width"), [(None, 80), ("0", 80), ("-3", 80), ("x", 80), ("9" * 30, 80), ("40", 40), ("7", 40), ("132", 132)]
+)
+def test_a_width_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int) -> None:
+    """Where no terminal says its width, COLUMNS does; 80 otherwise, and never so few that nothing can be said."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    console = human.make_console(io.StringIO())
+    assert console.width == width
+    text = short_text(subject(), console)
+    assert text.startswith("FITS: ")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_bar_cells_add_up() -> None:
     """The cells of all segments equal the rounded total, however thin the segments are."""
     bar = StackedBar(tuple(Segment("x", 3.3) for _ in range(10)), 100.0)
@@ -482,6 +498,17 @@ def test_the_first_answer_has_one_meaning_for_each_number() -> None:
     assert lines[0].startswith("FITS: needs at least 6.00 of 8.00 GiB per GPU")
     assert lines[1] == "It fills the card: 8.00 GiB; with more room it would use 9.00 GiB."
     assert lines[-1] == lines[0]
+
+
+def test_host_ram_that_is_judged_is_in_the_first_answer() -> None:
+    """Where the host's memory is known, what a node needs of it is beside what the GPU needs; mapped files do not count."""
+    made = prediction()
+    host = replace(made.host, per_node_bytes=9 * GIB, required_per_node_bytes=4 * GIB, available_bytes=8 * GIB)
+    assert "Host RAM: a node needs 4.00 of 8.00 GiB." in draw_short(subject(host=host))
+    assert "Host RAM" not in draw_short(subject())
+    whole = " ".join(draw(subject(host=host)).split())
+    assert "A node (1 process) needs 4.00 GiB; 50 % of the 8.00 GiB that it has." in whole
+    assert "It uses up to 5.00 GiB more for mapped files" in whole
 
 
 def test_run_time_and_cost_are_asked_for_or_offered() -> None:
