@@ -65,6 +65,18 @@ def _adapted_expert_bytes(case: Case) -> int:
     return 0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
 
 
+_EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
+
+
+def _uncounted_expert_adapters(case: Case) -> bool:
+    """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
+    if case.adapter is None or not case.stack.quantizes_experts or case.numerics.quantization not in _FOUR_BIT:
+        return False
+    linears = (linear for group in case.model.groups for linear in group.block.linears)
+    unreached = any(linear.group == "expert" and linear.kind == "parameter" and not linear.legacy_names for linear in linears)
+    return unreached and not _EXPERT_NAMES.isdisjoint(case.adapter.targets)
+
+
 def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
     """Bytes in the load dtype of the fused expert tensors that count; 0 where the stack has none."""
     experts = sum(
@@ -162,6 +174,13 @@ RECIPE_RULES = (
         "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets attention leaves it alone",
         lambda case: _adapted_expert_bytes(case) > 0,
         lambda case: f"{format_gib(_adapted_expert_bytes(case))} in all layers; with checkpointing one layer's at a time",
+    ),
+    Rule(
+        # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules, since its experts are linears of their own.
+        "expert-adapters-not-counted",
+        "warn",
+        "This stack also adapts each expert by these names, which is not counted: lora_targets attention leaves experts alone",
+        _uncounted_expert_adapters,
     ),
     Rule(
         "fp16-gradients",

@@ -184,7 +184,7 @@ SYSTEM_RULES = (
     Rule(
         "default-not-modelled",
         "warn",
-        "This stack does by itself what is not modelled, so the answer is that of another setting",
+        "The stack's own default is not modelled and needs more than this",
         lambda case: bool(_unmodelled(case)),
         lambda case: f"{case.stack.id}: {'; '.join(_unmodelled(case))}",
     ),

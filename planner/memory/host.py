@@ -161,8 +161,8 @@ def offloaded_activation_bytes(job: Job) -> Number:
     """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
 
     Where a stack pins only what there is room for (``power_of_two_if_room``), rounding takes no more than the host has left.
-    Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :115-137 and
-    _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
+    Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :141-190 and
+    :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
     if job.recipe.offload != "activations":
         return 0

@@ -7,7 +7,7 @@ from planner.domain.recipe import Number
 from planner.domain.stack import LogitsCopy
 from planner.memory.head import head_gradient_bytes
 from planner.memory.job import Job
-from planner.memory.loss_pieces import made_in_forward_bytes, piece_tokens
+from planner.memory.loss_pieces import differentiates_pieces, head_input_gradient_bytes, piece_tokens
 
 
 def logits_forward_bytes(job: Job) -> Number:
@@ -17,7 +17,11 @@ def logits_forward_bytes(job: Job) -> Number:
     and the
     saved log-softmax).  A model whose code keeps logits in 16-bit has all copies in 16-bit and no fp32 one; the shifted copy
     exists only for a batch above 1.  Source: the stack's ``loss_forward`` switch.
+    A loss whose pieces are differentiated as they are computed has the copies of both passes here, and the gradient of its input.
     """
+    if job.recipe.loss == "chunked" and differentiates_pieces(job):
+        piece = maximum(_loss_bytes(job, job.stack.loss_forward), _loss_bytes(job, job.stack.loss_backward))
+        return piece + head_input_gradient_bytes(job)
     return _loss_bytes(job, job.stack.loss_forward)
 
 
@@ -26,6 +30,8 @@ def logits_backward_bytes(job: Job) -> Number:
 
     Source: the stack's ``loss_backward`` switch; torch 2.13 nll_loss and _log_softmax_backward_data.
     """
+    if job.recipe.loss == "chunked" and differentiates_pieces(job):
+        return head_input_gradient_bytes(job)
     return _loss_bytes(job, job.stack.loss_backward)
 
 
@@ -35,7 +41,7 @@ def _loss_bytes(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
         return liger_bytes(job)
     if job.recipe.loss == "chunked":
         # Full logits in compute dtype would defeat the purpose: only one piece exists at a time, with its fp32 chain.
-        return piece_tokens(job) * vocab * _bytes_per_logit(job, copies) + made_in_forward_bytes(job)
+        return piece_tokens(job) * vocab * _bytes_per_logit(job, copies)
     return tokens * vocab * _bytes_per_logit(job, copies)
 
 

@@ -36,7 +36,7 @@ def piece_tokens(job: Job) -> Number:
     tokens = job.tokens
     if job.stack.loss_pieces == "eighths":
         return ceil_div(tokens, _PIECES)
-    gradient, budget = made_in_forward_bytes(job), _planned_bytes(job)
+    gradient, budget = head_input_gradient_bytes(job), _planned_bytes(job)
     budget = where(gradient < budget, budget - gradient, budget)
     planned = tokens * job.model.vocab_size * _PLANNED_BYTES_PER_LOGIT
     pieces = where(planned <= budget, 1, _PIECES_STEP * ceil_div(planned, _PIECES_STEP * budget))
@@ -60,11 +60,17 @@ def _planned_bytes(job: Job) -> Number:
     return minimum(maximum(half, _LEAST_PLANNED_BYTES), _MOST_PLANNED_BYTES)
 
 
-def made_in_forward_bytes(job: Job) -> Number:
-    """Gradient of the head's input, where a loss in pieces makes it while it computes the loss.
+def differentiates_pieces(job: Job) -> bool:
+    """Whether each piece of a loss in pieces is differentiated as soon as it is computed, in the forward pass.
 
-    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:393 (``grad_inputs``).
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:461-520 (``torch.func.grad_and_value``).
     """
-    if job.stack.loss_pieces == "eighths":
-        return 0
+    return job.stack.loss_pieces == "free_memory"
+
+
+def head_input_gradient_bytes(job: Job) -> Number:
+    """Gradient of what the head reads, of all tokens.
+
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381 (``grad_inputs``).
+    """
     return job.tokens * job.model.hidden_size * job.regime.compute

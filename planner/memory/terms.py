@@ -195,6 +195,7 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
     buckets = optimizer.ddp_bucket_bytes(job)
     in_step = optimizer.optimizer_temporary_bytes(job)
     outliers = weights.outlier_weight_bytes(job)
+    buffer, expanding = weights.expanded_weight_bytes(job), "weights:expanded_weight_bytes"
     loading, load = weights.quantized_load_extra_bytes(job), "weights:quantized_load_extra_bytes"
     return (
         *make_term("gradient_buckets", "DDP buckets", buckets, STEPS, "optimizer:ddp_bucket_bytes", "replicated"),
@@ -206,14 +207,7 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:optimizer_temporary_bytes",
             "transient",
         ),
-        *make_term(
-            "dequantization",
-            "buffer for expanded weights",
-            weights.expanded_weight_bytes(job),
-            STEPS,
-            "weights:expanded_weight_bytes",
-            "replicated",
-        ),
+        *make_term("dequantization", "buffer for expanded weights", buffer, STEPS, expanding, "replicated"),
         *make_term("dequantization", "outlier columns", outliers, STEPS, "weights:outlier_weight_bytes", "replicated"),
         *make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
     )

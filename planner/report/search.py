@@ -91,8 +91,9 @@ def _other_stack(answer: Answer, other: OtherStack) -> str:
     recipe = f"--stack {tried.scenario.stack.id} --method {tried.flags['method']}"
     if answer.solved is not None:
         size = size_of(answer.solved)
-        here = "nothing fits" if found is None else f"{plain_number(size(found))} does"
-        return f"Not asked for: with {recipe} {answer.solved} {plain_number(size(tried))} fits without offload, here {here}."
+        here = "nothing fits" if found is None else f"{plain_number(size(found))} fits"
+        more = f"fits {answer.solved} {plain_number(size(tried))}"
+        return f"Not asked for: {recipe}, as it is by default, {more}; here {here} without offload."
     pace_text = "" if tried.prediction.time is None else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
     was = "" if found is None or found.prediction.time is None else f" instead of {rate(found.prediction.time.samples_per_s)}"
     batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"

@@ -179,7 +179,13 @@ def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tu
         trials += [trial for trial in judge.tries(larger_cards(scenario, need)) if trial.lever.fits]
         trials += [trial for trial in judge.tries(more_cards(scenario)) if trial.lever.fits][:1]
         trials += _pairs(judge, [trial for trial in trials if trial.move.topic != "card"])
-    return tuple(sorted((trial.lever for trial in trials), key=_order))
+    return tuple(sorted(_not_padded([trial.lever for trial in trials]), key=_order))
+
+
+def _not_padded(found: list[Lever]) -> list[Lever]:
+    """Without those that ask for more than another one after which the job fits already."""
+    enough = [lever.flags.items() for lever in found if lever.fits]
+    return [lever for lever in found if not any(flags < lever.flags.items() for flags in enough)]
 
 
 def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
@@ -190,7 +196,8 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
     for name in COMMON_STACKS:
         if not runs_sharding(name, scenario.recipe.sharding):
             continue
-        after = with_flags(replace(scenario, stack=load_stack(name)), {})
+        stack = scenario.stack if name == scenario.stack.id else load_stack(name)
+        after = with_flags(replace(scenario, stack=stack), {})
         if refusals(after).keys() - refusals(scenario).keys():
             continue
         prediction = predict_with(after, model)

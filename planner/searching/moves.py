@@ -147,7 +147,8 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
     found = []
     for count in counts:
         factor, accum = count // hardware.gpus_per_node, int(recipe.batch.grad_accum)
-        flags: dict[str, str | bool | None] = {"gpu": f"{hardware.gpu.id}:{count}", "sharding": sharding}
+        flags: dict[str, str | bool | None] = {"gpu": f"{hardware.gpu.id}:{count}"}
+        flags |= {"sharding": sharding} if sharding != recipe.sharding else {}
         flags |= {**_divisible(scenario, sharding), **_stepped(scenario, sharding)}
         flags |= {"grad-accum": str(accum // factor)} if accum % factor == 0 else {}
         more = replace(hardware, gpus_per_node=count)

@@ -43,6 +43,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "mixtral-8x7b", "method": "lora"},
         {"model": "mixtral-8x7b", "method": "lora", "lora_targets": "attention"},
     ),
+    "expert-adapters-not-counted": (
+        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth"},
+        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth", "lora_targets": "attention"},
+    ),
     "fp16-gradients": (
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16"},
         {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16", "sharding": "zero2"},

@@ -1,0 +1,57 @@
+"""Longest sequences that Unsloth publishes, against ours on one card of each size."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from planner.calibration.longest import Answer, answer, longest_table, published_cases
+from planner.cli.calibration_choice import chosen_calibration
+from planner.domain.calibration import Calibration
+from planner.domain.interval import TAIL
+
+
+@cache
+def answers() -> tuple[Answer, ...]:
+    """Our answers to all published lengths, by the calibration that ships."""
+    model = chosen_calibration(None).model
+    assert isinstance(model, Calibration)
+    return tuple(answer(case, model) for case in published_cases())
+
+
+def name(each: Answer) -> str:
+    """Which published length."""
+    return f"{each.case.column} {each.case.model} {each.case.vram_gb} GB"
+
+
+def test_what_is_published_to_run_is_never_said_not_to_fit() -> None:
+    """At each published length the job fits or is uncertain."""
+    ran = [each for each in answers() if each.case.published_tokens]
+    assert len(ran) == 16
+    refused = {name(each): each.probability for each in ran if (each.probability or 0) < TAIL or each.verdict == "does_not_fit"}
+    assert not refused
+
+
+def test_the_even_chance_is_near_the_published_length() -> None:
+    """Where we say one half lies between 0.8 and 1.25 times what is published; nothing fits where nothing did."""
+    far = {name(each): each.ratio for each in answers() if each.ratio is not None and not 0.8 <= each.ratio <= 1.25}
+    assert not far
+    assert not [name(each) for each in answers() if not each.case.published_tokens and each.tokens]
+
+
+@pytest.mark.parametrize("column", ["hf", "unsloth"])
+def test_published_lengths_are_those_whose_reserved_memory_has_the_cards_size(column: str) -> None:
+    """Lengths follow from what was reserved on one A100, cached blocks included: within 10 % from 12 GB on."""
+    for each in answers():
+        if each.case.column == column and each.case.published_tokens and each.case.vram_gb >= 12:
+            assert each.reserved_tokens == pytest.approx(each.case.published_tokens, rel=0.1), name(each)
+
+
+def test_the_table_has_a_row_for_each_length() -> None:
+    """Two tables in Markdown, rows of as many cells as their heads."""
+    lines = longest_table(answers()).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == len(answers()) + 4
+    assert len({line.count("|") for line in rows}) == 1
+    assert sum("OOM" in line for line in rows) == 2
