@@ -5,7 +5,6 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 
 from __future__ import annotations
 
-from planner.configs.ages import Age, take_age
 from planner.configs.axolotl_parts import read_attention_keys, read_loss, read_numerics, read_plugins
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
@@ -37,7 +36,7 @@ MARKS = frozenset(
         "num_epochs",
     }
 )
-_OLD = Age("Axolotl 0.4 to 0.8", "axolotl@0.8")
+OLD_STACK = "axolotl@0.8"
 # Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few since 0.9.2, mostly
 # without a value, so that even an empty one tells the age.
 _OLD_KEYS = (
@@ -148,7 +147,9 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_without_sft(keys)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
-    old = take_age(reading, _OLD, (keys.where(name) for name in _OLD_KEYS if keys.holds(name)))
+    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    if old is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
@@ -161,10 +162,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_checkpointing(keys, reading)
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
-    read_attention_keys(keys, reading, old=old)
+    read_attention_keys(keys, reading, old=old is not None)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading, old=old)
+    read_loss(keys, reading, old=old is not None)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -181,8 +182,7 @@ def _refuse_without_sft(keys: Keys) -> None:
     """Refuse what is trained from preferences or rewards, and files that merge.
 
     Raises:
-        UsageError: the file merges an adapter.
-        NotModelledError: another kind of training.
+        NotModelledError: another kind of training, or none.
     """
     kind = keys.get("rl")
     if kind:
@@ -191,7 +191,7 @@ def _refuse_without_sft(keys: Keys) -> None:
         what = "reinforcement learning" if reinforced else "preference training"
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     if keys.flag("merge_lora"):
-        raise UsageError(f"{keys.where('merge_lora')}: this file does not train; training is what is predicted")
+        raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
 def _read_total(keys: Keys, reading: Reading) -> None:

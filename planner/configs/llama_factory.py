@@ -5,15 +5,14 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
-from planner.configs.ages import Age, take_age
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
-from planner.configs.llama_factory_kinds import MEGATRON, V1, VISION_TEMPLATES
+from planner.configs.llama_factory_kinds import V1, VISION_TEMPLATES
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer, say_liger
-from planner.errors import UsageError, show
+from planner.configs.trainer import first_held, need_precision, read_distribution, read_precision, read_trainer, say_liger
+from planner.errors import show
 
 TOOL = "LLaMA-Factory 0.9.5"
 STACK = "llama-factory"
@@ -22,7 +21,8 @@ MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit",
     # Those of v1 that no other tool has, so that its files are known too.
     *("dist_config", "kernel_config", "quant_config", "init_config", "model_class", "sample_backend", "batching_strategy"),
 }
-_OLD = Age("LLaMA-Factory 0.7 to 0.9.2", "llama-factory@0.8")
+OLD_STACK = "llama-factory@0.8"
+_OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
 # Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3), with the name that Transformers has dropped by 4.55.
 _OLD_KEYS = (
     "evaluation_strategy",
@@ -87,7 +87,7 @@ _OTHER_STAGES = {
     "ppo": "reinforcement learning",
 }
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
-_OTHER_TASKS = ("do_predict", "do_eval", "export_dir", "infer_backend", "task")
+_OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
 
 def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -101,7 +101,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     stage = _stage(keys)
     _refuse_without_training(keys)
-    old = take_age(reading, _OLD, _old_places(keys))
+    old = _old_place(keys)
+    if old:
+        reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
     if old and reading.value("seq") is None:
         reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
@@ -127,7 +129,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Files that LLaMA-Factory reads in another way: those of its v1, of Megatron, and of models that see.
+    """Files that LLaMA-Factory reads in another way: those of its v1 and of models that see.
 
     Raises:
         NotModelledError: names the key.
@@ -135,9 +137,6 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise keys.not_modelled(name, "a file of LLaMA-Factory v1 (llamafactory/v1), which trains otherwise and is not read")
-    for name in sorted(MEGATRON):
-        if keys.has(name):
-            raise keys.not_modelled(name, "training by Megatron (mcore_adapter, USE_MCA=1) is not modelled")
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES and not text_only:
@@ -154,24 +153,27 @@ def _stage(keys: Keys) -> str:
 
 
 def _refuse_without_training(keys: Keys) -> None:
-    """Training runs only where ``do_train`` is true (train/sft/workflow.py); other tasks leave it out.
+    """Training runs only where ``do_train`` is true (train/sft/workflow.py); a file of another task leaves it out.
 
     Raises:
-        UsageError: the file predicts, evaluates, merges or serves, or says that it does not train.
+        NotModelledError: the file evaluates, merges or serves.
     """
-    trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False, "huggingface", "hf")]
-    if trains is False or (trains is None and other):
-        where = keys.where("do_train" if trains is False else other[0])
-        raise UsageError(f"{where}: this file does not train: only do_train: true does; training is what is predicted")
+    if other and not keys.flag("do_train"):
+        raise keys.not_modelled(other[0], "this file does not train, because do_train is not true; training is what is predicted")
 
 
-def _old_places(keys: Keys) -> list[str]:
-    places = [keys.where(name) for name in _OLD_KEYS if keys.has(name)]
+def _old_place(keys: Keys) -> str:
+    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
+    if (name := first_held(keys, _OLD_KEYS)) is not None:
+        return keys.where(name)
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":
-        places.append(keys.where("quantization_method"))
-    return places
+        return keys.where("quantization_method")
+    # All example files up to 0.9.1 have the first key and not the second; of those of 0.9.3 and later two or fewer.
+    if keys.flag("overwrite_cache") and not keys.holds("dataloader_num_workers"):
+        return keys.where("overwrite_cache")
+    return ""
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:

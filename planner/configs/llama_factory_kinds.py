@@ -22,28 +22,6 @@ V1 = frozenset(
 )
 """Keys of v1: llamafactory 0.9.5 v1/config/model_args.py, training_args.py, data_args.py and sample_args.py."""
 
-MEGATRON = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "expert_model_parallel_size",
-        "sequence_parallel",
-        "use_distributed_optimizer",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "moe_grouped_gemm",
-        "moe_token_dispatcher_type",
-        "overlap_grad_reduce",
-        "overlap_param_gather",
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-    }
-)
-"""Keys of mcore_adapter's training arguments: hiyouga/LLaMA-Factory examples/megatron/*.yaml; llamafactory 0.9.5
-hparams/training_args.py:29-35 takes them in the place of those of Transformers."""
-
 VISION_TEMPLATES = frozenset(
     """
     dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl kimi_vl
