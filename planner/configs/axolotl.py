@@ -37,6 +37,14 @@ MARKS = frozenset(
     }
 )
 OLD_STACK = "axolotl@0.8"
+# These are of 2023 and were no longer in example files of 2024-08: Transformers 4.35 had no sdpa.
+_OLD_KEYS_2023 = (
+    "wandb_run_id",
+    "is_llama_derived_model",
+    "is_mistral_derived_model",
+    "is_falcon_derived_model",
+    "is_qwen_derived_model",
+)
 # Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few since 0.9.2, mostly
 # without a value, so that even an empty one tells the age.
 _OLD_KEYS = (
@@ -45,12 +53,8 @@ _OLD_KEYS = (
     "xformers_attention",
     "lora_fan_in_fan_out",
     "eval_table_max_new_tokens",
-    "wandb_run_id",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_falcon_derived_model",
-    "is_qwen_derived_model",
     "relora_steps",
+    *_OLD_KEYS_2023,
     "flash_attn_fuse_qkv",
 )
 _FSDP_VERSION = 1
@@ -111,6 +115,9 @@ _UNMODELLED = {
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
     "fused_attn_kernel": "attention kernels of Axolotl's own are not modelled",
     "llama4_linearized_experts": "experts as separate matrices are not modelled",
+    "trainer_cls": "a trainer of one's own is not read",
+    "model_kwargs": "what is handed to the loader as it stands is not read",
+    "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
 }
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -132,9 +139,28 @@ _REMARKS = {
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
-    "overrides_of_model_config": "the model is counted as published",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
+
+
+# Keys of a model's config.json that move no tensor of a step.
+_MODEL_CONFIG_HARMLESS = frozenset(
+    {
+        "output_router_logits",
+        "rope_scaling",
+        "rope_theta",
+        "rope_parameters",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "use_cache",
+        "attention_dropout",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "initializer_range",
+        "router_aux_loss_coef",
+    }
+)
 
 
 def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -163,12 +189,15 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
+    if any(keys.holds(name) for name in _OLD_KEYS_2023):
+        reading.default("attention", "eager", "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa")
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     for name in ("val_set_size", "test_datasets"):
         # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
@@ -192,6 +221,18 @@ def _refuse_without_sft(keys: Keys) -> None:
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+
+
+def _read_model_config(keys: Keys, reading: Reading) -> None:
+    """Values put in the place of those of config.json, by either name (utils/schemas/deprecated.py RemappedParameters)."""
+    for name in ("model_config", "overrides_of_model_config"):
+        part = keys.part(name)
+        if part is None:
+            continue
+        part.skip(_MODEL_CONFIG_HARMLESS)
+        if changed := part.left_over_here():
+            raise part.not_modelled(show(changed[0]), "a model that differs from its published config.json is not read from a file")
+        reading.remark(keys.where(name), "the model is counted as published")
 
 
 def _read_total(keys: Keys, reading: Reading) -> None:

@@ -97,7 +97,8 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         return
     if old and not _is_llama(keys):
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
-        raise keys.not_modelled(name, "up to Axolotl 0.8 it changes Llama models only; take it out and say what runs")
+        reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
+        return
     _say_xformers(reading, keys.where(name))
 
 

@@ -124,6 +124,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
     _read_reentrant(reading)
+    if old:
+        _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
@@ -207,6 +209,19 @@ def _read_reentrant(reading: Reading) -> None:
     reading.default(
         "checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2"
     )
+
+
+def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
+    """Up to 0.9.3 weights load in the compute dtype; from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
+
+    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
+    """
+    place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
+    sharded = reading.value("sharding") in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
+    if fp32_in_shards and sharded and reading.value("quantization") is None:
+        reading.default("load_dtype", "fp32", place)
+    elif (precision := reading.value("precision")) is not None:
+        reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
 
 
 def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
