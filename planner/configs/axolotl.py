@@ -231,7 +231,9 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
             continue
         part.skip(_MODEL_CONFIG_HARMLESS)
         if changed := part.left_over_here():
-            raise part.not_modelled(show(changed[0]), "a model that differs from its published config.json is not read from a file")
+            raise part.not_modelled(
+                show(changed[0]), "a model that differs from its published config.json is not read from a file"
+            )
         reading.remark(keys.where(name), "the model is counted as published")
 
 
@@ -292,6 +294,9 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
+    elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
+        # axolotl 0.19.0 utils/data/streaming.py:224.
+        reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
     elif pads:
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     if keys.text("excess_length_strategy") == "truncate":
