@@ -103,7 +103,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 
 def _say_xformers(reading: Reading, origin: str) -> None:
-    """Like FlashAttention it saves its inputs, its output and one number per row (axolotl 0.19.0 monkeypatch/attention/xformers.py)."""
+    """Like FlashAttention it saves inputs, output and one number per row (axolotl 0.19.0 monkeypatch/attention/xformers.py)."""
     reading.say("attention", "flash2", origin)
     reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
 

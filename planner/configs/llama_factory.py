@@ -143,7 +143,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES and not text_only:
         raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
-    keys.refuse_switched_on({name: "training with images is not modelled" for name in ("visual_inputs", "train_mm_proj_only")})
+    keys.refuse_switched_on(dict.fromkeys(("visual_inputs", "train_mm_proj_only"), "training with images is not modelled"))
 
 
 def _stage(keys: Keys) -> str:
@@ -193,7 +193,7 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
             "say --attention flash2 or eager"
         )
     elif "gpt-oss" in model:
-        place = "llamafactory 0.9.5 model/model_utils/attention.py:31-41: FlashAttention 3 from the Hub, whatever flash_attn says"
+        place = "llamafactory 0.9.5 model/model_utils/attention.py:31-41: FlashAttention 3 from the Hub, whatever the file says"
         reading.default("attention", "flash2", place)
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
