@@ -79,6 +79,7 @@ TRL_HARMLESS = _names(
     dataset_mixer dataset_mixture dataset_splits dataset_configs dataset_id_or_path chat_template preprocessing_num_workers
     auto_insert_empty_system_msg text_column tokenizer_name_or_path tokenizer_name base_model_revision model_code_revision
     max_train_samples max_eval_samples system_prompt benchmarks callbacks wandb_entity wandb_project hub_tags
+    num_of_sequences chars_per_token dataset_batch_size
     """
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""

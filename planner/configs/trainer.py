@@ -173,7 +173,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     if beside.accelerate is not None:
-        _read_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
+        read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         _finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
@@ -190,7 +190,13 @@ def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
     reading.finish(keys)
 
 
-def _read_file(document: Document, reading: Reading, beside: Beside) -> None:
+def read_launch_file(document: Document, reading: Reading, beside: Beside) -> None:
+    """Enter a configuration of ``accelerate launch``.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
     part = Keys.of(document)
     read_accelerate(part, reading, beside)
     reading.finish(part)

@@ -5,16 +5,20 @@ Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
+from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
+from planner.configs.stock import stock_launch_file
 from planner.configs.trainer import (
     TRANSFORMERS_4,
     first_held,
     need_precision,
     read_attention,
     read_distribution,
+    read_launch_file,
     read_precision,
     read_trainer,
     say_liger,
@@ -50,8 +54,8 @@ _FILTERS = "this file filters a data set and does not train; training is what is
 _ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
 _PREFERENCE = "preference training is not modelled; supervised fine-tuning is"
 _REWARD = "reward models are not modelled; supervised fine-tuning is"
-# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  Before the last:
-# online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
+# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  In this order,
+# because online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
 _OTHER_TRAININGS = {
     "pass_rate_min": _FILTERS,
     "pass_rate_max": _FILTERS,
@@ -99,9 +103,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    for name, why in _OTHER_TRAININGS.items():
-        if keys.has(name):
-            raise keys.not_modelled(name, why)
+    _refuse_other_trainings(keys)
     keys.refuse_switched_on(_UNMODELLED)
     old = _read_age(keys, reading)
     model = keys.text("model_name_or_path")
@@ -109,6 +111,27 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("model", model, keys.where("model_name_or_path"))
     _read_method(keys, reading)
     _read_lengths(keys, reading)
+    _read_model(keys, reading)
+    if keys.flag("activation_offloading"):
+        reading.say("offload", "activations", keys.where("activation_offloading"))
+    _read_loss(keys, reading)
+    read_trainer(keys, reading)
+    _read_precision(keys, reading, old)
+    _read_launch(keys, reading, beside)
+    read_distribution(keys, reading, beside)
+    if old:
+        _read_old_preparation(keys, reading)
+    keys.skip(TRL_HARMLESS)
+
+
+def _refuse_other_trainings(keys: Keys) -> None:
+    for name, why in _OTHER_TRAININGS.items():
+        if keys.has(name):
+            raise keys.not_modelled(name, why)
+
+
+def _read_model(keys: Keys, reading: Reading) -> None:
+    """How the model is loaded: attention and dtype, here or in ``model_init_kwargs``."""
     init = keys.part("model_init_kwargs")
     for part in (keys, init):
         if part is not None:
@@ -116,20 +139,29 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
             _read_dtype(part, reading)
     if init is not None:
         init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
-    if keys.flag("use_liger"):
-        say_liger(reading, keys.where("use_liger"))
     if keys.flag("use_flash_attention_2"):
         reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
-    if keys.flag("activation_offloading"):
-        reading.say("offload", "activations", keys.where("activation_offloading"))
-    _read_loss(keys, reading)
-    read_trainer(keys, reading)
-    _read_precision(keys, reading, old)
-    read_distribution(keys, reading, beside)
-    if old:
-        _read_old_preparation(keys, reading)
-    keys.skip(TRL_HARMLESS)
-    keys.skip(("num_of_sequences", "chars_per_token", "dataset_batch_size"))
+
+
+def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Keys that TRL's command line hands on to ``accelerate launch``; a file given beside the config wins.
+
+    Source: trl 1.16.0 cli/commands/training.py:52-64 and cli/accelerate_config.py: a path, or the name of a file that TRL ships.
+    """
+    keys.skip(("env", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids"))
+    processes = keys.count("num_processes")
+    if processes is not None:
+        reading.say("gpus", processes, keys.where("num_processes"))
+    named = keys.text("accelerate_config")
+    if named is None or beside.accelerate is not None:
+        return
+    stock = stock_launch_file(named)
+    document = referred(keys, "accelerate_config", ACCELERATE_FILE, reading) if stock is None else stock[0]
+    if stock is not None:
+        reading.remark(keys.where("accelerate_config"), f"{show(named)} is {stock[1]}")
+    if processes is not None:
+        document = replace(document, table={**document.table, "num_processes": processes})
+    read_launch_file(document, reading, beside)
 
 
 def _read_age(keys: Keys, reading: Reading) -> str:
@@ -149,7 +181,8 @@ def _read_old_preparation(keys: Keys, reading: Reading) -> None:
     """What TRL up to 0.28 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head, storage in the named dtype.
 
     Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only, models/utils.py:538-565), and 0.15.2 to
-    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  alignment-handbook's own sets none.
+    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  That of
+    alignment-handbook sets none.
     """
     if reading.value("quantization") not in ("nf4", "fp4"):
         return
@@ -235,6 +268,8 @@ def _read_dtype(keys: Keys, reading: Reading) -> None:
 
 
 def _read_loss(keys: Keys, reading: Reading) -> None:
+    if keys.flag("use_liger"):
+        say_liger(reading, keys.where("use_liger"))
     kind = keys.text("loss_type")
     if kind in ("nll", "chunked_nll"):
         reading.say("loss", "chunked", keys.where("loss_type"))

@@ -301,3 +301,29 @@ def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path)
     config = read_config_file(written(tmp_path, text, "ds.json"))
     assert config.tool.startswith("DeepSpeed")
     assert with_flags(config, from_flags(keys)).get("batch") == 4
+
+
+def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
+    """TRL's command line hands these keys on to ``accelerate launch``; the number of processes is the config's."""
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: zero3\nnum_processes: 2\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("zero3", 2)
+    assert "accelerate_configs/zero3.yaml" in remarks(config)
+    written(tmp_path, LAUNCH, "launch/mine.yaml")
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: launch/mine.yaml\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 4)
+    with pytest.raises(InputFileError, match="say where it is: --accelerate FILE"):
+        read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
+
+
+def test_without_a_kind_of_distribution_one_process_is_started(tmp_path: Path) -> None:
+    """``accelerate launch`` ignores the number of processes then."""
+    launch = written(tmp_path, "distributed_type: 'NO'\nnum_processes: 8\n", "launch/a.yaml")
+    assert read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch)).request.get("gpus") == 1
+
+
+def test_a_launch_file_is_found_from_the_configs_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config that is named without its folder is looked around like any other, and the way there is short."""
+    written(tmp_path, LAUNCH, "accelerate_configs/fsdp.yaml")
+    written(tmp_path, TRL, "recipes/train.yaml")
+    monkeypatch.chdir(tmp_path / "recipes")
+    assert "here are ../accelerate_configs/fsdp.yaml: say" in remarks(read_config_file("train.yaml"))
