@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.model_args import read_dtype
 from planner.configs.reading import Reading
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
 from planner.configs.stock import stock_launch_file
 from planner.configs.trainer import (
-    TRANSFORMERS_4,
-    first_held,
     need_precision,
     read_attention,
     read_distribution,
@@ -23,6 +22,7 @@ from planner.configs.trainer import (
     read_trainer,
     say_liger,
 )
+from planner.configs.trl_age import OLDEST, read_age, read_old_preparation
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -45,7 +45,6 @@ MARKS = frozenset(
 )
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
 HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
-_DTYPES = ("bfloat16", "float16", "float32")
 _UNMODELLED = {
     "use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
@@ -76,24 +75,6 @@ _OTHER_TRAININGS = {
     "generate_during_eval": _PREFERENCE,
     "ref_model_init_kwargs": _PREFERENCE,
 }
-# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what belongs to it; the mixers
-# are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype, Transformers 5 the others.
-_OLD = {
-    "trl@0": (
-        "max_seq_length",
-        "evaluation_strategy",
-        "use_liger",
-        "num_of_sequences",
-        "chars_per_token",
-        "dataset_batch_size",
-        "use_flash_attention_2",
-        "dataset_mixer",
-        "dispatch_batches",
-        "split_batches",
-    ),
-    "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
-}
-_SHARDS_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -105,7 +86,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     """
     _refuse_other_trainings(keys)
     keys.refuse_switched_on(_UNMODELLED)
-    old = _read_age(keys, reading)
+    old = read_age(keys, reading)
     model = keys.text("model_name_or_path")
     if model is not None:
         reading.say("model", model, keys.where("model_name_or_path"))
@@ -120,7 +101,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
     if old:
-        _read_old_preparation(keys, reading)
+        read_old_preparation(keys, reading)
     keys.skip(TRL_HARMLESS)
 
 
@@ -136,7 +117,7 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     for part in (keys, init):
         if part is not None:
             read_attention(part, "attn_implementation", reading)
-            _read_dtype(part, reading)
+            read_dtype(part, reading)
     if init is not None:
         init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
     if keys.flag("use_flash_attention_2"):
@@ -162,39 +143,6 @@ def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
     if processes is not None:
         document = replace(document, table={**document.table, "num_processes": processes})
     read_launch_file(document, reading, beside)
-
-
-def _read_age(keys: Keys, reading: Reading) -> str:
-    """The stack of an older TRL where a key tells it, else nothing."""
-    for stack, names in _OLD.items():
-        name = first_held(keys, names)
-        if name is None and "torch_dtype" in names:
-            init = keys.get("model_init_kwargs")
-            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
-        if name is not None:
-            reading.take_stack(stack, keys.where(name), "a key that today's TRL and Transformers no longer have")
-            return stack
-    return ""
-
-
-def _read_old_preparation(keys: Keys, reading: Reading) -> None:
-    """What TRL up to 0.28 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head, storage in the named dtype.
-
-    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only, models/utils.py:538-565), and 0.15.2 to
-    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  That of
-    alignment-handbook sets none.
-    """
-    if reading.value("quantization") not in ("nf4", "fp4"):
-        return
-    place = keys.where("load_in_4bit")
-    if reading.value("sharding") in _SHARDS_WEIGHTS:
-        reading.switch("kbit_upcast", "none", place)
-    elif reading.value("precision") == "bf16-mixed":
-        reading.switch("kbit_upcast", "norms", place)
-    dtype = reading.said.get("load_dtype")
-    if dtype is not None and dtype.value in _DTYPES and not keys.has("dataset_mixer"):
-        note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"
-        reading.default("quant_storage", dtype.value, note)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -257,16 +205,6 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
 
 
-def _read_dtype(keys: Keys, reading: Reading) -> None:
-    for name in ("dtype", "torch_dtype"):
-        dtype = keys.text(name)
-        if dtype is None:
-            continue
-        if dtype not in ("auto", *_DTYPES):
-            raise keys.wrong(name, f"auto, {', '.join(_DTYPES)}", dtype)
-        reading.say("load_dtype", "checkpoint" if dtype == "auto" else dtype, keys.where(name))
-
-
 def _read_loss(keys: Keys, reading: Reading) -> None:
     if keys.flag("use_liger"):
         say_liger(reading, keys.where("use_liger"))
@@ -285,7 +223,7 @@ def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
     read_precision(keys, reading)
     if reading.value("precision") is not None:
         return
-    if keys.flag("bf16") is None and old == "trl@0":
+    if keys.flag("bf16") is None and old == OLDEST:
         need_precision(reading)
     elif keys.flag("bf16") is None:
         reading.default("precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is")

@@ -206,6 +206,10 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
     config = read_config_file(written(tmp_path, TRAINER + "overwrite_output_dir: true\n"))
     assert config.request.get("stack") == "hf-trainer@4"
     assert "no longer has" in remarks(config)
+    config = read_config_file(written(tmp_path, TRAINER + "adafactor: true\noptim: adamw_torch\n"))
+    assert (config.request.get("stack"), config.request.get("optimizer")) == ("hf-trainer@4", "adafactor")
+    config = read_config_file(written(tmp_path, TRAINER + "torch_dtype: bfloat16\nmodel_max_length: 512\n"))
+    assert [config.request.get(name) for name in ("stack", "load_dtype", "seq")] == ["hf-trainer@4", "bf16", 512]
 
 
 @pytest.mark.parametrize(
