@@ -77,6 +77,8 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_dtype(keys, reading)
     read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)
+    if old is not None and reading.value("loss") == "liger":
+        reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
     read_precision(keys, reading)
     if reading.value("precision") is None:
         need_precision(reading)

@@ -11,6 +11,7 @@ from planner.configs.deepspeed import read_deepspeed
 from planner.configs.document import Document, read_document
 from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.liger import say_liger as say_liger
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
 from planner.errors import UsageError, show
@@ -81,7 +82,7 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     _read_optimizer(keys, reading)
     read_checkpointing(keys, reading)
     if keys.flag("use_liger_kernel"):
-        say_liger(reading, keys.where("use_liger_kernel"))
+        say_liger(reading, keys.where("use_liger_kernel"), keys.part("liger_kernel_config"))
     keys.skip(("liger_kernel_config",))
     if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
         reading.remark(keys.where("torch_compile"), "compilation is not counted: memory and time are those without it")
@@ -98,18 +99,6 @@ def remark_on_tf32(keys: Keys, reading: Reading) -> None:
     """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
     if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
         reading.remark(keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster")
-
-
-def say_liger(reading: Reading, origin: str) -> None:
-    """Enter Liger's loss, norms and feed-forward activation, as Transformers switches them on together.
-
-    Source: liger-kernel 0.8.5 transformers/monkey_patch.py:259-264 ``apply_liger_kernel_to_llama``: rms_norm, swiglu and
-    fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save their inputs only.
-    Ignored: families that Liger does not know keep their own kernels, with a warning.
-    """
-    reading.say("loss", "liger", origin)
-    reading.switch("fused_norm", True, origin)
-    reading.switch("fused_mlp", True, origin)
 
 
 def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -201,9 +190,9 @@ def read_batches(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    for name in ("half_precision_backend", "fp16_backend"):
-        if keys.get(name) == "apex":
-            raise keys.not_modelled(name, "Apex is not modelled")
+    for backend in ("half_precision_backend", "fp16_backend"):
+        if keys.get(backend) == "apex":
+            raise keys.not_modelled(backend, "Apex is not modelled")
     if keys.flag("adafactor"):
         reading.say("optimizer", "adafactor", keys.where("adafactor"), "what Transformers 4 called optim: adafactor")
         keys.skip(("optim",))

@@ -11,6 +11,7 @@ from planner.configs.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
@@ -331,3 +332,14 @@ def test_a_launch_file_is_found_from_the_configs_own_folder(tmp_path: Path, monk
     written(tmp_path, TRL, "recipes/train.yaml")
     monkeypatch.chdir(tmp_path / "recipes")
     assert "here are ../accelerate_configs/fsdp.yaml: say" in remarks(read_config_file("train.yaml"))
+
+
+def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> None:
+    """Without the fused loss the logits are whole, which is the larger part of what Liger saves."""
+    text = TRAINER + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
+    request = read_config_file(written(tmp_path, text)).request
+    assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=true",))
+    old = read_config_file(written(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n"))
+    assert old.request.get("switches") == ("fused_norm=true", "fused_mlp=true", "liger_loss=true")
+    flags = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
+    assert resolve(with_flags(old, from_flags(flags))).recipe.loss == "liger"
