@@ -56,7 +56,15 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
         return ConfigFile(from_toml(file), OWN_TOOL)
-    reading = read_config(file, tool, beside)
+    return config_of(read_config(file, tool, beside))
+
+
+def config_of(reading: Reading) -> ConfigFile:
+    """What was read, in the types of our fields.
+
+    Raises:
+        InputFileError: a value that cannot be used; names its place.
+    """
     return ConfigFile(
         request=ScenarioRequest(_parsed(reading)),
         tool=reading.tool,

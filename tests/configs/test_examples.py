@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.check import flags_of
+from planner.api.files import flags_of
 from planner.configs.sharding import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
@@ -68,7 +68,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
             "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
-            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True, "checkpoint_reentrant": False,
             "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
         },
     ),
