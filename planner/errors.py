@@ -7,6 +7,7 @@
     |   +-- UnknownNameError          exit 2   a name that no catalog knows; lists the nearest
     |   +-- InputFileError            exit 2   a file that cannot be read; names file and line
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
+    +-- DoesNotFit                    exit 3   a job that is about to start needs more memory than there is
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
         +-- UnknownArchitectureError  exit 6   a model whose architecture has no formulas; a trace may still run its modules
 """
@@ -14,11 +15,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
 _MAX_ECHO_CHARS = 60
+# Several spellings may stand for one name.
+_CANDIDATES, _MAX_NEAREST = 12, 3
 
 
 def show(value: object) -> str:
@@ -67,14 +70,15 @@ class UsageError(PlannerError):
 class UnknownNameError(UsageError):
     """A name that no catalog or enumeration knows.
 
-    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant.
+    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant: names, or spellings in lower case
+    with the name that each stands for.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str] | Mapping[str, str], hint: str = "") -> None:
         self.kind, self.name = kind, name
-        folded = {candidate.lower(): candidate for candidate in known}
-        near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
-        self.nearest = tuple(folded[candidate] for candidate in near)
+        meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
+        near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
+        self.nearest = tuple(dict.fromkeys(meant[candidate] for candidate in near))[:_MAX_NEAREST]
         advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
 
@@ -90,6 +94,16 @@ class InputFileError(UsageError):
 
 class RefusedCombinationError(UsageError):
     """Settings that exclude each other, or a combination that no library runs."""
+
+
+class DoesNotFit(PlannerError):  # noqa: N818 - reads as what it says, as StopIteration does
+    """A job that is about to start needs more memory than there is; ``answer`` is the prediction that says so."""
+
+    exit_code = ExitCode.GPU_MEMORY_SHORT
+
+    def __init__(self, message: str, answer: object = None) -> None:
+        self.answer = answer
+        super().__init__(message)
 
 
 class NotModelledError(PlannerError):

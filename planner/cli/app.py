@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from planner import __version__
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
 from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
+from planner.version import __version__
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
@@ -33,7 +33,7 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
     from planner.cli.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    names = ("config", "explain", "force", "calibration", "trace")
+    names = ("config", "details", "explain", "force", "calibration", "trace")
     options = Options(output_format=output_format, **{name: said.pop(name) for name in names})
     return predict(said, options)
 
@@ -56,7 +56,8 @@ def _check(configs: list[str], **said: Any) -> Outcome:
 
     Reads our own TOML and the files of LLaMA-Factory, Axolotl, TRL, Transformers, DeepSpeed and Accelerate; flags win.
     """
-    from planner.cli.check import CheckOptions, check_configs
+    from planner.api.files import CheckOptions
+    from planner.cli.check import check_configs
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("tool", "deepspeed", "accelerate", "calibration", "force")}
@@ -73,7 +74,8 @@ def _search(**said: Any) -> Outcome:
 
     Exit codes: 0 something fits, 3 nothing does, 4 only uncertain recipes, 5 only host RAM is short, 6 no verdict, 2 usage.
     """
-    from planner.cli.search import SearchOptions, search
+    from planner.api.searches import SearchOptions
+    from planner.cli.search import search
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("config", "calibration", "confidence", "top", "global_batch", "solve")}
@@ -92,11 +94,15 @@ def models_command(output_format: Format = None, as_json: Json = False) -> Outco
 
 
 @app.command("gpus", short_help="List the GPUs of the catalog")
-def gpus_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+def gpus_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)] = None,
+    output_format: Format = None,
+    as_json: Json = False,
+) -> Outcome:
     """List the GPUs of the catalog: memory that CUDA sees, dense rates; numbers without a source are marked."""
     from planner.cli.gpus import list_gpus
 
-    return list_gpus(chosen_format(output_format, as_json))
+    return list_gpus(name, chosen_format(output_format, as_json))
 
 
 @app.command("stacks", short_help="List the software stacks with their defaults")
@@ -145,7 +151,10 @@ def calibrate_command(
 @app.command("schema", short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|check|record|search|trace|validate]", help="Which document", show_default=False)
+        str,
+        typer.Argument(
+            metavar="DOCUMENT", help="prediction, check, error, record, search, trace or validate", show_default=False
+        ),
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.domain.interval import Interval, SpreadOf
 from planner.domain.recipe import Number
-from planner.domain.term import HostTerm, Phase, Term, TimeTerm
+from planner.domain.term import STATE_TERMS, HostTerm, Phase, Term, TimeTerm
 
 MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
@@ -44,6 +44,15 @@ class MemoryPrediction:
     limit_bytes: int | None
     order_spread_bytes: Number = 0
 
+    @property
+    def state_bytes(self) -> Number:
+        """Weights, adapters and optimizer states of one GPU: a lower bound of what the job needs on any device."""
+        total: Number = 0
+        for term in self.terms:
+            if term.name in STATE_TERMS and term.kind != "transient":
+                total = total + term.n_bytes
+        return total
+
 
 @dataclass(frozen=True, slots=True)
 class HostPrediction:
@@ -63,6 +72,11 @@ class HostPrediction:
     steps_per_node_bytes: Number
     required_per_node_bytes: Number
     available_bytes: int | None
+
+    @property
+    def reclaimable_per_node_bytes(self) -> float:
+        """What a node uses beyond what is judged: mapped files, given back under pressure."""
+        return max(0.0, float(self.per_node_bytes) - float(self.required_per_node_bytes))
 
 
 @dataclass(frozen=True, slots=True)

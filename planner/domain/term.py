@@ -24,6 +24,22 @@ PHASES: tuple[Phase, ...] = (
     "save",
 )
 
+# The first micro-step meets no optimizer states; later ones do, and with accumulation gradients too.
+PHASE_WORDS: dict[Phase, str] = {
+    "load": "loading the model",
+    "adapters": "adding the adapters",
+    "forward": "forward, 1st micro-step",
+    "loss": "loss, 1st micro-step",
+    "backward": "backward, 1st micro-step",
+    "optimizer_step": "optimizer step",
+    "forward_2": "forward, later micro-steps",
+    "loss_2": "loss, later micro-steps",
+    "backward_2": "backward, later micro-steps",
+    "eval": "evaluation",
+    "save": "saving",
+}
+"""What people call each phase."""
+
 TermName = Literal[
     "weights",
     "quantization_constants",
@@ -52,6 +68,8 @@ TermKind = Literal["replicated", "sharded", "transient"]
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
+# What stands on the device from setting up to saving, whatever the kernels and the allocator.
+STATE_TERMS: frozenset[TermName] = frozenset({"weights", "quantization_constants", "adapters", "master_weights", "optimizer_states"})
 # Label of the term of what changing shapes leave behind in the cache.
 LENGTH_CACHE = "length-varying cache"
 # Place of each allocated term in every table that has a row per term.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -27,6 +27,17 @@ def _reserved_fills_card(case: Case) -> bool:
 def _above_label(case: Case) -> bool:
     visible, label = case.gpu.visible_memory_bytes, case.gpu.marketing_memory_bytes
     return visible is not None and label is not None and visible > label
+
+
+def _no_backward(case: Case) -> str:
+    """What runs in the place of the kernel, where that is no help."""
+    replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
+    return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
+
+
+def _unmodelled(case: Case) -> list[str]:
+    """Defaults of the stack that no formula covers and that nobody said otherwise."""
+    return [what for name, what in case.stack.unmodelled if name not in case.said]
 
 
 SYSTEM_RULES = (
@@ -155,7 +166,7 @@ SYSTEM_RULES = (
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
-        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}",
+        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}",
     ),
     Rule(
         "attention-of-remote-code",
@@ -171,9 +182,16 @@ SYSTEM_RULES = (
         lambda case: f"{case.stack.id}, {case.model.architecture}",
     ),
     Rule(
+        "default-not-modelled",
+        "warn",
+        "This stack does by itself what is not modelled, so the answer is that of another setting",
+        lambda case: bool(_unmodelled(case)),
+        lambda case: f"{case.stack.id}: {'; '.join(_unmodelled(case))}",
+    ),
+    Rule(
         "not-a-cuda-device",
         "warn",
-        "The memory formulas describe PyTorch's CUDA allocator; on another device they are a guide at most",
+        "The memory formulas describe PyTorch's CUDA allocator, so on another device there is no verdict",
         lambda case: not case.gpu.is_cuda,
         lambda case: case.gpu.name,
     ),
@@ -181,7 +199,14 @@ SYSTEM_RULES = (
         "gpu-memory-unknown",
         "warn",
         "How much memory this device makes visible is not known, so there is no memory verdict: say gpu_memory",
-        lambda case: case.gpu.visible_memory_bytes is None,
+        lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "shared-with-the-host",
+        "warn",
+        "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because it comes off the GPU's",
+        lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
         lambda case: case.gpu.name,
     ),
     Rule(

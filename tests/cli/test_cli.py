@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planner import __version__
+from planner.api.job import EXAMPLE
 from planner.catalog.gpus import gpu_ids
 from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
@@ -125,7 +127,7 @@ def test_a_missing_flag_is_named_with_an_example(capsys: Captured, missing: str)
     at = JOB.index(missing)
     message = refused(capsys, *JOB[:at], *JOB[at + 2 :])
     assert f"missing {missing};" in message
-    assert predict_module.EXAMPLE in message
+    assert EXAMPLE in message
 
 
 def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -> None:
@@ -135,7 +137,7 @@ def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -
 
 def test_the_example_in_the_message_works(capsys: Captured) -> None:
     """The example that is shown on a mistake is a command that runs."""
-    assert main(predict_module.EXAMPLE.split()[1:]) == 0
+    assert main(EXAMPLE.split()[1:]) == 0
     assert capsys.readouterr().out.startswith("FITS")
 
 
@@ -375,6 +377,31 @@ def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captu
     assert " 70.0? " in lines["a10g"]
     assert cards["a10"]["origins"]["visible_memory_bytes"] != "unsourced"
     assert " 22.03 " in lines["a10"]
+
+
+def test_a_part_of_a_name_lists_those_cards_alone(capsys: Captured) -> None:
+    """``plan gpus 4090`` shows desktop and laptop; a name that nothing holds is answered like a wrong --gpu."""
+    assert main(["gpus", "4090", "--json"]) == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["gpus"]] == ["rtx4090", "rtx4090-laptop", "rtx4090d"]
+    assert main(["gpus", "7900 xtx"]) == 0
+    assert "(24)" in capsys.readouterr().out
+    assert main(["gpus", "nosuchcard"]) == 2
+    assert "unknown GPU 'nosuchcard'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("memory", [[], ["--gpu-memory", "192GB"]])
+def test_a_device_without_cuda_has_no_verdict_and_a_lower_bound(capsys: Captured, memory: list[str]) -> None:
+    """Weights and states are the same anywhere; the allocator is not, so no memory that is named makes a verdict."""
+    job = ["--model", "7b", "--method", "full", "--seq", "512", "--json"]
+    assert main([*job, "--gpu", "mi300x", *memory]) == 6
+    answer = json.loads(capsys.readouterr().out)
+    main([*job, "--gpu", "h200-sxm"])
+    assert answer["fits_probability"] is None
+    states = re.search(r"not a CUDA device; .* at least ([0-9.]+) GiB", answer["reason"])
+    terms = json.loads(capsys.readouterr().out)["memory"]["terms"]
+    held = sum(term["bytes"] for term in terms if term["name"] in ("weights", "master_weights", "optimizer_states"))
+    assert states is not None
+    assert float(states[1]) == pytest.approx(held / 2**30, abs=0.01)
 
 
 def test_stacks_lists_the_whole_catalog(capsys: Captured) -> None:
