@@ -5,13 +5,15 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
+from planner.configs.age import first_held
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.liger import say_liger
 from planner.configs.llama_factory_kinds import V1, VISION_TEMPLATES
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import first_held, need_precision, read_distribution, read_precision, read_trainer, say_liger
+from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.errors import show
 
 TOOL = "LLaMA-Factory 0.9.5"
