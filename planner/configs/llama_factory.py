@@ -181,22 +181,25 @@ def _old_place(keys: Keys) -> str:
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:
-    """``flash_attn``; where it is left to the tool, Gemma 2 and gpt-oss have kernels of their own choice.
+    """``flash_attn``; Gemma 2 and gpt-oss have kernels of LLaMA-Factory's own choice.
 
     Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
+
+    Raises:
+        InputFileError: a kernel that it does not know.
+        NotModelledError: gpt-oss, which gets a kernel from the Hub whatever the file says.
     """
     said = keys.get("flash_attn")
     name, model = str("auto" if said is None else said).lower(), str(keys.get("model_name_or_path") or "").lower()
     if name not in ("auto", *_ATTENTIONS):
         raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
-    if "gemma-2-" in model and name == "auto":
-        reading.needs["attention"] = (
-            f"{keys.path}: LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention: "
-            "say --attention flash2 or eager"
+    if "gpt-oss" in model:
+        raise keys.not_modelled(
+            "model_name_or_path", "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled"
         )
-    elif "gpt-oss" in model:
-        place = "llamafactory 0.9.5 model/model_utils/attention.py:31-41: FlashAttention 3 from the Hub, whatever the file says"
-        reading.default("attention", "flash2", place)
+    if "gemma-2-" in model and name == "auto":
+        choice = "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention"
+        reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
     if name == "fa3":

@@ -144,6 +144,7 @@ V1 = "model: Qwen/Qwen3-4B\nmodel_class: llm\ntemplate: qwen3_nothink\ncutoff_le
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
         (BASE.replace("qwen\n", "qwen2_vl\n"), "template: 'qwen2_vl' is for a model that sees or hears"),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ"), "is quantised already (AWQ)"),
         (BASE + "stage: dpo\n", "stage 'dpo' is not modelled (preference training)"),
