@@ -35,7 +35,8 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of the stack that the file sets, with their places.
+    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.
+    ``switches``: those of the stack that the file sets, with their places.
     ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     """
 
@@ -70,7 +71,7 @@ class Reading:
                 self.say(target, value, keys.where(name))
 
     def take_stack(self, stack: str, origin: str, text: str) -> None:
-        """Enter another stack than the tool's newest, because a key tells the age of the file; ``text`` says which key means what."""
+        """Enter another stack than the tool's newest, because a key tells the age of the file, as ``text`` says."""
         self.said["stack"] = Said("stack", stack, origin, text)
         self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
 

@@ -22,8 +22,9 @@ class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
     ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
-    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.  ``launch``: the launch
-    file that was found beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
+    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
+    ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that could be meant, where
+    none is counted.
     """
 
     request: ScenarioRequest
