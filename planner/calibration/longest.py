@@ -119,7 +119,7 @@ def _cases(content: _File) -> Iterator[Case]:
 
 
 def answer(case: Case, calibration: Calibration) -> Answer:
-    """Our answer to one published length: the bisection of ``--solve seq --confidence 0.5 --beyond-context``, by estimates."""
+    """Our answer to one published length: that of ``plan search --solve seq --confidence 0.5 --beyond-context``, by estimates."""
     at = case.predict(case.published_tokens, calibration) if case.published_tokens else None
     return Answer(
         case=case,
@@ -155,7 +155,10 @@ def longest_table(answers: tuple[Answer, ...]) -> str:
 
 
 def _column_table(answers: list[Answer]) -> str:
-    title = f"{answers[0].case.title}: `plan {_shared(answers)} --seq ...`"
+    flags = _shared(answers)
+    title = (
+        f"{answers[0].case.title}: `plan search --solve seq --confidence 0.5 --beyond-context {flags}`, `plan {flags} --seq ...`"
+    )
     names = ("model", "memory", "`--gpu`", "published", "ours, P 50 %", "ratio", "at the published length")
     head = f"| {' | '.join(names)} | reserved reaches the memory at |"
     rule = "|---|--:|---|--:|--:|--:|---|--:|"

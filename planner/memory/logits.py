@@ -17,11 +17,11 @@ def logits_forward_bytes(job: Job) -> Number:
     and the
     saved log-softmax).  A model whose code keeps logits in 16-bit has all copies in 16-bit and no fp32 one; the shifted copy
     exists only for a batch above 1.  Source: the stack's ``loss_forward`` switch.
-    A loss whose pieces are differentiated as they are computed has the copies of both passes here, and the gradient of its input.
+    A loss whose pieces are differentiated as they are computed has a piece's logits here, whose gradient takes their place, and
+    the gradient of the head's input.
     """
     if job.recipe.loss == "chunked" and differentiates_pieces(job):
-        piece = maximum(_loss_bytes(job, job.stack.loss_forward), _loss_bytes(job, job.stack.loss_backward))
-        return piece + head_input_gradient_bytes(job)
+        return piece_tokens(job) * job.model.vocab_size * job.regime.compute + head_input_gradient_bytes(job)
     return _loss_bytes(job, job.stack.loss_forward)
 
 

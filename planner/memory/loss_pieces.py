@@ -61,9 +61,10 @@ def _planned_bytes(job: Job) -> Number:
 
 
 def differentiates_pieces(job: Job) -> bool:
-    """Whether each piece of a loss in pieces is differentiated as soon as it is computed, in the forward pass.
+    """Whether each piece of a loss in pieces is differentiated as soon as it is computed, in the forward pass, by compiled code.
 
-    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:461-520 (``torch.func.grad_and_value``).
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:450-550 (``torch.func.grad_and_value``, ``torch.compile``);
+    what torch 2.13's compiler makes of it has one tensor of logits, in the compute dtype, which the gradient is written into.
     """
     return job.stack.loss_pieces == "free_memory"
 

@@ -78,14 +78,14 @@ def test_blocks_that_host_ram_has_no_room_for_are_not_pinned() -> None:
 
 
 def test_pieces_of_the_loss_are_planned_in_four_gib() -> None:
-    """16 bytes a logit: 31.3 GiB of 16,384 tokens in 4 GiB less the input's gradient are twelve pieces, of 12 bytes a logit."""
+    """16 bytes a logit: 31.3 GiB of 16,384 tokens in 4 GiB less the input's gradient are twelve pieces, of bf16 logits."""
     gradient = JOB["seq"] * HIDDEN * 2
     planned = JOB["seq"] * WORDS * 16
     pieces = 4 * -(-planned // (4 * (4 * GIB - gradient)))
     assert pieces == 12
     piece = -(-JOB["seq"] // pieces)
     # That gradient lies beside the output and the input of the final norm.
-    assert terms(estimate(scenario()))["logits and loss"] == piece * WORDS * 12 + 3 * gradient
+    assert terms(estimate(scenario()))["logits and loss"] == piece * WORDS * 2 + 3 * gradient
 
 
 def test_a_full_card_gets_smaller_pieces_and_a_short_batch_one() -> None:
@@ -93,7 +93,7 @@ def test_a_full_card_gets_smaller_pieces_and_a_short_batch_one() -> None:
     loss, rest = "logits and loss", 3 * JOB["seq"] * HIDDEN * 2
     roomy, full = terms(estimate(scenario()))[loss], terms(estimate(scenario(gpu_memory="11GiB")))[loss]
     assert rest < full < rest + (roomy - rest) / 2
-    assert terms(estimate(scenario(seq=512)))[loss] == 512 * (WORDS * 12 + 3 * HIDDEN * 2)
+    assert terms(estimate(scenario(seq=512)))[loss] == 512 * (WORDS * 2 + 3 * HIDDEN * 2)
     whole = scenario(seq=512)
     eighths = replace(whole, stack=with_switches(whole.stack, {"loss_pieces": "eighths"}, "test"))
     assert terms(estimate(eighths))[loss] < 512 / 8 * WORDS * 12 * 1.1
