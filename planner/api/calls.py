@@ -78,7 +78,7 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
-def search(  # noqa: PLR0913, the options of the command line
+def search(
     *,
     config: Text | None = None,
     calibration: str | None = None,
@@ -86,7 +86,6 @@ def search(  # noqa: PLR0913, the options of the command line
     top: int | None = None,
     solve: str | None = None,
     global_batch: int | None = None,
-    beyond_context: bool = False,
     **flags: Unpack[SearchFlags],
 ) -> SearchAnswer:
     """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint; a list gives choices.
@@ -103,13 +102,14 @@ def search(  # noqa: PLR0913, the options of the command line
         top: recipes to list for each way of training.
         solve: find instead the largest ``batch`` or ``seq`` that fits, or the fewest ``gpus``.
         global_batch: samples per optimizer step on all GPUs, kept by accumulation.
-        beyond_context: solve for lengths above what the model was made for, too.
-        flags: what the job is, as for :func:`estimate`.
+        flags: what the job is, as for :func:`estimate`; ``beyond_context=True``: solve for lengths above what the model was made
+            for, too.
 
     Raises:
         UsageError: something that was said cannot be used, or no model or no card was said.
         NotModelledError: understood, but no formula covers it.
     """
+    beyond_context = flags.pop("beyond_context", False)
     options = SearchOptions(
         config=path_text(config),
         calibration=calibration,
