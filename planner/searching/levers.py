@@ -13,18 +13,8 @@ from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.kernels import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with
-from planner.searching.moves import (
-    COMMON_STACKS,
-    KINDS,
-    LeverKind,
-    Move,
-    larger_cards,
-    more_cards,
-    moves,
-    other_stacks,
-    runs_sharding,
-    stack_is_open,
-)
+from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
+from planner.searching.moves import KINDS, LeverKind, Move, larger_cards, more_cards, moves, other_stacks
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
 

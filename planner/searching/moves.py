@@ -13,22 +13,18 @@ from planner.domain.recipe import Offload, Optimizer, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
+from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB
 
 LeverKind = Literal["free", "time", "money", "training"]
 """What a change costs: nothing (the training stays as it is, too), time, money or host RAM, or the training itself changes."""
 KINDS: tuple[LeverKind, ...] = ("free", "time", "money", "training")
-COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
-"""Stacks that are tried where nobody said one: those that most people train language models with."""
 MAX_LARGER_CARDS = 3
 MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
-# trl 1.16.0 trainer/sft_config.py:291; axolotl utils/schemas/config.py:623; LLaMA-Factory hparams/model_args.py:133,
-# use_unsloth_gc; unsloth's default; torchtune 0.6.1 recipes/full_finetune_distributed.py:65.
-_OFFLOADS_ACTIVATIONS = frozenset({"trl", "axolotl", "llama-factory", "unsloth", "torchtune"})
 _DIVIDES_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 # Cards that are commonly bought or rented, of every size.
 _COMMON_CARDS = (
@@ -79,13 +75,6 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
     return tuple(sorted(every, key=lambda move: KINDS.index(move.kind)))
 
 
-def stack_is_open(scenario: Scenario) -> bool:
-    """Whether nobody said the software stack, nor anything about its versions and switches."""
-    origins = {each.name: each.origin for each in scenario.assumptions}
-    said = any(not origins.get(name, "assumed").startswith(("assumed", "default:")) for name in ("versions", "switches"))
-    return origins.get("stack") == "assumed" and not said
-
-
 def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
     """The common stacks that could run the job instead of the assumed one; none where the stack was said."""
     if not stack_is_open(scenario):
@@ -95,19 +84,6 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
         Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name))
         for name in names
     )
-
-
-def offloads_activations(stack: Stack) -> bool:
-    """Whether the stack has a switch that keeps saved block inputs in host RAM."""
-    return (stack.extends or stack.id) in _OFFLOADS_ACTIVATIONS
-
-
-def runs_sharding(stack_id: str, sharding: Sharding) -> bool:
-    """Whether a common stack runs this sharding.
-
-    Unsloth divides by FSDP2 only and its launch refuses DeepSpeed beside it (unsloth 2026.10.9 fsdp2_launch.py:471-473).
-    """
-    return stack_id != "unsloth" or sharding in ("none", "ddp", "fsdp")
 
 
 def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:

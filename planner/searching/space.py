@@ -17,7 +17,8 @@ from planner.intake.fields import REQUEST_FIELDS, show
 from planner.intake.kernels import cannot_step
 from planner.intake.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import LookedUp, complete
-from planner.searching.moves import COMMON_STACKS, moves, runs_sharding
+from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
+from planner.searching.moves import moves
 
 # Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
 Said = Mapping[str, str | bool]

@@ -79,6 +79,7 @@ def test_files_that_stand_in_as_source_name_it(file: str) -> None:
 # Where code may name a stack: the default, the stack whose software a measurement runs, and those that tools' config files mean.
 MAY_NAME_STACKS = {
     "planner/intake/resolve.py",
+    "planner/searching/common_stacks.py",
     "measure/case.py",
     *(
         f"planner/configs/{reader}.py"

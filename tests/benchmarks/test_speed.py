@@ -24,9 +24,9 @@ from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
+from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.grid import GridAxes, GridResult, estimate_grid
 from planner.searching.levers import levers
-from planner.searching.moves import COMMON_STACKS
 from planner.units import GIB, KIB, MICRO_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,5 +206,6 @@ def test_catalogs_load_one_entry() -> None:
     )
     stacks = {f"stacks/{name.replace('@', '-')}" for name in (*COMMON_STACKS, "hf-trainer@4")}
     assert len(entries) == len(set(entries))
+    assert stacks <= set(entries)
     assert set(entries) - stacks == {"gpus/rtx4090", "hosts/unknown", "models/llama-2-7b"}
     assert len(opened) <= 17

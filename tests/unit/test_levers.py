@@ -10,8 +10,9 @@ from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, predict_with
 from planner.searching import levers as levers_module
+from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, levers, stack_needs
-from planner.searching.moves import COMMON_STACKS, KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
+from planner.searching.moves import KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
 from planner.searching.variants import refusals
 from planner.units import GIB, MIB
 
