@@ -25,6 +25,7 @@ _OLD = {
     ),
     "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
 }
+_TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
 _SHARDS_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
 
 
@@ -37,6 +38,7 @@ def read_age(keys: Keys, reading: Reading) -> str:
             name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
         if name is not None:
             reading.take_stack(stack, keys.where(name), "a key that today's TRL and Transformers no longer have")
+            reading.tool = _TITLES[stack]
             return stack
     return ""
 
