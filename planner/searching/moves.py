@@ -1,169 +1,250 @@
-"""Single changes of a job that could save memory: the words for each and the flags that ask for it."""
+"""Single changes of a job that could save memory: what each costs, the words for it and the flags that ask for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from planner.catalog.gpus import gpu_ids, load_gpu
-from planner.domain.hardware import GpuSpec
+from planner.catalog.gpus import load_gpu
+from planner.catalog.stacks import load_stack
+from planner.domain.hardware import GpuSpec, Hardware
 from planner.domain.recipe import Offload, Optimizer, Sharding
 from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
 from planner.searching.variants import Flags, request_of
+from planner.units import GIB
 
+LeverKind = Literal["free", "time", "money", "training"]
+"""What a change costs: nothing (the training stays as it is, too), time, money or host RAM, or the training itself changes."""
+KINDS: tuple[LeverKind, ...] = ("free", "time", "money", "training")
+COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
+"""Stacks that are tried where nobody said one: those that most people train language models with."""
 MAX_LARGER_CARDS = 3
+MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
+_DIVIDES_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+# Cards that are commonly bought or rented, of every size.
+_COMMON_CARDS = (
+    "rtx3060-12g",
+    "rtx4060ti-16g",
+    "rtx3090",
+    "rtx4090",
+    "rtx5090",
+    "rtx-a6000",
+    "rtx6000-ada",
+    "l40s",
+    "a100-40-sxm",
+    "a100-80-sxm",
+    "h100-sxm",
+    "rtxpro6000-bw",
+    "h200-sxm",
+    "b200",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change.  Moves of one ``topic`` exclude each other.  ``gpu`` is the card that a move to another card takes."""
+    """One change.  Moves of one ``topic`` exclude each other.  ``hardware`` and ``stack`` are what a move to others takes."""
 
     topic: str
+    kind: LeverKind
     description: str
     flags: Flags
-    gpu: GpuSpec | None = None
+    hardware: Hardware | None = None
+    stack: Stack | None = None
 
 
 def moves(scenario: Scenario) -> tuple[Move, ...]:
-    """Changes of the recipe worth an estimate.  Some may break a rule: the caller checks."""
-    return (
+    """Changes of the recipe worth an estimate, the cheapest kind first.  Some may break a rule: the caller checks."""
+    every = (
+        *_loss(scenario),
+        *_storage(scenario),
+        *_attention(scenario),
+        *_optimizer(scenario),
         *_checkpointing(scenario),
         *_batch(scenario),
-        *_attention(scenario),
-        *_loss(scenario),
-        *_optimizer(scenario),
-        *_method(scenario),
         *_sharding(scenario),
         *_offload(scenario),
+        *_method(scenario),
         *_adapter(scenario),
         *_length(scenario),
     )
+    return tuple(sorted(every, key=lambda move: KINDS.index(move.kind)))
+
+
+def stack_is_open(scenario: Scenario) -> bool:
+    """Whether nobody said the software stack, nor anything about its versions and switches."""
+    origins = {each.name: each.origin for each in scenario.assumptions}
+    said = any(not origins.get(name, "assumed").startswith(("assumed", "default:")) for name in ("versions", "switches"))
+    return origins.get("stack") == "assumed" and not said
+
+
+def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
+    """The common stacks that could run the job instead of the assumed one; none where the stack was said."""
+    if not stack_is_open(scenario):
+        return ()
+    names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
+    stacks = [load_stack(name) for name in names]
+    return tuple(
+        Move("stack", "free", f"another stack: {stack.id.partition('@')[0]}", {"stack": stack.id}, stack=stack)
+        for stack in stacks
+    )
+
+
+def runs_sharding(stack_id: str, sharding: Sharding) -> bool:
+    """Whether a common stack runs this sharding: Unsloth's kernels know no divided weights (its manual: DDP only)."""
+    return stack_id != "unsloth" or sharding in ("none", "ddp")
 
 
 def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
-    """The next larger CUDA cards of the catalog that make ``need_bytes`` visible, one of each size, smallest first.
+    """The next larger common cards that make ``need_bytes`` visible, one of each size, smallest first.
 
     Of equal sizes the card of the same generation is taken, then the one with the highest memory bandwidth.
     """
     current, count = scenario.hardware.gpu, scenario.hardware.gpus_per_node
     wanted = max(need_bytes + scenario.hardware.gpu_reserved_bytes, _LARGER * (current.visible_memory_bytes or 0))
-    cards = [card for card in map(load_gpu, gpu_ids()) if card.is_cuda and (card.visible_memory_bytes or 0) >= wanted]
+    cards = [card for card in map(load_gpu, _COMMON_CARDS) if (card.visible_memory_bytes or 0) >= wanted]
     by_size: dict[int, GpuSpec] = {}
     for card in sorted(cards, key=lambda each: _card_order(each, current)):
         by_size.setdefault(card.marketing_memory_bytes or 0, card)
     chosen = sorted(by_size.values(), key=lambda each: each.visible_memory_bytes or 0)[:MAX_LARGER_CARDS]
     return tuple(
-        Move("card", f"a card with more memory: {card.name}", {"gpu": f"{card.id}:{count}" if count > 1 else card.id}, card)
+        Move(
+            "card",
+            "money",
+            f"{_size_text(card)} card: {card.name}",
+            {"gpu": f"{card.id}:{count}" if count > 1 else card.id, **_own_memory(scenario)},
+            replace(scenario.hardware, gpu=card),
+        )
         for card in chosen
     )
+
+
+def more_cards(scenario: Scenario) -> tuple[Move, ...]:
+    """Two, four and eight times as many of the same card in the node, with the weights divided over them.
+
+    Accumulation falls with the number of cards where it can, so that the global batch stays.
+    """
+    hardware, recipe = scenario.hardware, scenario.recipe
+    if not hardware.gpu.is_cuda or "mig" in hardware.gpu.id or hardware.nodes > 1:
+        return ()
+    counts = [count for factor in (2, 4, 8) if (count := factor * hardware.gpus_per_node) <= MAX_GPUS_OF_A_NODE]
+    sharding: Sharding = recipe.sharding if recipe.sharding == "zero3" or recipe.uses_fsdp else "fsdp"
+    found = []
+    for count in counts:
+        factor, accum = count // hardware.gpus_per_node, int(recipe.batch.grad_accum)
+        flags: dict[str, str | bool | None] = {"gpu": f"{hardware.gpu.id}:{count}", "sharding": sharding}
+        flags |= {**_divisible(scenario, sharding), **_stepped(scenario, sharding)}
+        flags |= {"grad-accum": str(accum // factor)} if accum % factor == 0 else {}
+        more = replace(hardware, gpus_per_node=count)
+        found.append(Move("card", "money", f"{count} of these cards, weights divided", flags, more))
+    return tuple(found)
+
+
+def _own_memory(scenario: Scenario) -> dict[str, None]:
+    """Leaves ``--gpu-memory`` out where it was said: another card has its own."""
+    said = any(each.name == "gpu_memory" and each.origin not in ("catalog", "assumed") for each in scenario.assumptions)
+    return {"gpu-memory": None} if said else {}
+
+
+def _size_text(card: GpuSpec) -> str:
+    return f"{round((card.marketing_memory_bytes or card.visible_memory_bytes or 0) / GIB)} GB"
 
 
 def _card_order(card: GpuSpec, current: GpuSpec) -> tuple[bool, float, str]:
     return card.generation != current.generation, -(card.memory_bandwidth_bytes_per_s or 0), card.id
 
 
-def _checkpointing(scenario: Scenario) -> Iterator[Move]:
-    if not scenario.recipe.gradient_checkpointing:
-        yield Move("checkpointing", "recompute activations in backward", {"gradient-checkpointing": True})
-
-
-def _batch(scenario: Scenario) -> Iterator[Move]:
-    micro, accum = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.grad_accum)
-    halved = micro // 2 if micro % 2 == 0 else 1
-    for size in sorted({halved, 1}, reverse=True):
-        if size < micro:
-            flags: Flags = {"batch": str(size), "grad-accum": str(accum * micro // size)}
-            yield Move("batch", "smaller micro-batch, same global batch", flags)
-
-
-def _length(scenario: Scenario) -> Iterator[Move]:
-    batch = scenario.recipe.batch
-    if batch.seq_len < _SMALLEST_LENGTH_TOKENS:
+def _loss(scenario: Scenario) -> Iterator[Move]:
+    if scenario.recipe.loss != "hf":
         return
-    length = int(batch.seq_len) // 2
-    flags = {"seq": str(length)}
-    if "tokens_per_sample" in request_of(scenario).values and batch.tokens_per_sample > length:
-        flags["tokens-per-sample"] = str(length)
-    yield Move("length", "half the length: changes the data, longer samples are cut", flags)
+    if scenario.stack.defaults.loss == "chunked":
+        yield Move("loss", "free", "head and loss in pieces", {"loss": "chunked"})
+    if scenario.stack.liger_loss and not scenario.model.remote_code:
+        yield Move("loss", "free", "Liger's fused head and loss", {"loss": "liger"})
+
+
+def _storage(scenario: Scenario) -> Iterator[Move]:
+    if storage := _divisible(scenario, scenario.recipe.sharding):
+        yield Move("storage", "free", "4-bit weights divided over the GPUs", storage)
 
 
 def _attention(scenario: Scenario) -> Iterator[Move]:
     current = scenario.recipe.attention
     if current == "eager" and not code_lacks(scenario.model, scenario.stack, "sdpa"):
-        yield Move("attention", "fused attention kernel of PyTorch", {"attention": "sdpa"})
+        yield Move("attention", "free", "PyTorch's fused attention", {"attention": "sdpa"})
     if current != "flash2" and not lacks_flash2(scenario.hardware.gpu):
-        yield Move("attention", "FlashAttention 2", {"attention": "flash2"})
-
-
-def _loss(scenario: Scenario) -> Iterator[Move]:
-    if scenario.recipe.loss != "hf":
-        return
-    if scenario.stack.defaults.loss == "chunked":
-        yield Move("loss", "head and loss in chunks", {"loss": "chunked"})
-    if scenario.stack.liger_loss and not scenario.model.remote_code:
-        yield Move("loss", "head and loss in one Liger kernel", {"loss": "liger"})
+        yield Move("attention", "free", "FlashAttention 2", {"attention": "flash2"})
 
 
 def _optimizer(scenario: Scenario) -> Iterator[Move]:
     current = scenario.recipe.optimizer
-    options: list[tuple[Optimizer, str]] = []
+    options: list[tuple[Optimizer, LeverKind, str]] = []
     if current == "adamw_torch":
-        options.append(("adamw_torch_fused", "fused AdamW, without foreach temporaries"))
+        options.append(("adamw_torch_fused", "free", "fused AdamW"))
+    if current in ("adamw_torch", "adamw_torch_fused"):
+        options.append(("paged_adamw_32bit", "money", "optimizer states paged to host RAM"))
     if current in ("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit", "lion"):
-        options.append(("adamw_8bit", "optimizer states in 8 bits"))
+        options.append(("adamw_8bit", "training", "optimizer states in 8 bits"))
     if current != "paged_adamw_8bit":
-        options.append(("paged_adamw_8bit", "optimizer states in 8 bits, paged to host RAM"))
-    for name, description in options:
+        options.append(("paged_adamw_8bit", "training", "optimizer states in 8 bits, paged"))
+    for name, kind, description in options:
         if not cannot_step(name, scenario.recipe.sharding):
-            yield Move("optimizer", description, {"optimizer": name})
+            yield Move("optimizer", kind, description, {"optimizer": name})
 
 
-def _method(scenario: Scenario) -> Iterator[Move]:
+def _checkpointing(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
-    if recipe.method == "full":
-        yield Move("method", "train adapters instead of all weights", {"method": "lora"})
-    if recipe.numerics.quantization in ("none", "int8"):
-        said = "quantization" in request_of(scenario).values
-        flags: Flags = {"method": "qlora", "quantization": "nf4"} if said else {"method": "qlora"}
-        yield Move("method", "adapters over a 4-bit base", flags)
+    if not recipe.gradient_checkpointing:
+        yield Move("checkpointing", "time", "gradient checkpointing", {"gradient-checkpointing": True})
+    elif recipe.checkpoint_every > 1:
+        yield Move("checkpointing", "time", "checkpointing of every layer", {"checkpoint-every": "1"})
+
+
+def _batch(scenario: Scenario) -> Iterator[Move]:
+    """The optimizer step stays the same: it is summed up over more and smaller passes."""
+    micro, accum = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.grad_accum)
+    halved = micro // 2 if micro % 2 == 0 else 1
+    for size in sorted({halved, 1}, reverse=True):
+        if size < micro:
+            flags: Flags = {"batch": str(size), "grad-accum": str(accum * micro // size)}
+            yield Move("batch", "time", f"micro-batch {size}, same global batch", flags)
 
 
 def _sharding(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
-    if scenario.hardware.world_size == 1 or recipe.offload != "none":
+    if scenario.hardware.world_size == 1 or recipe.offload not in ("none", "activations"):
         return
     options: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp")
     for name in options:
         if name == recipe.sharding or (name == "zero2" and recipe.sharding not in ("none", "ddp", "zero1")):
             continue
-        flags = {"sharding": name, **_mixed_precision(scenario, name), **_divisible(scenario, name)}
-        if cannot_step(recipe.optimizer, name):
-            flags["optimizer"] = "adamw_torch"
-        divided = "optimizer states and gradients" if name == "zero2" else "weights, gradients and optimizer states"
-        yield Move("sharding", f"divide {divided} over the GPUs", flags)
+        flags = {"sharding": name, **_mixed_precision(scenario, name), **_divisible(scenario, name), **_stepped(scenario, name)}
+        divided = "states and gradients" if name == "zero2" else "weights"
+        yield Move("sharding", "time", f"{divided} divided over the GPUs ({name})", flags)
 
 
 def _offload(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
     if recipe.offload != "none":
         return
+    if recipe.gradient_checkpointing:
+        yield Move("offload", "time", "saved block inputs in host RAM", {"offload": "activations"})
     stage: Sharding = recipe.sharding if recipe.uses_deepspeed or recipe.uses_fsdp else "zero2"
     whole: Sharding = stage if recipe.uses_fsdp else "zero3"
-    options: list[tuple[Sharding, Offload, str]] = [(whole, "optimizer+params", "optimizer states and weights in host RAM")]
+    options: list[tuple[Sharding, Offload, str]] = [(whole, "optimizer+params", "weights and optimizer")]
     if not recipe.uses_fsdp:
-        options.append((stage, "optimizer", "optimizer states in host RAM"))
-    # Much of what this saves may be the engine's doing: it computes in 16 bits throughout, without autocast's copies.
-    engine = "" if recipe.uses_deepspeed or recipe.uses_fsdp else "DeepSpeed's 16-bit engine, "
-    for sharding, offload, description in options:
+        options.append((stage, "optimizer", "optimizer states"))
+    for sharding, offload, moved in options:
         flags: dict[str, str | bool | None] = {} if sharding == recipe.sharding else {"sharding": sharding}
         flags |= {"offload": offload, **_mixed_precision(scenario, sharding), **_divisible(scenario, sharding)}
         if recipe.optimizer in GPU_ONLY_OPTIMIZERS:
             flags["optimizer"] = "adamw_torch"
-        yield Move("offload", engine + description, flags)
+        yield Move("offload", "money", f"{moved} in host RAM", flags)
 
 
 def _mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
@@ -175,8 +256,23 @@ def _mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
 def _divisible(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
     """4-bit bytes are divided only when they are stored as elements of a float dtype; PEFT advises that of the compute."""
     numerics = scenario.recipe.numerics
-    needed = numerics.quantization in ("nf4", "fp4") and numerics.quant_storage is None and sharding in ("zero3", "fsdp")
-    return {"quant-storage": numerics.compute_dtype} if needed else {}
+    four_bit = numerics.quantization in ("nf4", "fp4") and numerics.quant_storage is None
+    return {"quant-storage": numerics.compute_dtype} if four_bit and sharding in _DIVIDES_WEIGHTS else {}
+
+
+def _stepped(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
+    """An optimizer that can step what the sharding hands it."""
+    return {"optimizer": "adamw_torch"} if cannot_step(scenario.recipe.optimizer, sharding) else {}
+
+
+def _method(scenario: Scenario) -> Iterator[Move]:
+    recipe = scenario.recipe
+    if recipe.method == "full":
+        yield Move("method", "training", "adapters instead of all weights", {"method": "lora"})
+    if recipe.numerics.quantization in ("none", "int8"):
+        said = "quantization" in request_of(scenario).values
+        flags: Flags = {"method": "qlora", "quantization": "nf4"} if said else {"method": "qlora"}
+        yield Move("method", "training", "adapters over a 4-bit base", flags)
 
 
 def _adapter(scenario: Scenario) -> Iterator[Move]:
@@ -184,7 +280,17 @@ def _adapter(scenario: Scenario) -> Iterator[Move]:
     if adapter is None:
         return
     if adapter.rank > 1:
-        yield Move("rank", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
+        yield Move("rank", "training", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
     if adapter.modules_to_save:
-        named = ", ".join(adapter.modules_to_save)
-        yield Move("modules", f"do not train {named}: leave --modules-to-save out", {"modules-to-save": None})
+        yield Move("modules", "training", f"{', '.join(adapter.modules_to_save)} not trained", {"modules-to-save": None})
+
+
+def _length(scenario: Scenario) -> Iterator[Move]:
+    batch = scenario.recipe.batch
+    if batch.seq_len < _SMALLEST_LENGTH_TOKENS:
+        return
+    length = int(batch.seq_len) // 2
+    flags = {"seq": str(length)}
+    if "tokens_per_sample" in request_of(scenario).values and batch.tokens_per_sample > length:
+        flags["tokens-per-sample"] = str(length)
+    yield Move("length", "training", "half the length: cuts longer samples", flags)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from planner.domain.hardware import GpuSpec
+from planner.domain.hardware import Hardware
 from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
 from planner.intake.fields import REQUEST_FIELDS
@@ -32,8 +32,8 @@ _OF_NUMERICS = ("load_dtype", "precision", "quantization", "double_quant", "quan
 _UNSAID = ("assumed", "catalog", "default:")
 
 
-def with_flags(scenario: Scenario, flags: Flags, gpu: GpuSpec | None = None) -> Scenario:
-    """The scenario with other flags of the recipe, and on another card if one is given.
+def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
+    """The scenario with other flags of the recipe, and on other hardware if some is given.
 
     What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of
     fields, with hyphens.
@@ -49,7 +49,7 @@ def with_flags(scenario: Scenario, flags: Flags, gpu: GpuSpec | None = None) -> 
         else:
             said[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
     ledger = Ledger(ScenarioRequest(MappingProxyType(said)))
-    hardware = scenario.hardware if gpu is None else replace(scenario.hardware, gpu=gpu)
+    hardware = hardware or scenario.hardware
     recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack)
     return replace(scenario, hardware=hardware, recipe=recipe, assumptions=_updated(scenario.assumptions, ledger.assumptions))
 

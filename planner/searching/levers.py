@@ -1,0 +1,274 @@
+"""What could be changed about a job to save memory, the cheapest first, and what the common software stacks would need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from planner.catalog.stacks import load_stack
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import Prediction, Verdict
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError, UsageError
+from planner.prediction import PRIORS, predict_with
+from planner.searching.moves import (
+    COMMON_STACKS,
+    KINDS,
+    LeverKind,
+    Move,
+    larger_cards,
+    more_cards,
+    moves,
+    other_stacks,
+    runs_sharding,
+    stack_is_open,
+)
+from planner.searching.variants import refusals, warnings_about, with_flags
+from planner.units import GIB, MIB
+
+MAX_ESTIMATES = 80
+MAX_PAIRS = 4
+# Differences below this are rounding of the real allocator, not advice.
+_WORTH_BYTES = 64 * MIB
+# A lever that is called free may cost this share of the step time: less is not told apart.
+_FREE_RATIO = 1.05
+_SHOWN_RATIO = 0.02
+# What nobody should be advised to do, although some do it.
+_BAD_ADVICE = frozenset(
+    {
+        "liger-not-in-stack",
+        "bf16-without-units",
+        "fused-experts-not-quantized",
+        "nf4-sharded-without-storage",
+        "gpu-speed-unknown",
+    }
+)
+_OF_PLACE = ("gpu", "gpu-memory", "stack")
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change of a job, or two together.
+
+    ``kind``: ``free`` changes nothing in the training and costs nothing; then what costs time, what costs money or host RAM, and
+    what changes the training.  ``flags`` ask for it on the command line, after the job's own (``None``: leave that flag out).
+    ``saves_bytes``: fewer bytes that one GPU needs at least; 0 for a card with more memory.  ``step_time_ratio``: time of an
+    optimizer step after over before, ``None`` where unknown.  ``host_bytes``: host RAM that a node needs on top of today's.
+    ``usd_ratio``: cost of a sample after over before, ``None`` where a price is unknown.  ``verdict`` and ``fits_probability``
+    are those after the change.
+    """
+
+    kind: LeverKind
+    description: str
+    flags: Mapping[str, str | bool | None]
+    saves_bytes: int
+    step_time_ratio: float | None
+    host_bytes: int
+    usd_ratio: float | None
+    verdict: Verdict
+    fits_probability: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits after the change."""
+        return self.verdict == "fits"
+
+    @property
+    def flags_text(self) -> str:
+        """``--batch 2 --gradient-checkpointing``; a flag to leave out is ``without --modules-to-save``."""
+        return " ".join(map(_flag_text, self.flags.items()))
+
+    @property
+    def cost_text(self) -> str:
+        """What it costs in a few words: ``step x 1.23``, ``67 GiB host RAM``, ``free``."""
+        ratio = self.step_time_ratio
+        parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
+        parts += [f"{self.host_bytes / GIB:.0f} GiB host RAM"] if self.host_bytes >= GIB else []
+        parts += ["changes the training"] if self.kind == "training" else []
+        return ", ".join(parts) or "free"
+
+
+@dataclass(frozen=True, slots=True)
+class StackNeed:
+    """What the job needs under one common stack with its own defaults.
+
+    ``need_bytes``: what one GPU needs at least; ``peak_bytes``: what the driver shows.  ``lacks``: settings that the examples of
+    that tool set and its bare defaults lack here.
+    """
+
+    stack: str
+    need_bytes: int
+    peak_bytes: int
+    verdict: Verdict
+    fits_probability: float | None
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """An estimated move, and the job after it."""
+
+    move: Move
+    after: Scenario
+    lever: Lever
+
+
+class _Judge:
+    """Estimates moves against the job as it is, and counts the estimates."""
+
+    def __init__(self, scenario: Scenario, model: Coefficients | Calibration) -> None:
+        self._scenario, self._model = scenario, model
+        self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
+        self.base = predict_with(scenario, model)
+        self.left = MAX_ESTIMATES - 1
+
+    def tries(self, options: Iterable[Move]) -> list[_Trial]:
+        """Estimates those of ``options`` that no rule speaks against, while estimates are left."""
+        trials = []
+        for move in options:
+            after = self._after(move)
+            if after is None or self.left == 0:
+                continue
+            self.left -= 1
+            trials.append(_Trial(move, after, self._lever(move, after)))
+        return trials
+
+    def _after(self, move: Move) -> Scenario | None:
+        """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it may be forced)."""
+        try:
+            after = _moved(self._scenario, move)
+        except (RefusedCombinationError, UsageError):
+            return None
+        if not runs_sharding(after.stack.id, after.recipe.sharding):
+            return None
+        broken = refusals(after).keys() - self._refused or (warnings_about(after) - self._warned) & _BAD_ADVICE
+        return None if broken else after
+
+    def _lever(self, move: Move, after: Scenario) -> Lever:
+        before, prediction = self.base, predict_with(after, self._model)
+        ratio = _step_ratio(before, prediction)
+        saved = float(before.memory.must_have_bytes) - float(prediction.memory.must_have_bytes)
+        return Lever(
+            kind="time" if move.kind == "free" and ratio is not None and ratio > _FREE_RATIO else move.kind,
+            description=move.description,
+            flags=move.flags,
+            saves_bytes=max(0, round(saved)),
+            step_time_ratio=ratio,
+            host_bytes=_host_bytes(self._scenario, before, after, prediction),
+            usd_ratio=_usd_ratio(self._scenario, before, after, prediction),
+            verdict=prediction.verdict,
+            fits_probability=prediction.fits_probability,
+        )
+
+
+def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Lever, ...]:
+    """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
+
+    In each kind what makes the job fit comes first, then the largest saver.  Where no single change is enough that leaves the
+    training alone, pairs of those are tried, and where none at all is enough, pairs of any.  At most ``MAX_ESTIMATES`` estimates.
+    """
+    judge = _Judge(scenario, model)
+    trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
+    if judge.base.verdict not in ("fits", "no_verdict"):
+        memory = judge.base.memory
+        need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
+        cards = (*larger_cards(scenario, need), *more_cards(scenario))
+        trials += [trial for trial in judge.tries(cards) if trial.lever.fits]
+        trials += _pairs(judge, [trial for trial in trials if trial.move.topic != "card"])
+    return tuple(sorted((trial.lever for trial in trials), key=_order))
+
+
+def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
+    """What the job needs under each common stack with its own defaults; nothing where the stack was said."""
+    if not stack_is_open(scenario):
+        return ()
+    found = []
+    for name in COMMON_STACKS:
+        if not runs_sharding(name, scenario.recipe.sharding):
+            continue
+        after = with_flags(replace(scenario, stack=load_stack(name)), {})
+        if refusals(after).keys() - refusals(scenario).keys():
+            continue
+        prediction = predict_with(after, model)
+        memory = prediction.memory
+        need, peak = round(float(memory.must_have_bytes)), round(float(memory.driver_peak_bytes))
+        short = name.partition("@")[0]
+        found.append(StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, ()))
+    return tuple(found)
+
+
+def _moved(scenario: Scenario, move: Move) -> Scenario:
+    of_recipe = {name: value for name, value in move.flags.items() if name not in _OF_PLACE}
+    if move.stack is not None:
+        scenario = replace(scenario, stack=move.stack)
+    return with_flags(scenario, of_recipe, move.hardware)
+
+
+def _saving(trials: list[_Trial]) -> list[_Trial]:
+    return [trial for trial in trials if trial.lever.saves_bytes >= _WORTH_BYTES]
+
+
+def _pairs(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
+    """Pairs that fit: of what leaves the training alone, or of everything where that and every single change is not enough."""
+    gentle = [trial for trial in singles if trial.lever.kind in ("free", "time")]
+    if any(trial.lever.fits for trial in gentle):
+        return []
+    found = _pairs_of(judge, gentle, ("free", "time"))
+    if found or any(trial.lever.fits for trial in singles):
+        return found
+    return _pairs_of(judge, singles, KINDS)
+
+
+def _pairs_of(judge: _Judge, singles: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
+    """Each saver, largest first, with every change of another topic on top of it; at most ``MAX_PAIRS`` that fit."""
+    found: list[_Trial] = []
+    seen: set[frozenset[tuple[str, str | bool | None]]] = set()
+    for first in sorted(singles, key=lambda trial: -trial.lever.saves_bytes):
+        second = [move for move in moves(first.after) if move.topic != first.move.topic and move.kind in kinds]
+        new = [pair for move in second if frozenset((pair := _joined(first.move, move)).flags.items()) not in seen]
+        seen.update(frozenset(move.flags.items()) for move in new)
+        found += [trial for trial in judge.tries(new) if trial.lever.fits]
+    return sorted(found, key=lambda trial: _order(trial.lever))[:MAX_PAIRS]
+
+
+def _joined(first: Move, second: Move) -> Move:
+    """Both moves as one; where both set a flag, the second has the last word."""
+    kind = max(first.kind, second.kind, key=KINDS.index)
+    flags = {**first.flags, **second.flags}
+    topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
+    return Move(topic, kind, description, flags, first.hardware, first.stack)
+
+
+def _step_ratio(before: Prediction, after: Prediction) -> float | None:
+    if before.time is None or after.time is None:
+        return None
+    return float(after.time.step_s) / float(before.time.step_s)
+
+
+def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
+    """Host RAM that is needed on top, where the change moves something there."""
+    moves_more = changed.recipe.offload != scenario.recipe.offload or changed.recipe.optimizer.startswith("paged")
+    more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
+    return max(0, round(more)) if moves_more else 0
+
+
+def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
+    """Known on the card whose price was said only."""
+    if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
+        return None
+    if before.time is None or after.time is None:
+        return None
+    gpus = changed.hardware.world_size / scenario.hardware.world_size
+    return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
+
+
+def _flag_text(flag: tuple[str, str | bool | None]) -> str:
+    name, value = flag
+    if value is None:
+        return f"without --{name}"
+    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
+
+
+def _order(lever: Lever) -> tuple[int, bool, int]:
+    return KINDS.index(lever.kind), not lever.fits, -lever.saves_bytes
