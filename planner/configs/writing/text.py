@@ -115,9 +115,7 @@ def _members(text: str, start: int) -> tuple[list[tuple[str, int, int, int]], in
     return members, at
 
 
-def _with_member(
-    text: str, start: int, found: tuple[list[tuple[str, int, int, int]], int], member: tuple[str, Any]
-) -> str:
+def _with_member(text: str, start: int, found: tuple[list[tuple[str, int, int, int]], int], member: tuple[str, Any]) -> str:
     members, end = found
     added = f"{json.dumps(member[0])}: {json.dumps(member[1])}"
     if not members:
