@@ -56,7 +56,8 @@ def _check(configs: list[str], **said: Any) -> Outcome:
 
     Reads our own TOML and the files of LLaMA-Factory, Axolotl, TRL, Transformers, DeepSpeed and Accelerate; flags win.
     """
-    from planner.cli.check import CheckOptions, check_configs
+    from planner.api.files import CheckOptions
+    from planner.cli.check import check_configs
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("tool", "deepspeed", "accelerate", "calibration", "force")}
@@ -73,7 +74,8 @@ def _search(**said: Any) -> Outcome:
 
     Exit codes: 0 something fits, 3 nothing does, 4 only uncertain recipes, 5 only host RAM is short, 6 no verdict, 2 usage.
     """
-    from planner.cli.search import SearchOptions, search
+    from planner.api.searches import SearchOptions
+    from planner.cli.search import search
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("config", "calibration", "confidence", "top", "global_batch", "solve")}

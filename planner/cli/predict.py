@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from planner.cli.calibration_choice import calibration_for
+from planner.api.job import How, answer_job
 from planner.cli.outcome import Outcome, human_text
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
-from planner.errors import UsageError
-from planner.intake.request import ScenarioRequest, from_flags
-from planner.prediction import predict_with
-from planner.report.subject import Subject
-
-EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
-# Each of these has no default; a card that is not in the catalog may be given by its memory alone.
-_REQUIRED = (("model",), ("method",), ("gpu", "gpu_memory"), ("seq",))
+from planner.report.subject import Subject, exit_code_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,57 +24,18 @@ class Options:
 
 def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     """Answer one job that flags and a config file describe; flags win."""
-    from planner.intake.resolve import resolve
-
-    request, notes = _request(flags, options.config)
-    require(request, EXAMPLE)
-    scenario = resolve(request, force=options.force)
-    scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
-    choice = calibration_for(scenario, options.calibration)
-    scenario, model = choice.noted_on(scenario), choice.model
-    prediction = predict_with(scenario, model, explain=options.explain)
-    coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
-    subject = Subject(scenario, prediction, None, options.explain, coefficients)
+    how = How(options.calibration, options.force, options.explain, advise=not options.trace)
+    subject = answer_job(flags, options.config, how)
     if options.trace:
         from planner.cli.beside import answer_beside, run_trace
 
         return answer_beside(subject, run_trace(flags, config=options.config, force=options.force), options.output_format)
-    return _report(subject, model, options)
+    return _report(subject, options)
 
 
-def _request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:
-    """What flags and a config file say, and what was not taken over of the file."""
-    request = from_flags(flags)
-    if config is None:
-        return request, ()
-    from planner.intake.config_file import read_config_file, with_flags
-
-    read = read_config_file(config)
-    return with_flags(read, request), read.notes
-
-
-def require(request: ScenarioRequest, example: str) -> None:
-    """Check that everything without a default was said.
-
-    Raises:
-        UsageError: something was not; names the flags.
-    """
-    missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
-    if missing:
-        flags = ", ".join(f"--{name}" for name in missing)
-        raise UsageError(f"missing {flags}; for example: {example}")
-
-
-def _report(subject: Subject, model: Coefficients | Calibration, options: Options) -> Outcome:
+def _report(subject: Subject, options: Options) -> Outcome:
     from planner.report.sections import build_sections
-    from planner.report.subject import exit_code_of, needs_changes
-    from planner.searching.unsaid import unsaid_settings
 
-    subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
-    if needs_changes(subject.prediction):
-        from planner.searching.explain import changes_that_fit
-
-        subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
     code = exit_code_of(subject.prediction)
     if options.output_format == "json":
         from planner.report.to_json import to_json

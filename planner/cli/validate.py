@@ -59,9 +59,9 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
         if options.history:
             raise UsageError("--history is about single runs; leave --cv out")
         return _cross_validate(files, options)
+    from planner.api.calibration_choice import chosen_calibration
     from planner.calibration.unused import doubtful
     from planner.calibration.validate import validate
-    from planner.cli.calibration_choice import chosen_calibration
     from planner.records import read_records
     from planner.records.calibration_file import DEFAULT_CALIBRATION
 

@@ -24,6 +24,22 @@ PHASES: tuple[Phase, ...] = (
     "save",
 )
 
+# The first micro-step meets no optimizer states; later ones do, and with accumulation gradients too.
+PHASE_WORDS: dict[Phase, str] = {
+    "load": "loading the model",
+    "adapters": "adding the adapters",
+    "forward": "forward, 1st micro-step",
+    "loss": "loss, 1st micro-step",
+    "backward": "backward, 1st micro-step",
+    "optimizer_step": "optimizer step",
+    "forward_2": "forward, later micro-steps",
+    "loss_2": "loss, later micro-steps",
+    "backward_2": "backward, later micro-steps",
+    "eval": "evaluation",
+    "save": "saving",
+}
+"""What people call each phase."""
+
 TermName = Literal[
     "weights",
     "quantization_constants",

@@ -11,10 +11,11 @@ Align = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One paragraph."""
+    """One paragraph; of one that may be ``cut``, a terminal shows the first line alone."""
 
     text: str
     tone: Tone = "plain"
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,20 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of a stacked bar, known by a letter that the table of terms repeats."""
+    """One piece of a stacked bar, known by a letter that a table of terms or the bar's own legend repeats."""
 
     key: str
     n_bytes: float
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """Pieces of a total against a limit in bytes (``None``: unknown)."""
+    """Pieces of a total against a limit in bytes (``None``: unknown), with a legend below or explained elsewhere."""
 
     segments: tuple[Segment, ...]
     limit_bytes: float | None
+    legend: bool = False
 
     @property
     def total_bytes(self) -> float:
@@ -80,7 +83,26 @@ class Commands:
     lines: tuple[str, ...]
 
 
-Block = Note | Grid | StackedBar | Commands
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Flags that may be given, what they mean, and one fact for each column of the list.  A terminal may leave ``text`` out."""
+
+    flags: str
+    text: str
+    facts: tuple[str, ...]
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A list of flags to choose from.  Flags are to be copied, so they are never cut or broken."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Choice, ...]
+
+
+Block = Note | Grid | StackedBar | Commands | Choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The JSON form of a search, ``planner/searching@1``: these models write it and their JSON Schema documents it.
+"""The JSON form of a search, ``planner/search@1``: these models write it and their JSON Schema documents it.
 
 Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` means unknown or not asked.
 """
@@ -17,7 +17,7 @@ from planner.report.search import exit_code
 from planner.searching.answer import Answer, Group, Quantity
 from planner.searching.attempt import Tried
 
-SEARCH_SCHEMA_ID: Final = "planner/searching@1"
+SEARCH_SCHEMA_ID: Final = "planner/search@1"
 
 
 class _Part(BaseModel):
@@ -83,7 +83,7 @@ class GroupPart(_Part):
 class SearchDocument(_Part):
     """Everything that ``plan search`` says."""
 
-    schema_: Literal["planner/searching@1"] = Field(default=SEARCH_SCHEMA_ID, alias="schema")
+    schema_: Literal["planner/search@1"] = Field(default=SEARCH_SCHEMA_ID, alias="schema")
     version: str
     verdict: Verdict
     exit_code: Annotated[int, Field(ge=0, le=6)]

@@ -156,7 +156,7 @@ def test_a_broken_reader_does_not_take_the_other_answers_along(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect of ours in one file is that file's exit code 1, and the others are answered."""
-    import planner.cli.check as module
+    import planner.api.files as module
 
     real = module.read_config_file
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planner import __version__
+from planner.api.job import EXAMPLE
 from planner.catalog.gpus import gpu_ids
 from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
@@ -125,7 +126,7 @@ def test_a_missing_flag_is_named_with_an_example(capsys: Captured, missing: str)
     at = JOB.index(missing)
     message = refused(capsys, *JOB[:at], *JOB[at + 2 :])
     assert f"missing {missing};" in message
-    assert predict_module.EXAMPLE in message
+    assert EXAMPLE in message
 
 
 def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -> None:
@@ -135,7 +136,7 @@ def test_no_arguments_at_all_name_everything_that_is_missing(capsys: Captured) -
 
 def test_the_example_in_the_message_works(capsys: Captured) -> None:
     """The example that is shown on a mistake is a command that runs."""
-    assert main(predict_module.EXAMPLE.split()[1:]) == 0
+    assert main(EXAMPLE.split()[1:]) == 0
     assert capsys.readouterr().out.startswith("FITS")
 
 

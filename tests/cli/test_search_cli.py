@@ -341,7 +341,7 @@ def test_markdown_and_the_schema(capsys: Captured) -> None:
     assert "\n```sh\n# 1\nplan --model 8b" in out
     assert main(["schema", "search"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert schema["$id"] == "planner/searching@1"
+    assert schema["$id"] == "planner/search@1"
     document = answer_to(capsys, ONE_CARD, 0)
     SearchDocument.model_validate(document)
     with pytest.raises(ValidationError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.check import flags_of
+from planner.api.files import flags_of
 from planner.configs.sharding import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags

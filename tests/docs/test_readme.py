@@ -20,8 +20,8 @@ from readme_blocks import (
     run_plan,
 )
 
+from planner.api.job import EXAMPLE
 from planner.calibration.misses import LISTED_ABOVE, OTHERS_LISTED_ABOVE, STALE_SHARE
-from planner.cli.predict import EXAMPLE
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import ExitCode

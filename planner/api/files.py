@@ -1,0 +1,77 @@
+"""Config files -> the answer of each, the same for ``plan check`` and for Python."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.api.job import How, answer_request, require
+from planner.configs.sharding import Beside
+from planner.errors import ExitCode, PlannerError
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request import ScenarioRequest
+from planner.report.check import Checked
+
+_EXAMPLE = "plan check train.yaml --gpu 4090"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that configs refer to."""
+
+    output_format: str = "human"
+    tool: str | None = None
+    deepspeed: str | None = None
+    accelerate: str | None = None
+    calibration: str | None = None
+    force: bool = False
+
+    @property
+    def beside(self) -> Beside:
+        """The files given beside the configs."""
+        deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
+        return Beside(deepspeed, accelerate)
+
+
+def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Checked:
+    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result, never raised."""
+    read: ConfigFile | None = None
+    try:
+        read = read_config_file(config, options.tool, options.beside)
+        return answer_file(config, read, said, options)
+    except PlannerError as error:
+        return Checked(config, read.tool if read else "", failure=str(error), failure_code=error.exit_code)
+    except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
+        text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
+        return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
+
+
+def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions) -> Checked:
+    """Answer what was ``read`` of one config; what was ``said`` wins over it.
+
+    Raises:
+        UsageError: something that was said cannot be used, or something without a default was not said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    request = with_flags(read, said)
+    require(request, _EXAMPLE)
+    subject = answer_request(request, How(options.calibration, options.force, advise=False))
+    remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
+    return Checked(config, read.tool, subject, flags=flags_of(request), remarks=remarks, ignored=read.ignored)
+
+
+def flags_of(request: ScenarioRequest) -> str:
+    """What was said, as flags that can be typed after ``plan``."""
+    words: list[str] = []
+    for name, given in request.values.items():
+        field, value = REQUEST_FIELDS[name], given.value
+        if not field.on_command_line:
+            continue
+        if isinstance(value, bool):
+            words.append(field.flag if value else f"--no-{field.flag.removeprefix('--')}")
+        else:
+            text = f"{value}B" if field.kind == "size" else ";".join(value) if isinstance(value, tuple) else str(value)
+            words += [field.flag, text]
+    return shlex.join(words)

@@ -1,0 +1,97 @@
+"""What was said about one job -> its answer, the same for the command line and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.api.calibration_choice import calibration_for
+from planner.domain.calibration import Calibration
+from planner.domain.coefficients import Coefficients
+from planner.errors import UsageError
+from planner.intake.request import ScenarioRequest, from_flags
+from planner.intake.resolve import resolve
+from planner.prediction import predict_with
+from planner.report.subject import Subject, needs_changes
+
+EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
+# Each of these has no default; a card that is not in the catalog may be given by its memory alone.
+_REQUIRED = (("model",), ("method",), ("gpu", "gpu_memory"), ("seq",))
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to answer, beside what the job is.
+
+    ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused combinations become
+    warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``: look for what could be changed.
+    """
+
+    calibration: str | None = None
+    force: bool = False
+    explain: bool = False
+    advise: bool = True
+
+
+def answer_job(flags: Mapping[str, object], config: str | None = None, how: How | None = None) -> Subject:
+    """Answer one job that flags and a config file describe; flags win.
+
+    Raises:
+        UsageError: something that was said cannot be used, or something without a default was not said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    request, notes = read_request(flags, config)
+    require(request, EXAMPLE)
+    return answer_request(request, how or How(), notes)
+
+
+def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()) -> Subject:
+    """Answer what was said about one job; ``notes`` are added to its warnings.
+
+    Raises:
+        UsageError: something that was said cannot be used, or something without a default was not said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    scenario = resolve(request, force=how.force)
+    scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
+    choice = calibration_for(scenario, how.calibration)
+    scenario, model = choice.noted_on(scenario), choice.model
+    prediction = predict_with(scenario, model, explain=how.explain)
+    coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
+    subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
+    return _advised(subject, model) if how.advise else subject
+
+
+def read_request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:
+    """What flags and a config file say, and what was not taken over of the file."""
+    request = from_flags(flags)
+    if config is None:
+        return request, ()
+    from planner.intake.config_file import read_config_file, with_flags
+
+    read = read_config_file(config)
+    return with_flags(read, request), read.notes
+
+
+def require(request: ScenarioRequest, example: str) -> None:
+    """Check that everything without a default was said.
+
+    Raises:
+        UsageError: something was not; names the flags.
+    """
+    missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
+    if missing:
+        flags = ", ".join(f"--{name}" for name in missing)
+        raise UsageError(f"missing {flags}; for example: {example}")
+
+
+def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:
+    """``subject`` with what other values of its settings would do."""
+    from planner.searching.unsaid import unsaid_settings
+
+    subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
+    if needs_changes(subject.prediction):
+        from planner.searching.explain import changes_that_fit
+
+        subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
+    return subject

@@ -1,0 +1,90 @@
+"""What was said about a search -> what it found, the same for ``plan search`` and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.api.calibration_choice import calibration_for
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.config_file import read_config_file
+from planner.intake.fields import RequestField
+from planner.searching.answer import QUANTITIES, Answer, Quantity
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
+from planner.searching.choose import choose
+from planner.searching.pool import Pool
+from planner.searching.solve import solve
+from planner.searching.space import Space, read_choices
+
+EXAMPLE = "plan search --model 8b --gpu 4090 --seq 2048"
+_CONFIDENCE = RequestField("confidence", "number", "", low=0.5, high=1, below_high=True)
+_TOP = RequestField("top", "integer", "", low=1, high=1_000)
+_SOLVE = RequestField("solve", "choice", "", choices=QUANTITIES)
+_GLOBAL_BATCH = RequestField("global_batch", "integer", "", low=1, high=1_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How to search and answer, beside what the job is; numbers as they were typed."""
+
+    config: str | None = None
+    output_format: str = "human"
+    calibration: str | None = None
+    confidence: str | None = None
+    top: str | None = None
+    global_batch: str | None = None
+    solve: str | None = None
+
+
+def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer:
+    """Answer a search over everything that flags and a config file leave open; flags win.
+
+    Raises:
+        UsageError: something that was said cannot be used, or no model or no card was said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    space = _space(flags, options)
+    confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
+    top = 3 if options.top is None else int(_TOP.parse(options.top))
+
+    quantity: Quantity | None = None if options.solve is None else _SOLVE.parse(options.solve)
+
+    remarks: dict[str, None] = {}
+
+    def model_for(scenario: Scenario) -> Model:
+        choice = calibration_for(scenario, options.calibration)
+        remarks.update(dict.fromkeys(choice.warnings))
+        if choice.assumption is not None and choice.assumption.note:
+            remarks[f"Calibration {choice.assumption.value}: {choice.assumption.note}."] = None
+        return choice.model
+
+    pool = Pool(space, confidence)
+    answer = choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
+    if options.confidence is not None and not _chance_known(pool):
+        raise UsageError(
+            "--confidence asks for P(fits), which no prediction has without a calibration that knows it; leave it out"
+        )
+    return replace(answer, notes=(*space.config.notes, *remarks, *answer.notes))
+
+
+def _chance_known(pool: Pool) -> bool:
+    """Whether any prediction has a chance to fit, or none for lack of a limit."""
+    every = (tried.prediction for group in pool.by_training.values() for tried in group)
+    return any(each.fits_probability is not None or each.memory.limit_bytes is None for each in every)
+
+
+def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
+    fixed, choices = read_choices(flags)
+    global_batch = None if options.global_batch is None else int(_GLOBAL_BATCH.parse(options.global_batch))
+    if options.config is None:
+        space = Space(fixed, choices, global_batch=global_batch)
+    else:
+        read = read_config_file(options.config)
+        if global_batch is None and read.total_batch is not None:
+            global_batch = read.total_batch[0]
+        space = Space(fixed, choices, read, global_batch, options.config)
+    missing = [names[0] for names in (("model",), ("gpu", "gpu_memory")) if not any(map(space.said, names))]
+    if missing:
+        raise UsageError(f"missing {', '.join(f'--{name}' for name in missing)}; for example: {EXAMPLE}")
+    return space
