@@ -5,7 +5,7 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
-from planner.configs.deepspeed import read_deepspeed
+from planner.configs.deepspeed import read_deepspeed, swap_for_cpu_adam
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred
@@ -120,20 +120,23 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names"))
     if keys.has("deepspeed_config_file"):
         if beside.deepspeed is None:
-            document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE)
+            document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE, reading)
             part = Keys.of(document)
             read_deepspeed(part, reading)
             reading.finish(part)
         return
     if beside.deepspeed is not None:
         return
-    stage = keys.count("zero_stage") or _ZERO_STAGE
+    said = keys.get("zero_stage")
+    stage = 0 if said == 0 and said is not False else keys.count("zero_stage") or _ZERO_STAGE
     say_zero(keys, "zero_stage", stage, reading)
     # Accelerate writes no key of buckets (utils/dataclasses.py:1303-1321), so those of DeepSpeed hold.
     read_zero_buckets(Keys(keys.path, {"stage": stage}), reading)
     states, params = keys.text("offload_optimizer_device") or "none", keys.text("offload_param_device") or "none"
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
     say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
+    if states != "none":
+        swap_for_cpu_adam(reading, keys.where(places[0]))
     keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))
     steps = keys.get("gradient_accumulation_steps")
     if steps not in (None, "auto") and reading.value("grad_accum") is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
-from planner.configs.zero import AUTO, NO_STAGE, TOOL, read_zero, say_zero
+from planner.configs.zero import AUTO, TOOL, read_zero, say_zero
 from planner.errors import UsageError, show
 
 __all__ = ["TOOL", "read_deepspeed"]
@@ -34,10 +34,18 @@ _HARMLESS = (
     "disable_allgather",
     "dataloader_drop_last",
     "memory_breakdown",
-    # Whether an optimizer of another library may step offloaded states: the one named is counted.
-    "zero_force_ds_cpu_optimizer",
     # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
     "activation_checkpointing",
+    # Read under sequence parallelism only, which is refused (runtime/engine.py:2182).
+    "seq_parallel_communication_data_type",
+    # How swapping to NVMe reads and writes (runtime/swap_tensor/aio_config.py).
+    "aio",
+    "fp32_allreduce",
+    "gradient_allreduce_op",
+    "nebula",
+    "seed",
+    "timers",
+    "use_node_local_storage",
 )
 _UNMODELLED = {
     "compression_training": "compression in training is not modelled",
@@ -46,6 +54,18 @@ _UNMODELLED = {
     "amp": "Apex amp is not modelled",
     "torch_autocast": "DeepSpeed's autocast is not modelled",
     "data_types": "other dtypes of gradients or parameters are not modelled",
+    "elasticity": "a batch that changes with the number of GPUs is not modelled",
+    "autotuning": "a batch and a stage that DeepSpeed looks for itself are not modelled",
+    "data_efficiency": "sampling and dropping of tokens while training are not modelled",
+    "curriculum_learning": "lengths that grow while training are not modelled",
+    "progressive_layer_drop": "dropping layers while training is not modelled",
+    "hybrid_engine": "DeepSpeed's engine for generation is not modelled",
+    "eigenvalue": "eigenvalues while training are not modelled",
+    "sparse_gradients": "sparse gradients are not modelled",
+}
+_REMARKS = {
+    "compile": "compilation is not counted: memory and time are those without it",
+    "communication_data_type": "gradients are counted as reduced in their own dtype",
 }
 _ENGINE_UNMODELLED = {
     "bf16_master_weights_and_grads": "16-bit masters are not modelled",
@@ -67,11 +87,15 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
     _read_degrees(keys)
     _read_sizes(keys, reading)
     _read_precision(keys, reading)
+    for name, text in _REMARKS.items():
+        if keys.get(name):
+            reading.remark(keys.where(name), text)
     zero = keys.part("zero_optimization")
     if zero is None:
-        raise keys.not_modelled("zero_optimization", NO_STAGE)
-    say_zero(zero, "stage", zero.get("stage"), reading)
-    read_zero(zero, reading)
+        say_zero(keys, "zero_optimization", None, reading)
+    else:
+        say_zero(zero, "stage", zero.get("stage"), reading)
+        read_zero(zero, reading)
     _read_optimizer(keys, reading)
     keys.skip(_HARMLESS)
 
@@ -126,14 +150,31 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused, else DeepSpeed's on the CPU."""
+    offloaded = str(reading.value("offload") or "none").startswith("optimizer")
+    forced = keys.flag("zero_force_ds_cpu_optimizer") is not False
     part = keys.part("optimizer")
     if part is None:
+        if offloaded and forced:
+            swap_for_cpu_adam(reading, reading.said["offload"].origin)
         return
     kind = part.text("type") or ""
     part.skip(("params", "legacy_fusion"))
     if kind.lower() not in ("adam", "adamw"):
         raise part.not_modelled("type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are")
-    offloaded = str(reading.value("offload") or "none").startswith("optimizer")
     reading.said.pop("optimizer", None)
     note = "DeepSpeed's own Adam, on the CPU" if offloaded else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
     reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)
+
+
+def swap_for_cpu_adam(reading: Reading, origin: str) -> None:
+    """Enter that Accelerate puts DeepSpeedCPUAdam in the place of any optimizer whose states DeepSpeed offloads.
+
+    Source: accelerate 1.15.0 accelerator.py:2374-2384 and utils/deepspeed.py:29-94: Lion of 32 bits becomes DeepSpeedCPULion, all
+    others Adam, unless ``zero_force_ds_cpu_optimizer`` is false.
+    """
+    before = reading.said.get("optimizer")
+    if before is None or before.value in ("adamw_torch", "adamw_torch_fused", "lion"):
+        return
+    del reading.said["optimizer"]
+    reading.say("optimizer", "adamw_torch", origin, "DeepSpeedCPUAdam, which Accelerate swaps in")
+    reading.remark(before.origin, f"{show(before.value)} is swapped for DeepSpeedCPUAdam, because DeepSpeed offloads its states")

@@ -1,4 +1,4 @@
-"""YAML and JSON files of untrusted origin as one table: safe loader, bounded, no aliases, no key twice."""
+"""YAML and JSON files of untrusted origin as one table: safe loader, bounded, no aliases."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ _TOO_DEEP = "nested too deeply"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file holds: one table with text as keys."""
+    """What a file holds: one table with text as keys.
+
+    ``twice``: keys of a YAML file that are given again, with the line of the last, whose value is in the table.
+    """
 
     path: Path
     table: dict[str, Any]
+    twice: tuple[tuple[str, int], ...] = ()
 
 
 def read_document(path: Path) -> Document:
     """The table of a YAML or JSON file (by its suffix; what has neither is YAML, of which JSON is nearly a part).
 
     Raises:
-        InputFileError: unreadable, too large, not YAML or JSON, empty, not a table, with aliases or a key given twice.
+        InputFileError: unreadable, too large, not YAML or JSON, empty, not a table, with aliases; JSON with a key given twice,
+            which DeepSpeed refuses too.
     """
     text = read_text(path, MAX_DOCUMENT_BYTES)
+    twice: dict[str, int] = {}
     try:
-        value = _from_json(path, text) if path.suffix == ".json" else _from_yaml(path, text)
+        value = _from_json(path, text) if path.suffix == ".json" else _from_yaml(path, text, twice)
     except RecursionError:
         raise InputFileError(path, _TOO_DEEP) from None
     if value is None:
@@ -47,7 +53,7 @@ def read_document(path: Path) -> Document:
     for key in value:
         if not isinstance(key, str):
             raise InputFileError(path, f"keys must be text, but one is {show(key)}")
-    return Document(path, value)
+    return Document(path, value, tuple(twice.items()))
 
 
 def _from_json(path: Path, text: str) -> Any:
@@ -70,11 +76,11 @@ def _from_json(path: Path, text: str) -> Any:
         raise InputFileError(path, f"not valid JSON: {show(str(error))}") from None
 
 
-def _from_yaml(path: Path, text: str) -> Any:
+def _from_yaml(path: Path, text: str, twice: dict[str, int]) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML without aliases, which can blow up, and without keys given twice, of which the last would win in silence."""
+        """Safe YAML without aliases, which can blow up.  Of a key given twice the last wins, as in ``yaml.safe_load``."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
@@ -84,10 +90,12 @@ def _from_yaml(path: Path, text: str) -> Any:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
-                if key.value in seen and isinstance(key.value, str):
-                    raise InputFileError(path, f"key '{show(key.value)}' is given twice", key.start_mark.line + 1)
-                if isinstance(key.value, str):
-                    seen.add(key.value)
+                line = key.start_mark.line + 1
+                if not isinstance(key, yaml.ScalarNode):
+                    raise InputFileError(path, "a key is a list or a table, as where a placeholder {{ name }} is not filled in", line)
+                if key.value in seen:
+                    twice[key.value] = line
+                seen.add(key.value)
             return super().construct_mapping(node, deep)
 
     try:

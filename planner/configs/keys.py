@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,14 @@ from planner.errors import InputFileError, NotModelledError, show
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "None", "no", "false")
+# Words of keys that may change memory: what is trained and in which dtype, where it lies, what the step keeps, how long it is.
+_MATTERS = re.compile(
+    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|fr[eo]ez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
+    "|attention|attn|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
+    "|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
+)
+# What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``<name>``.
+_PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\$\{[^}]*\}|<[A-Z][A-Z0-9_]*>")
 
 
 class Keys:
@@ -24,6 +34,7 @@ class Keys:
         self.path, self._table, self._prefix = path, table, prefix
         self._read: set[str] = set()
         self._parts: list[Keys] = []
+        self._written: dict[str, str] = {}
 
     @classmethod
     def of(cls, document: Document) -> Keys:
@@ -39,13 +50,26 @@ class Keys:
         return name in self._table
 
     def get(self, name: str) -> Any:
-        """The value of a key, ``None`` where it is not given; it counts as read."""
+        """The value of a key, ``None`` where it is not given; it counts as read.
+
+        Raises:
+            InputFileError: a placeholder that nobody filled in.
+        """
         self._read.add(name)
-        return self._table.get(name)
+        value = self._table.get(name)
+        if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+            raise InputFileError(self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first")
+        return value
 
     def where(self, name: str) -> str:
         """Place of a key: ``file:key``."""
-        return f"{self.path}:{self._prefix}{name}"
+        return f"{self.path}:{self._prefix}{self._written.get(name, name)}"
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Let keys be asked for by other names (as written -> asked for); places keep the written ones."""
+        self._written = {asked: written for written, asked in names.items() if written in self._table and asked not in self._table}
+        asked = {written: name for name, written in self._written.items()}
+        self._table = {asked.get(name, name): value for name, value in self._table.items()}
 
     def flag(self, name: str) -> bool | None:
         """A key that must be true or false, ``None`` where it is not given.
@@ -126,7 +150,7 @@ class Keys:
         """
         for name, why in reasons.items():
             value = self.get(name)
-            if not (value in _OFF if isinstance(value, _PLAIN) else not value):
+            if not _is_off(value):
                 raise self.not_modelled(name, why)
 
     def refuse_above_one(self, reasons: Mapping[str, str]) -> None:
@@ -149,6 +173,24 @@ class Keys:
         """Count keys as read that change neither memory nor the time of a step."""
         self._read.update(names)
 
+    def refuse_unknown(self) -> None:
+        """Refuse keys that nobody read and whose name says that they may change memory, in the tables below as well.
+
+        The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes nothing stands in
+        ``harmless``, with the place in its tool's source.
+
+        Raises:
+            NotModelledError: names the first of them, and the known key that its name is nearest to.
+        """
+        for name in self.left_over_here():
+            if (found := _MATTERS.search(name.lower())) is None or self._table[name] is None:
+                continue
+            near = difflib.get_close_matches(name, self._read, n=1, cutoff=0.8)
+            advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"
+            raise self.not_modelled(show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}")
+        for part in self._parts:
+            part.refuse_unknown()
+
     def left_over_here(self) -> tuple[str, ...]:
         """Keys of this very table that nobody read."""
         return tuple(name for name in self._table if name not in self._read)
@@ -157,3 +199,10 @@ class Keys:
         """Keys that nobody read, with those of the tables below, in the order of the file."""
         own = tuple(f"{self._prefix}{show(name)}" for name in self.left_over_here())
         return (*own, *(name for part in self._parts for name in part.left_over()))
+
+
+def _is_off(value: object) -> bool:
+    """Whether a value switches its key off: also a table whose ``enabled`` is false, or ``auto`` where DeepSpeed reads it."""
+    if isinstance(value, dict):
+        return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
+    return value in _OFF if isinstance(value, _PLAIN) else not value

@@ -35,7 +35,7 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs.  ``switches``: those of the stack that the file sets, with their places.
+    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of the stack that the file sets, with their places.
     """
 
     path: Path
@@ -93,5 +93,10 @@ class Reading:
             self.say("switches", pairs, next(iter(self.switches.values()))[1], note)
 
     def finish(self, keys: Keys) -> None:
-        """Enter the keys of a file that nobody read."""
+        """Enter the keys of a file that nobody read.
+
+        Raises:
+            NotModelledError: one of them may change memory.
+        """
+        keys.refuse_unknown()
         self.ignored += [f"{keys.path}:{name}" for name in keys.left_over()]

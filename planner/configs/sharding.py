@@ -12,6 +12,7 @@ from pathlib import Path
 from planner.configs.document import Document, read_document
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
+from planner.configs.stock import stock_file
 from planner.errors import InputFileError, show
 
 # How units are wrapped, order of prefetching, how checkpoints are written and loaded.
@@ -43,14 +44,20 @@ _STRATEGIES = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "h
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Files given beside a config on the command line, in place of those that it refers to."""
+    """Files given beside a config on the command line, in place of those that it refers to.
+
+    ``look``: whether a launch file is looked for beside the config where none is given.
+    """
 
     deepspeed: Path | None = None
     accelerate: Path | None = None
+    look: bool = True
 
 
-def referred(keys: Keys, name: str, way_out: str) -> Document:
+def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     """The file that a key names: looked for beside the config, then in the working directory, where tools look.
+
+    One that comes with a tool and is in neither place is known by its folder and name, and that is remarked on.
 
     Raises:
         InputFileError: it is in neither place, or cannot be read.
@@ -62,11 +69,21 @@ def referred(keys: Keys, name: str, way_out: str) -> Document:
         raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, {ends}; {way_out}")
     for path in (keys.path.parent / named, named):
         if path.is_file():
-            return read_document(path)
+            return remark_on_twice(read_document(path), reading)
+    if (stock := stock_file(named)) is not None:
+        reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
+        return stock[0]
     raise InputFileError(
         keys.path,
         f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working directory; {way_out}",
     )
+
+
+def remark_on_twice(document: Document, reading: Reading) -> Document:
+    """The document, after its keys that are given twice were remarked on: the last value is the one that counts."""
+    for key, line in document.twice:
+        reading.remark(f"{document.path}:{line}", f"key '{show(key)}' is given twice: the last value counts")
+    return document
 
 
 @dataclass(slots=True)

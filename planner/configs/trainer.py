@@ -11,7 +11,7 @@ from planner.configs.document import Document, read_document
 from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
-from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, say_fsdp
+from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
 from planner.errors import UsageError, show
 
 _SIZES = {
@@ -129,7 +129,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     if beside.accelerate is not None:
-        _read_file(read_document(beside.accelerate), reading, beside)
+        _read_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         _finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
@@ -138,7 +138,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         if part is not None:
             read_deepspeed(part, reading)
     elif keys.has("deepspeed"):
-        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE)), reading)
+        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
 
 
 def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
@@ -273,7 +273,7 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         elif option not in ("auto_wrap", "true"):
             found.strategy = option
     if isinstance(keys.get("fsdp_config"), str):
-        part: Keys | None = Keys.of(referred(keys, "fsdp_config", "write its table into this key"))
+        part: Keys | None = Keys.of(referred(keys, "fsdp_config", "write its table into this key", reading))
     else:
         part = keys.part("fsdp_config")
     if part is None:

@@ -13,7 +13,10 @@ from planner.units import TERA
 TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
-NO_STAGE = "DeepSpeed's engine without ZeRO (stage 0) is not modelled; stages 1 to 3 are"
+_STAGE_0 = (
+    "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: it keeps 16-bit weights, 16-bit gradients "
+    "and fp32 masters, as many bytes"
+)
 _ZERO_HARMLESS = (
     "stage3_gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
@@ -47,6 +50,21 @@ _STAGE_3 = {
     "stage3_param_persistence_threshold": 100_000,
 }
 _LIVE = {"stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000, "sub_group_size": 1_000_000_000}
+# Fields of stage 3 that files may write without the prefix (DeepSpeedZeroConfig is filled by name as well as by alias).
+_SHORT = {
+    name: f"stage3_{name}"
+    for name in (
+        "prefetch_bucket_size",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "gather_16bit_weights_on_model_save",
+        "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params",
+        "allgather_sequential",
+    )
+}
 _OFFLOADS = {
     ("none", "none"): "none",
     ("cpu", "none"): "optimizer",
@@ -65,14 +83,20 @@ _ZERO_UNMODELLED = {
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
-    """Enter a stage of ZeRO.
+    """Enter a stage of ZeRO; none is stage 0.
+
+    Stage 0 divides nothing: deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by ``FP16_Optimizer`` or
+    ``FP16_UnfusedOptimizer`` (bf16 too), which hold 2 bytes of weights, 2 of gradients and 4 of masters per trained parameter
+    on every GPU; DDP over fp32 weights holds 4 and 4.
 
     Raises:
         InputFileError: no such stage.
-        NotModelledError: stage 0.
     """
-    if stage in (None, 0):
-        raise keys.not_modelled(name, NO_STAGE)
+    if stage in (None, 0) and stage is not False:
+        reading.say("sharding", "ddp", keys.where(name))
+        reading.switch("trainable_fp32", True, keys.where(name))
+        reading.remark(keys.where(name), _STAGE_0)
+        return
     if stage not in (1, 2, 3) or isinstance(stage, bool):
         raise keys.wrong(name, "0, 1, 2 or 3", stage)
     reading.say("sharding", f"zero{stage}", keys.where(name))
@@ -102,6 +126,7 @@ def read_zero(zero: Keys, reading: Reading) -> None:
         InputFileError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    zero.rename(_SHORT)
     zero.refuse_switched_on(_ZERO_UNMODELLED)
     zero.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"})
     states, params = (
@@ -128,10 +153,13 @@ def read_zero_buckets(zero: Keys, reading: Reading) -> None:
     Raises:
         InputFileError: not a number of elements.
     """
-    if zero.get("stage") == 3:
+    stage = zero.get("stage")
+    if stage == 3:
         _read_stage_3(zero, reading)
-    else:
+    elif stage:
         _read_buckets(zero, reading)
+    else:
+        zero.skip((*_STAGE_3, "allgather_bucket_size", "overlap_comm"))
 
 
 def _read_buckets(zero: Keys, reading: Reading) -> None:

@@ -111,19 +111,34 @@ def _beside(config: Path, model: object) -> object:
 
 
 def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
-    """``request`` with the accumulation that the batch over all GPUs leaves, or checked against it, as DeepSpeed does."""
+    """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation, or checked against it.
+
+    As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder, accumulation is 1
+    where neither is given, and the product must be the batch.
+
+    Raises:
+        UsageError: micro-batch x accumulation x GPUs is another number.
+    """
     samples, where = total
-    gpu = request.get("gpu") or ""
-    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
-    gpus = (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)
-    micro, accum = request.get("batch") or 1, request.get("grad_accum")
-    if accum is None:
-        accum = samples // (micro * gpus)
-        note = f"{samples} samples / ({micro} x {gpus} GPUs)"
-        request = merge(ScenarioRequest({"grad_accum": Given(max(accum, 1), where, note)}), request)
-    if micro * accum * gpus != samples:
+    gpus = _gpus(request)
+    micro, accum = request.get("batch"), request.get("grad_accum")
+    if micro is None:
+        accum = accum or 1
+        micro = samples // gpus // accum
+    elif accum is None:
+        accum = samples // micro // gpus
+    if min(micro, accum) < 1 or micro * accum * gpus != samples:
         raise UsageError(
             f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is {micro * accum * gpus}: "
             "DeepSpeed refuses that; say how many GPUs with --gpu X:n"
         )
-    return request
+    note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
+    found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}
+    return merge(ScenarioRequest(found), request)
+
+
+def _gpus(request: ScenarioRequest) -> int:
+    """GPUs of the whole job, as flags or the file say them."""
+    gpu = request.get("gpu") or ""
+    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
+    return (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)

@@ -1,0 +1,72 @@
+"""Files of programs that are not read here, told by keys that only their files have."""
+
+from __future__ import annotations
+
+from planner.configs.document import Document
+from planner.errors import NotModelledError
+
+# Program -> its own keys.  One is enough: none of them is a key of a tool that is read.
+_MARKS = {
+    # allenai/open-instruct open_instruct/finetune.py and dpo_tune.py; the scripts of Transformers without a Trainer have the
+    # first three as well (examples/pytorch/language-modeling/run_clm_no_trainer.py).
+    "open-instruct, or a script with a loop of its own": frozenset(
+        {
+            "with_tracking",
+            "use_slow_tokenizer",
+            "checkpointing_steps",
+            "dataset_mix_dir",
+            "dataset_mixer_list",
+            "keep_last_n_checkpoints",
+            "hf_metadata_dataset",
+        }
+    ),
+    # OptimalScale/LMFlow src/lmflow/args.py.
+    "LMFlow": frozenset(
+        {
+            "do_dpo_align",
+            "reference_model_name_or_path",
+            "disable_group_texts",
+            "group_texts_batch_size",
+            "use_lisa",
+            "lisa_activated_layers",
+            "truncate_to_model_max_length",
+        }
+    ),
+    # NVIDIA/Megatron-LM megatron/core/model_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter.
+    "Megatron": frozenset(
+        {
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "expert_model_parallel_size",
+            "use_distributed_optimizer",
+            "recompute_granularity",
+        }
+    ),
+    # mosaicml/llm-foundry scripts/train/yamls.
+    "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
+    # volcengine/verl verl/trainer/config.
+    "verl": frozenset({"actor_rollout_ref"}),
+}
+# Key of a nested table that torchtune's config parser instantiates (torchtune/config/_instantiate.py).
+_TORCHTUNE = "_component_"
+
+
+def refuse_other_tools(document: Document) -> None:
+    """Refuse a file of a program that is not read.
+
+    Raises:
+        NotModelledError: names the program and the key that tells it.
+    """
+    for program, marks in _MARKS.items():
+        if found := sorted(marks & document.table.keys()):
+            raise _refusal(document, program, found[0])
+    for key, value in document.table.items():
+        if isinstance(value, dict) and _TORCHTUNE in value:
+            raise _refusal(document, "torchtune", f"{key}.{_TORCHTUNE}")
+
+
+def _refusal(document: Document, program: str, key: str) -> NotModelledError:
+    return NotModelledError(
+        f"{document.path}:{key}: a key of {program}, whose files are not read: say the job by flags, as in plan --help"
+    )
