@@ -21,8 +21,9 @@ OWN_TOOL = "plan"
 class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
-    ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
-    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
+    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
+    stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
+    that asks for it.
     """
 
     request: ScenarioRequest
@@ -31,6 +32,7 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
+    tool_name: str = OWN_TOOL
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,6 +62,7 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
+        tool_name=reading.tool_name,
     )
 
 

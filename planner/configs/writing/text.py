@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.configs.writing.edits import REMOVED, Edit
-from planner.errors import InputFileError, UsageError, show
+from planner.configs.document import Document
+from planner.configs.writing.edits import REMOVED, Edit, applied
+from planner.errors import InputFileError, show
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _SEQUENCE = re.compile(r"^(?P<outer> *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?P<inner> *)- ", re.MULTILINE)
@@ -33,6 +34,15 @@ def with_edits(path: Path, text: str, edits: Sequence[Edit]) -> str:
     if path.suffix == ".json":
         return _each(_json_with, path, text, edits)
     return _yaml_with(path, text, edits)
+
+
+def trial_text(document: Document, text: str, edits: Sequence[Edit]) -> str:
+    """What the file would say with ``edits``, for asking only: YAML without its comments, and without ruamel."""
+    if document.path.suffix in (".toml", ".json"):
+        return with_edits(document.path, text, edits)
+    import yaml
+
+    return yaml.safe_dump(applied(document.table, edits), sort_keys=False)
 
 
 def _each(change: Any, path: Path, text: str, edits: Sequence[Edit]) -> str:
@@ -140,7 +150,7 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
     found = re.search(rf"(?m)^[ \t]*[\"']?{key}[\"']?[ \t]*=[ \t]*(?P<rest>[^\n]*)(?:\n|$)", text)
     if found is None:
         end = "" if text.endswith("\n") or not text else "\n"
-        return text if edit.value is REMOVED else f"{text}{end}{name} = {json.dumps(edit.value)}\n"
+        return text if edit.value is REMOVED else f"{text}{end}{name} = {json.dumps(edit.value, ensure_ascii=False)}\n"
     if edit.value is REMOVED:
         return text[: found.start()] + text[found.end() :]
     rest = found["rest"]
@@ -148,13 +158,13 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
     for end in (*ends, len(rest)):
         if _is_toml(f"value = {rest[:end]}"):
             kept = rest[len(rest[:end].rstrip()) :]
-            return text[: found.start("rest")] + json.dumps(edit.value) + kept + text[found.end("rest") :]
+            return text[: found.start("rest")] + json.dumps(edit.value, ensure_ascii=False) + kept + text[found.end("rest") :]
     raise InputFileError(path, f"key '{name}' has a value of several lines: write it in one, then it can be changed")
 
 
 def _is_toml(text: str) -> bool:
     try:
         tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UsageError):
+    except tomllib.TOMLDecodeError:
         return False
     return True

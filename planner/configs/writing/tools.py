@@ -215,7 +215,7 @@ _AXOLOTL: Mapping[str, Rule] = {
 _DEEPSPEED: Mapping[str, Rule] = {
     "batch": _key("train_micro_batch_size_per_gpu"),
     "grad_accum": _key("gradient_accumulation_steps"),
-    "precision": _words("bf16", {"bf16-mixed": {"enabled": True}}),
+    "precision": lambda _, value: {("bf16", "enabled"): True} if value == "bf16-mixed" else None,
 }
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
