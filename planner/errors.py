@@ -7,6 +7,7 @@
     |   +-- UnknownNameError          exit 2   a name that no catalog knows; lists the nearest
     |   +-- InputFileError            exit 2   a file that cannot be read; names file and line
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
+    +-- DoesNotFit                    exit 3   a job that is about to start needs more memory than there is
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
         +-- UnknownArchitectureError  exit 6   a model whose architecture has no formulas; a trace may still run its modules
 """
@@ -90,6 +91,16 @@ class InputFileError(UsageError):
 
 class RefusedCombinationError(UsageError):
     """Settings that exclude each other, or a combination that no library runs."""
+
+
+class DoesNotFit(PlannerError):  # noqa: N818 - reads as what it says, as StopIteration does
+    """A job that is about to start needs more memory than there is; ``answer`` is the prediction that says so."""
+
+    exit_code = ExitCode.GPU_MEMORY_SHORT
+
+    def __init__(self, message: str, answer: object = None) -> None:
+        self.answer = answer
+        super().__init__(message)
 
 
 class NotModelledError(PlannerError):

@@ -13,7 +13,7 @@ from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPredict
 from planner.domain.recipe import Number
 from planner.domain.scale import Doubt, far_factor, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
-from planner.domain.term import LENGTH_CACHE
+from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
 from planner.memory.host import predict_host
 from planner.memory.job import job_of
 from planner.memory.optimizer import paged_state_bytes
@@ -53,16 +53,17 @@ def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain
 def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]:
     """Verdict from the point estimate, and one sentence that says why.
 
-    A job fits when what must be held at once fits: the allocator gives cached blocks back before it fails.
+    A job fits when the least that it needs fits: the allocator gives cached blocks back before it fails.
     """
     if memory.limit_bytes is None:
         return "no_verdict", "the memory that CUDA makes visible on this card is unknown; give it with --gpu-memory"
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
+    moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
         over = format_gib(need - limit)
         return (
             "does_not_fit",
-            f"{memory.limiting_phase} needs {format_gib(need)} at once, {over} more than the card's {format_gib(limit)}",
+            f"it needs at least {format_gib(need)} ({moment}), {over} more than the card's {format_gib(limit)}",
         )
     short = _host_shortage(host)
     if short is not None:
@@ -71,9 +72,9 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     if driver_bytes > limit:
         return (
             "fits",
-            f"{memory.limiting_phase} fills the card: the allocator has to return cached blocks to fit {format_gib(limit)}",
+            f"it fills the card ({moment}): the allocator has to return cached blocks to fit {format_gib(limit)}",
         )
-    return "fits", f"{memory.limiting_phase} is the largest phase, {format_gib(limit - driver_bytes)} remain free"
+    return "fits", f"{format_gib(limit - driver_bytes)} remain free at the peak ({moment})"
 
 
 def _host_shortage(host: HostPrediction) -> str | None:
@@ -93,7 +94,7 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     verdict, reason = prediction.verdict, prediction.reason
     if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
         short = _host_shortage(prediction.host)
-        straddles = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs at once straddles the card's limit; {short or reason}"
+        straddles = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs straddles the card's limit; {short or reason}"
         verdict, reason = ("uncertain" if short is None else "host_memory_short"), straddles
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 
@@ -157,7 +158,7 @@ def order_reach_bytes(memory: MemoryPrediction) -> tuple[Number, Number]:
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
     """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
 
-    No meter shows what must be held at once; which readings stand for it says :mod:`planner.calibration.intervals`.
+    No meter shows the least that a job needs; which readings stand for it says :mod:`planner.calibration.intervals`.
     """
     spread = calibration.spread_for(SpreadKey("need"))
     if spread is None or memory.limit_bytes is None:

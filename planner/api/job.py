@@ -12,7 +12,7 @@ from planner.errors import UsageError
 from planner.intake.request import ScenarioRequest, from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
-from planner.report.subject import Subject, needs_changes
+from planner.report.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
 # Each of these has no default; a card that is not in the catalog may be given by its memory alone.
@@ -87,11 +87,15 @@ def require(request: ScenarioRequest, example: str) -> None:
 
 def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:
     """``subject`` with what other values of its settings would do."""
+    from planner.searching.levers import levers, stack_needs
+    from planner.searching.run_length import at_example_length
     from planner.searching.unsaid import unsaid_settings
 
-    subject = replace(subject, unsaid=unsaid_settings(subject.scenario, subject.prediction, model))
-    if needs_changes(subject.prediction):
-        from planner.searching.explain import changes_that_fit
-
-        subject = replace(subject, changes=changes_that_fit(subject.scenario, model))
-    return subject
+    scenario, prediction = subject.scenario, subject.prediction
+    return replace(
+        subject,
+        unsaid=unsaid_settings(scenario, prediction, model),
+        levers=levers(scenario, model),
+        stacks=stack_needs(scenario, model),
+        at_length=at_example_length(scenario, prediction, model),
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -30,10 +30,10 @@ from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError, UsageError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions"})
+_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "usual", "unmodelled"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
-_TABLES = ("defaults", "quantized", "switches", "versions")
+_TABLES = ("defaults", "quantized", "switches", "versions", "usual", "unmodelled")
 _FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
 # Numbers and their allowed range; everything else is a closed list of words or a flag.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -59,6 +59,8 @@ class StackEntry(BaseModel):
     defaults: dict[str, Setting] = {}
     quantized: dict[str, Setting] = {}
     switches: dict[str, Setting] = {}
+    usual: dict[str, Setting] = {}
+    unmodelled: dict[str, Setting] = {}
 
 
 def stack_ids() -> tuple[str, ...]:
@@ -157,6 +159,7 @@ def _stack_of(entry: StackEntry, path: Path) -> Stack:
     values = _values(entry.defaults, StackDefaults, DEFAULT_NAMES, ("defaults", path))
     changed = _values(entry.quantized, StackDefaults, tuple(entry.quantized), ("quantized", path))
     switches = _values(entry.switches, Stack, SWITCH_NAMES, ("switches", path))
+    usual = _values(entry.usual, StackDefaults, tuple(entry.usual), ("usual", path))
     settled = list(entry.switches.items())
     settled += [(f"defaults.{name}", setting) for name, setting in entry.defaults.items()]
     settled += [(f"quantized.{name}", setting) for name, setting in entry.quantized.items()]
@@ -164,12 +167,23 @@ def _stack_of(entry: StackEntry, path: Path) -> Stack:
         id=entry.id,
         title=entry.title,
         extends=entry.extends or "",
+        usual=tuple(usual.items()),
+        unmodelled=tuple(_unmodelled(entry, path)),
         defaults=StackDefaults(**values),
         versions=tuple(sorted(entry.versions.items())),
         quantized_defaults=StackDefaults(**values | changed) if changed else None,
         settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
         **switches,
     )
+
+
+def _unmodelled(entry: StackEntry, path: Path) -> Iterator[tuple[str, str]]:
+    for name, setting in entry.unmodelled.items():
+        if name not in DEFAULT_NAMES:
+            raise InputFileError(path, f"unknown key 'unmodelled.{name}'")
+        if not isinstance(setting.value, str):
+            raise InputFileError(path, f"key 'unmodelled.{name}.value' must be text, but it is {str(setting.value)[:60]!r}")
+        yield name, setting.value
 
 
 def _values(settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]) -> dict[str, Any]:

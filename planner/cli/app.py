@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner import __version__
+from planner.version import __version__
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
@@ -33,7 +33,7 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
     from planner.cli.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    names = ("config", "explain", "force", "calibration", "trace")
+    names = ("config", "details", "explain", "force", "calibration", "trace")
     options = Options(output_format=output_format, **{name: said.pop(name) for name in names})
     return predict(said, options)
 
@@ -147,7 +147,10 @@ def calibrate_command(
 @app.command("schema", short_help="Print the JSON Schema of a document")
 def schema_command(
     document: Annotated[
-        str, typer.Argument(metavar="[prediction|check|record|search|trace|validate]", help="Which document", show_default=False)
+        str,
+        typer.Argument(
+            metavar="DOCUMENT", help="prediction, check, error, record, search, trace or validate", show_default=False
+        ),
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""

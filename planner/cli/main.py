@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TextIO
 
 from planner.errors import ExitCode, PlannerError
@@ -16,28 +17,56 @@ _DEBUG_VARIABLE = "PLANNER_DEBUG"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``plan`` with ``argv`` (the process's own arguments when ``None``) and return the exit code.
 
-    Results go to standard output, all else to standard error.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
+    Results go to standard output, all else to standard error; where JSON is asked for, a failure is a document on standard
+    output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         _escape_what_cannot_be_encoded(stream)
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except PlannerError as error:
-        return _fail(str(error), error.exit_code)
+        return _run_or_tell(arguments)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except ModuleNotFoundError as error:
-        if (error.name or "planner").partition(".")[0] in ("planner", "measure"):
-            return _unexpected(error)
-        # The package is on no index: who has it has the project's folder, or a wheel.
-        need = "install the package with all that it needs: pip install . in the project's folder"
-        return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     except BrokenPipeError:
         # The reader has what it wanted.  Python would complain once more when it flushes at exit.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return int(ExitCode.FITS)
+
+
+class _CommandError(Exception):
+    """One sentence, the exit code, and the nearest names where one is unknown."""
+
+    def __init__(self, message: str, code: ExitCode, suggestions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message, self.code, self.suggestions = message, code, suggestions
+
+
+def _run_or_tell(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        raise
     except Exception as error:
-        return _unexpected(error)
+        return _tell(_told_of(error), as_json=_asks_for_json(arguments))
+
+
+def _told_of(error: Exception) -> _CommandError:
+    if isinstance(error, _CommandError):
+        return error
+    if isinstance(error, PlannerError):
+        return _CommandError(str(error), error.exit_code, getattr(error, "nearest", ()))
+    if isinstance(error, ModuleNotFoundError) and (error.name or "planner").partition(".")[0] not in ("planner", "measure"):
+        # The package is on no index: who has it has the project's folder, or a wheel.
+        need = "install the package with all that it needs: pip install . in the project's folder"
+        return _CommandError(f"{error.name} is not installed; {need}", ExitCode.USAGE)
+    return _unexpected(error)
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether the answer was to be JSON, by the words alone: they may be what is wrong."""
+    formats = [value for name, value in pairwise(arguments) if name == "--format"]
+    formats += [word.removeprefix("--format=") for word in arguments if word.startswith("--format=")]
+    return "--json" in arguments or "json" in (name.strip().lower() for name in formats)
 
 
 def _run(arguments: list[str]) -> int:
@@ -55,8 +84,10 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         # Typer brings its own copy of Click's exceptions or uses those of Click, depending on its version.
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
+            _refuse_values_of_switches(arguments)
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
-            return _fail(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE)
+            names = getattr(error, "possibilities", None) or ()
+            raise _CommandError(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names) from None
         raise
     if isinstance(result, Outcome):
         sys.stdout.write(result.text)
@@ -65,25 +96,47 @@ def _run(arguments: list[str]) -> int:
     return int(result or ExitCode.FITS)
 
 
+def _refuse_values_of_switches(arguments: list[str]) -> None:
+    """A switch takes no value; ``--gradient-checkpointing selective`` is understood all the same, and not modelled.
+
+    Raises:
+        UsageError: a value after a switch.
+        NotModelledError: a value that asks for what no formula covers.
+    """
+    from planner.errors import UsageError
+    from planner.intake.fields import REQUEST_FIELDS, show
+
+    for flag, value in pairwise(arguments):
+        field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))
+        if flag.startswith("--") and field is not None and field.kind == "flag" and not value.startswith("-"):
+            field.parse(value)
+            raise UsageError(f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is --no-{field.flag[2:]}")
+
+
 def _one_line(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
     sentence = " ".join(text.split()).rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 
-def _fail(message: str, code: ExitCode) -> int:
-    line = "".join(char if char.isprintable() else "?" for char in message)
+def _tell(failure: _CommandError, *, as_json: bool) -> int:
+    line = "".join(char if char.isprintable() else "?" for char in failure.message)
     sys.stderr.write(f"plan: {line}\n")
-    return int(code)
+    if as_json:
+        from planner.report.error_document import error_json
+
+        sys.stdout.write(error_json(int(failure.code), line, failure.suggestions))
+        sys.stdout.flush()
+    return int(failure.code)
 
 
-def _unexpected(error: Exception) -> int:
+def _unexpected(error: Exception) -> _CommandError:
     if os.environ.get(_DEBUG_VARIABLE) == "1":
         import traceback
 
         traceback.print_exception(error)
     kind = type(error).__name__
-    return _fail(
+    return _CommandError(
         f"internal error ({kind}: {str(error)[:200]}), please report it with the command line; {_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )

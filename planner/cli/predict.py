@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ class Options:
 
     config: str | None = None
     output_format: str = "human"
+    details: bool = False
     explain: bool = False
     force: bool = False
     calibration: str | None = None
@@ -34,16 +36,26 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
 
 
 def _report(subject: Subject, options: Options) -> Outcome:
-    from planner.report.sections import build_sections
-
     code = exit_code_of(subject.prediction)
     if options.output_format == "json":
         from planner.report.to_json import to_json
 
         return Outcome(to_json(subject), code)
-    sections = build_sections(subject)
+    return Outcome(_text(subject, options), code)
+
+
+def _text(subject: Subject, options: Options) -> str:
+    """The first answer, or with --details and --explain all of it."""
+    from planner.report.sections import build_sections
+    from planner.report.short import short_sections, short_text
+
+    whole = options.details or options.explain
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown
 
-        return Outcome(to_markdown(sections), code)
-    return Outcome(human_text(sections), code)
+        return to_markdown(build_sections(subject) if whole else short_sections(subject))
+    if whole:
+        return human_text(build_sections(subject))
+    from planner.report.human import make_console
+
+    return short_text(subject, make_console(sys.stdout))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.outcome import Outcome, json_text
 from planner.errors import UnknownNameError
 
-DOCUMENTS = ("prediction", "check", "record", "search", "trace", "validate")
+DOCUMENTS = ("prediction", "check", "error", "record", "search", "trace", "validate")
 
 
 def print_schema(document: str) -> Outcome:
@@ -22,6 +22,10 @@ def print_schema(document: str) -> Outcome:
         from planner.report.check_json import check_json_schema
 
         return Outcome(json_text(check_json_schema()))
+    if document == "error":
+        from planner.report.error_document import error_json_schema
+
+        return Outcome(json_text(error_json_schema()))
     if document == "record":
         from planner.records.schema import record_json_schema
 

@@ -64,6 +64,11 @@ class HostPrediction:
     required_per_node_bytes: Number
     available_bytes: int | None
 
+    @property
+    def reclaimable_per_node_bytes(self) -> float:
+        """What a node uses beyond what is judged: mapped files, given back under pressure."""
+        return max(0.0, float(self.per_node_bytes) - float(self.required_per_node_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class TimePrediction:

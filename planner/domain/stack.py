@@ -82,6 +82,8 @@ class Stack:
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
+    ``usual``: what the example files of the tool set where its bare defaults do not, by the name of the default.
+    ``unmodelled``: defaults of the tool that no formula covers, by name; ``defaults`` then holds the nearest that is covered.
     """
 
     id: str
@@ -125,6 +127,8 @@ class Stack:
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
     extends: str = ""
+    usual: tuple[tuple[str, str | bool], ...] = ()
+    unmodelled: tuple[tuple[str, str], ...] = ()
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""

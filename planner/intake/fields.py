@@ -22,7 +22,7 @@ from planner.domain.recipe import (
     QUANTIZATIONS,
     SHARDINGS,
 )
-from planner.errors import UnknownNameError, UsageError, show
+from planner.errors import NotModelledError, UnknownNameError, UsageError, show
 from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
 
 __all__ = [
@@ -164,6 +164,8 @@ def _flag(field: RequestField, value: object) -> bool:
     text = value.strip().lower() if isinstance(value, str) else ""
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
+    if field.name == "gradient_checkpointing" and text == "selective":
+        raise NotModelledError("selective gradient checkpointing is not modelled; say true or false to have the ends of it")
     raise UsageError(f"{field.name} must be true or false, but it is '{show(value)}'")
 
 

@@ -53,11 +53,23 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     """Whether the model's code, in Transformers or shipped with the checkpoint, has no such attention kernel."""
     if model.remote_code:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
-    if stack.model_code == "own" or attention == "eager":
+    if attention == "eager":
         return False
+    if stack.model_code == "own":
+        return attention == "flash2" and has_sinks(model)
     if attention == "flash2":
-        return model.architecture in _NO_FLASH
+        return model.architecture in _NO_FLASH or has_sinks(model)
     return model.architecture in (_NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA)
+
+
+def has_sinks(model: ModelSpec) -> bool:
+    """Whether attention has a learned sink per head, which FlashAttention 2 does not take.
+
+    For gpt-oss Transformers puts FlashAttention 3 in its place (5.23.0, modeling_utils.py:1754-1773 and
+    models/gpt_oss/modeling_gpt_oss.py:390-395), whose backward knows no sinks (issue 1895 of Dao-AILab/flash-attention): it
+    answers prompts, and does not train.
+    """
+    return any(group.block.attention.sinks for group in model.groups)
 
 
 def widest_head(model: ModelSpec) -> int:

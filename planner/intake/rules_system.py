@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -27,6 +27,17 @@ def _reserved_fills_card(case: Case) -> bool:
 def _above_label(case: Case) -> bool:
     visible, label = case.gpu.visible_memory_bytes, case.gpu.marketing_memory_bytes
     return visible is not None and label is not None and visible > label
+
+
+def _no_backward(case: Case) -> str:
+    """What runs in the place of the kernel, where that is no help."""
+    replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
+    return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
+
+
+def _unmodelled(case: Case) -> list[str]:
+    """Defaults of the stack that no formula covers and that nobody said otherwise."""
+    return [what for name, what in case.stack.unmodelled if name not in case.said]
 
 
 SYSTEM_RULES = (
@@ -155,7 +166,7 @@ SYSTEM_RULES = (
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
-        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}",
+        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}",
     ),
     Rule(
         "attention-of-remote-code",
@@ -169,6 +180,13 @@ SYSTEM_RULES = (
         "This stack has no switch for the Liger loss, or the model's own code does not go through it",
         lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
+    ),
+    Rule(
+        "default-not-modelled",
+        "warn",
+        "This stack does by itself what is not modelled, so the answer is that of another setting",
+        lambda case: bool(_unmodelled(case)),
+        lambda case: f"{case.stack.id}: {'; '.join(_unmodelled(case))}",
     ),
     Rule(
         "not-a-cuda-device",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner import __version__
+from planner.version import __version__
 from planner.domain.prediction import Verdict
 from planner.report.check import Checked, worst_exit_code
 from planner.report.schema import AssumptionPart, Bytes, MaybeBytes, Real

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from planner.report.bar import FREE, letter_line, scale_line, segment_cells
-from planner.report.layout import Block, Commands, Grid, Note, Row, Section, StackedBar, Tone
-from planner.report.numbers import printable
+from planner.report.bar import FREE, scale_line, segment_cells
+from planner.report.human_choices import choices_text
+from planner.report.layout import Block, Choices, Commands, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.numbers import gib, printable, whole_percent
+from planner.report.wrapping import first_line, wrap
 
-MAX_WIDTH = 100
-_WIDE = 92
+PLAIN_WIDTH = 80
+"""Columns of a report that goes to no terminal and is told no width."""
+_LEAST_WIDTH, _MOST_WIDTH = 40, 1000
 
 _STYLES: dict[Tone, str] = {
     "plain": "",
@@ -25,20 +29,35 @@ _STYLES: dict[Tone, str] = {
     "warn": "yellow",
     "dim": "dim",
 }
-_PALETTE = ("blue", "cyan", "green", "magenta", "yellow", "red", "bright_blue", "bright_cyan", "bright_green", "bright_magenta")
-_FULL_CELL = "\u2588"
+_PALETTE = (
+    *("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "white", "bright_red"),
+    *("cyan", "yellow", "green", "magenta", "red"),
+)
+_GUTTER = 3
 
 
 def make_console(stream: TextIO) -> Console:
-    """A console on ``stream`` at most 100 columns wide; without a single escape code unless it is a colour terminal.
+    """A console on ``stream`` as wide as its terminal; without a single escape code unless it is a colour terminal.
 
-    ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
+    ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
     """
     plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
-    console = Console(file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto")
-    width = console.width if stream.isatty() or "COLUMNS" in os.environ else MAX_WIDTH
-    console.width = min(width, MAX_WIDTH)
-    return console
+    width = _width(stream)
+    return Console(
+        file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto", width=width, height=24
+    )
+
+
+def _width(stream: TextIO) -> int:
+    """``COLUMNS``, or the terminal's own columns, or 80; what is no width at all is passed over."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and 0 < int(said) <= _MOST_WIDTH:
+        return max(int(said), _LEAST_WIDTH)
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        columns = 0
+    return max(columns, _LEAST_WIDTH) if columns else PLAIN_WIDTH
 
 
 def to_text(sections: Sequence[Section], console: Console) -> str:
@@ -62,31 +81,60 @@ def _print_sections(sections: Sequence[Section], console: Console) -> None:
 
 
 def _print_block(block: Block, console: Console) -> None:
+    width = console.width
     if isinstance(block, Note):
-        console.print(Text(printable(block.text), style=_STYLES[block.tone]))
+        text = printable(block.text)
+        lines = [first_line(text, width)] if block.cut else wrap(text, width)
+        console.print(Text("\n".join(lines), style=_STYLES[block.tone]), soft_wrap=True)
     elif isinstance(block, StackedBar):
-        console.print(_bar(block, console))
+        console.print(_bar(block, console), soft_wrap=True)
+    elif isinstance(block, Choices):
+        console.print(choices_text(block, width), soft_wrap=True)
     elif isinstance(block, Commands):
         console.print(Text("\n".join(map(printable, block.lines))), soft_wrap=True)
     else:
-        console.print(_table(block, wide=console.width >= _WIDE))
+        console.print(_table(block, console))
 
 
 def _bar(bar: StackedBar, console: Console) -> Text:
-    width = console.width
-    below = f"\n{scale_line(bar, width)}"[: width + 1]
-    if console.color_system is None or console.options.ascii_only:
-        return Text(letter_line(bar, width) + below)
-    line = Text()
-    for index, count in enumerate(segment_cells(bar, width)):
-        line.append(_FULL_CELL * count, style=_colour(index))
-    line.append(FREE * (width - len(line)), style="dim")
-    return line.append(below)
+    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit, then the legend."""
+    width, coloured = console.width, console.color_system is not None
+    text = Text()
+    for index, (segment, count) in enumerate(zip(bar.segments, segment_cells(bar, width), strict=True)):
+        text.append(segment.key * count, style=_colour(index) if coloured else "")
+    text.append(FREE * (width - len(text)), style="dim" if coloured else "")
+    text.append(f"\n{scale_line(bar, width)}"[: width + 1])
+    if bar.legend:
+        text.append("\n").append(_legend(bar, width, coloured=coloured))
+    return text
 
 
-def _table(grid: Grid, *, wide: bool) -> Table:
+def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
+    """Letter, name, GiB and share of each segment, in as many columns as there is width for."""
+    labels, sizes = [each.label for each in bar.segments], [gib(each.n_bytes) for each in bar.segments]
+    shares = [whole_percent(each.n_bytes / bar.total_bytes) for each in bar.segments]
+    label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
+    cells = []
+    for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
+        cell = Text(bar.segments[index].key, style=_colour(index) if coloured else "")
+        cell.append(f" {texts[0]:<{label}}  {texts[1]:>{size}} GiB  {texts[2]:>{share}}", style="default")
+        cells.append(cell)
+    across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
+    down = -(-len(cells) // across)
+    lines = [Text(" " * _GUTTER).join(cells[row::down]) for row in range(down)]
+    return Text("\n").join(lines)
+
+
+def _table(grid: Grid, console: Console) -> Table:
+    """With all its columns where they fit side by side, else without those for a wide terminal."""
+    whole = _drawn(grid, range(len(grid.columns)))
+    if Measurement.get(console, console.options.update(width=_MOST_WIDTH), whole).maximum <= console.width:
+        return whole
+    return _drawn(grid, [index for index, column in enumerate(grid.columns) if not column.wide_only])
+
+
+def _drawn(grid: Grid, shown: Sequence[int]) -> Table:
     titled = any(column.title for column in grid.columns)
-    shown = [index for index, column in enumerate(grid.columns) if wide or not column.wide_only]
     table = Table(box=None, show_header=titled, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in (grid.columns[index] for index in shown):
         table.add_column(column.title, justify=column.align, no_wrap=column.whole or column.align == "right", overflow="fold")
@@ -104,4 +152,5 @@ def _cells(row: Row) -> list[Text]:
 
 
 def _colour(index: int) -> str:
-    return _PALETTE[index % len(_PALETTE)]
+    """A background of its own for each of the first segments, and none for those after."""
+    return f"black on {_PALETTE[index]}" if index < len(_PALETTE) else ""

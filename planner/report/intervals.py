@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from planner.domain.prediction import MemoryLevel, Prediction
 from planner.report.layout import Note
-from planner.report.numbers import duration, gib, whole_percent
+from planner.report.numbers import duration_range, gib, whole_percent
 
 
 def calibration_notes(prediction: Prediction) -> tuple[Note, ...]:
-    """One line on the calibration, and one more where the job is unlike everything that was calibrated on."""
+    """One line on the calibration and how often its intervals are right."""
     sure = prediction.uncertainty
     if sure is None:
         return ()
-    held = ", ".join(f"{of.replace('_', ' ')} {whole_percent(share)}" for of, share in sure.coverage)
+    inside = ", ".join(f"{of.replace('_', ' ')} {whole_percent(share)}" for of, share in sure.coverage)
     basis = f"Calibration {prediction.calibration}: {sure.basis}"
     nominal = f"{whole_percent(sure.nominal)} intervals"
-    worth = f"{nominal} held on unseen sources: {held}" if held else f"no second source to measure its {nominal} on"
-    notes = [Note(f"{basis}; {worth}", "dim")]
-    if sure.extrapolates:
-        notes.append(Note(f"Extrapolates: no calibrated record has {', '.join(sure.extrapolates)}; intervals are wider.", "warn"))
-    return tuple(notes)
+    checked = f"of readings from sources left out of the fit, {nominal} contain: {inside}"
+    worth = checked if inside else f"no second source to check its {nominal} on"
+    return (Note(f"{basis}; {worth}.", "dim"),)
 
 
 def level_interval(prediction: Prediction, level: MemoryLevel) -> str:
@@ -34,4 +32,4 @@ def step_interval(prediction: Prediction) -> str:
     sure = prediction.uncertainty
     if sure is None or sure.step is None:
         return ""
-    return f"{whole_percent(sure.nominal)} interval of the step: {duration(sure.step.low)} to {duration(sure.step.high)}"
+    return f"{whole_percent(sure.nominal)} interval {duration_range(sure.step.low, sure.step.high)}"

@@ -95,11 +95,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A list of flags to choose from.  Flags are to be copied, so they are never cut or broken."""
+    """A list of flags to choose from.  Flags are to be copied, so they are never cut or broken.
+
+    ``texts``: what flags mean is shown even where it needs a line of its own.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[Choice, ...]
+    texts: bool = False
 
 
 Block = Note | Grid | StackedBar | Commands | Choices

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.report.bar import letter_line, scale_line
-from planner.report.layout import Block, Commands, Grid, Note, Section, StackedBar
-from planner.report.numbers import printable
+from planner.report.layout import Block, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
+from planner.report.numbers import gib, printable, whole_percent
 
 _BAR_WIDTH = 80
 
@@ -26,11 +26,28 @@ def _block(block: Block) -> str:
         text = _escape(block.text)
         return f"**{text}**" if block.tone in ("good", "bad", "strong", "warn") else text
     if isinstance(block, StackedBar):
-        return f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
+        drawn = f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
+        return f"{drawn}\n\n{_grid(_legend(block))}" if block.legend else drawn
+    if isinstance(block, Choices):
+        return f"**{_escape(block.title)}**\n\n{_choices(block)}" if block.title else _choices(block)
     if isinstance(block, Commands):
         lines = "\n".join(map(printable, block.lines))
         return f"```sh\n{lines}\n```"
     return _grid(block)
+
+
+def _legend(bar: StackedBar) -> Grid:
+    rows = tuple(
+        Row((each.key, each.label, gib(each.n_bytes), whole_percent(each.n_bytes / bar.total_bytes))) for each in bar.segments
+    )
+    return Grid((Column(""), Column("part"), Column("GiB", "right"), Column("share", "right")), rows)
+
+
+def _choices(choices: Choices) -> str:
+    """Flags as code, to be copied."""
+    lines = [_line(["flags", "what", *choices.columns]), _line(["---"] * (2 + len(choices.columns)))]
+    lines += [_line([f"`{printable(row.flags)}`", *map(_escape, (row.text, *row.facts))]) for row in choices.rows]
+    return "\n".join(lines)
 
 
 def _grid(grid: Grid) -> str:

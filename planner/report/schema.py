@@ -13,6 +13,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from planner.domain.prediction import Verdict
 from planner.domain.settled import SettledBy
 from planner.domain.term import Phase, TermKind, TermName
+from planner.searching.moves import LeverKind
 
 PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
 
@@ -120,10 +121,14 @@ class HostTermPart(_Part):
 
 
 class HostPart(_Part):
-    """Host RAM; ``available_bytes`` is null when the host's memory is unknown, and then it is not judged."""
+    """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null: unknown, not judged).
+
+    ``reclaimable_per_node_bytes`` comes on top: mapped files, which the system gives back when memory is short.
+    """
 
     per_process_bytes: Bytes
-    per_node_bytes: Bytes
+    required_per_node_bytes: Bytes
+    reclaimable_per_node_bytes: Bytes
     available_bytes: MaybeBytes
     terms: list[HostTermPart]
 
@@ -169,6 +174,46 @@ class ChangePart(_Part):
     saves_bytes: int
     step_time_ratio: Real
     fits: bool
+
+
+class LeverPart(_Part):
+    """One change that saves memory, with the flags that ask for it and how they are typed.
+
+    ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.  ``saves_bytes``: fewer bytes that
+    one GPU needs at least; 0 for a card with more memory.  ``step_time_ratio`` and ``usd_ratio``: step time and cost of a sample,
+    after over before; ``host_bytes``: more host RAM of a node.  ``verdict`` and ``fits_probability``: after the change.
+    """
+
+    kind: LeverKind
+    description: str
+    flags: dict[str, str | bool | None] = Field(description="by name without hyphens in front; null: leave that flag out")
+    flags_text: str
+    saves_bytes: int
+    step_time_ratio: Real
+    host_bytes: Bytes
+    usd_ratio: Real
+    verdict: Verdict
+    fits_probability: Real
+    fits: bool
+
+
+class StackPart(_Part):
+    """What one GPU needs at least and uses under a common stack; ``lacks``: usual settings that its bare defaults lack."""
+
+    stack: str
+    need_bytes: Bytes
+    peak_bytes: Bytes
+    verdict: Verdict
+    fits_probability: Real
+    lacks: list[str]
+
+
+class AtLengthPart(_Part):
+    """The run with samples of another real length, an example; without their length given, ``time`` is that of full samples."""
+
+    tokens_per_sample: int
+    run_time_s: Real
+    cost_usd: Real
 
 
 class ExplanationPart(_Part):
@@ -225,7 +270,7 @@ class ByteIntervalPart(_Part):
 
 
 class UnsaidPart(_Part):
-    """A setting that nobody said, and the answer with another value of it.
+    """A setting that is assumed, and the answer with another value of it.
 
     ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``: real tokens per second with it over without.
     """
@@ -270,8 +315,10 @@ class PredictionDocument(_Part):
     host: HostPart
     time: TimePart | None
     assumptions: list[AssumptionPart]
-    changes: list[ChangePart] | None = Field(description="null where the job fits with room to spare")
-    unsaid: list[UnsaidPart] | None = Field(description="what nobody said and moves the answer; null where that was not asked")
+    levers: list[LeverPart] | None = Field(description="what would save memory, the cheapest kind first; null where not asked")
+    stacks: list[StackPart] = Field(description="what common stacks need; empty where the stack is given")
+    run_at_length: AtLengthPart | None = Field(description="null where the length of samples is given, or no run is asked for")
+    unsaid: list[UnsaidPart] | None = Field(description="what is assumed and moves the answer; null where that was not asked")
     explanations: list[ExplanationPart] | None = Field(description="null without --explain")
     coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
     switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner import __version__
+from planner.version import __version__
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.schema import ByteIntervalPart, Bytes, ChangePart, IntervalPart, MaybeBytes, Real

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planner.domain.hardware import Hardware
-from planner.domain.prediction import Prediction
+from planner.domain.prediction import HostPrediction, Prediction
 from planner.domain.recipe import Number
-from planner.domain.term import PHASES, HostTerm, Term
+from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term
 from planner.report.intervals import level_interval
 from planner.report.layout import Block, Column, Grid, Note, Row, Section, Segment, StackedBar
 from planner.report.numbers import gib, percent, whole_percent
@@ -20,7 +20,7 @@ _TERM_COLUMNS = (
     Column("kind"),
     Column("formula in planner.memory", wide_only=True),
 )
-_ELSEWHERE_COLUMNS = (Column("not at the peak"), Column("GiB", "right"), Column("kind"), Column("alive in"))
+_ELSEWHERE_COLUMNS = (Column("not at the peak"), Column("GiB", "right"), Column("kind"), Column("when"))
 _PHASE_COLUMNS = (
     Column("phase"),
     *(Column(title, "right") for title in ("allocated", "reserved", "driver", "of limit")),
@@ -34,7 +34,7 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     peaks = peaks_to_show(prediction)
     levels: tuple[tuple[Level, Number, str], ...] = (
         ("allocated", peaks.allocated_bytes, "live tensors: torch.cuda.max_memory_allocated"),
-        ("reserved", peaks.reserved_bytes, "with the cache: torch.cuda.max_memory_reserved"),
+        ("reserved", peaks.reserved_bytes, "with the allocator's cache: torch.cuda.max_memory_reserved"),
         ("driver", peaks.driver_bytes, "with context, libraries, NCCL: nvidia-smi"),
     )
     sure = prediction.uncertainty
@@ -44,12 +44,18 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     for name, size, meaning in levels:
         ranges = (level_interval(prediction, name),) if sure else ()
         rows.append(Row((name, gib(size), *ranges, _share_of_limit(size, memory.limit_bytes), meaning)))
+    needs = ("needs at least", gib(memory.must_have_bytes), *(("",) if sure else ()))
+    meaning = "with less than this it fails; the cache shrinks to it"
+    rows.append(Row((*needs, _share_of_limit(memory.must_have_bytes, memory.limit_bytes), meaning), "strong"))
     limit = "unknown" if memory.limit_bytes is None else gib(memory.limit_bytes)
     rows.append(Row(("limit", limit, *(("",) if sure else ()), "", _limit_meaning(hardware)), "strong"))
     blocks: list[Block] = [Grid(columns, tuple(rows))]
     if prediction.verdict == "does_not_fit":
         blocks.append(
-            Note("These are the peaks on a card with room to spare; on this one the job runs out of memory first.", "dim")
+            Note(
+                "The first three are what a card with room would show; on this one the job runs out of memory first.",
+                "dim",
+            )
         )
     elif float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         uncapped = gib(memory.uncapped_driver_bytes)
@@ -76,7 +82,7 @@ def terms_section(prediction: Prediction) -> Section:
     blocks: list[Block] = [StackedBar(segments, memory.limit_bytes), Grid(_TERM_COLUMNS, tuple(rows))]
     if elsewhere := terms_elsewhere(prediction):
         blocks += [Note(""), Grid(_ELSEWHERE_COLUMNS, tuple(_elsewhere_row(term) for term in elsewhere))]
-    return Section(f"Terms at the peak, phase {memory.limiting_phase}", tuple(blocks))
+    return Section(f"Terms at the peak ({PHASE_WORDS[memory.limiting_phase]})", tuple(blocks))
 
 
 def phases_section(prediction: Prediction) -> Section:
@@ -86,7 +92,8 @@ def phases_section(prediction: Prediction) -> Section:
     for peak in memory.phases:
         limiting = peak.phase == memory.limiting_phase
         sizes = (gib(peak.allocated_bytes), gib(peak.reserved_bytes), gib(peak.driver_bytes))
-        cells = (peak.phase, *sizes, _share_of_limit(peak.driver_bytes, memory.limit_bytes), "<- limits" if limiting else "")
+        share = _share_of_limit(peak.driver_bytes, memory.limit_bytes)
+        cells = (PHASE_WORDS[peak.phase], *sizes, share, "<- limits" if limiting else "")
         rows.append(Row(cells, "strong" if limiting else "plain"))
     return Section("Peak of each phase in GiB", (Grid(_PHASE_COLUMNS, tuple(rows)),) if rows else ())
 
@@ -97,14 +104,21 @@ def host_section(prediction: Prediction, hardware: Hardware) -> Section:
     columns = (Column("per process"), Column("GiB", "right"), Column(""), Column("formula in planner.memory", wide_only=True))
     rows = [_host_row(term) for term in host.terms if float(term.n_bytes) >= 1]
     rows.append(Row(("= per process", gib(host.per_process_bytes), "", ""), "strong"))
-    if host.available_bytes is None:
-        against = "the host's memory is unknown, so this is not judged (--host-memory)"
-    else:
-        share = whole_percent(float(host.per_node_bytes) / host.available_bytes) if host.available_bytes > 0 else "all"
-        against = f"{share} of {gib(host.available_bytes)} GiB"
     processes = f"{hardware.gpus_per_node} process{'es' if hardware.gpus_per_node > 1 else ''}"
-    summary = Note(f"Per node ({processes}): {gib(host.per_node_bytes)} GiB; {against}.")
-    return Section("Host RAM in GiB", (Grid(columns, tuple(rows)), summary))
+    needs = Note(f"A node ({processes}) needs {gib(host.required_per_node_bytes)} GiB; {_against(host)}.")
+    blocks: tuple[Block, ...] = (Grid(columns, tuple(rows)), needs)
+    if (reclaimable := host.reclaimable_per_node_bytes) >= 1:
+        given_back = "mapped files, which the system gives back when RAM is short, so they are not judged"
+        blocks += (Note(f"It uses up to {gib(reclaimable)} GiB more for {given_back}."),)
+    return Section("Host RAM in GiB", blocks)
+
+
+def _against(host: HostPrediction) -> str:
+    """What is needed against what there is."""
+    if host.available_bytes is None:
+        return "how much it has is not known, so this is not judged (--host-memory)"
+    share = whole_percent(float(host.required_per_node_bytes) / host.available_bytes) if host.available_bytes > 0 else "all"
+    return f"{share} of the {gib(host.available_bytes)} GiB that it has"
 
 
 def _limit_meaning(hardware: Hardware) -> str:
@@ -121,7 +135,7 @@ def _share_of_limit(size: Number, limit_bytes: int | None) -> str:
 
 
 def _elsewhere_row(term: Term) -> Row:
-    phases = ", ".join(sorted(term.phases, key=PHASES.index))
+    phases = "; ".join(PHASE_WORDS[phase] for phase in sorted(term.phases, key=PHASES.index))
     return Row((term.label, gib(term.n_bytes), term.kind, phases), "dim")
 
 

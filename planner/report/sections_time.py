@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.domain.prediction import Prediction, TimePrediction
-from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
 from planner.report.intervals import step_interval
 from planner.report.layout import Column, Grid, Note, Row, Section
-from planner.report.numbers import duration, percent, plain_number, rate
-from planner.units import MILLI_S, format_seconds
+from planner.report.numbers import duration, duration_range, percent, plain_number, rate
+from planner.report.subject import Subject
+from planner.units import MILLI_S
 
 _COLUMNS = (
     Column("part"),
     Column("ms", "right"),
     Column("share", "right"),
-    Column("hidden ms", "right"),
+    Column("overlapped ms", "right"),
     Column("formula in planner.throughput", wide_only=True),
 )
 
@@ -27,24 +29,54 @@ def time_section(prediction: Prediction) -> Section:
     rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
     rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
     interval = step_interval(prediction)
-    notes = (Note(f"{interval}."),) if interval else ()
+    notes = (Note(f"{interval} of the step."),) if interval else ()
     return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time)), *notes))
 
 
-def run_section(prediction: Prediction, scenario: Scenario) -> Section:
+def step_note(prediction: Prediction) -> Note:
+    """Time of a step with its interval, and the rates, in a line."""
+    time = prediction.time
+    if time is None:
+        return Note("Step time is not predicted: the rates of this card are not known.", "warn")
+    interval = step_interval(prediction)
+    when = ", with room" if prediction.verdict == "does_not_fit" else ""
+    return Note(f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
+
+
+def run_section(subject: Subject) -> Section:
     """Run time and cost, where the user says how many samples there are."""
-    time, run = prediction.time, scenario.run
+    notes, run, n_gpus = tuple(run_notes(subject)), subject.scenario.run, subject.scenario.hardware.world_size
+    if notes and run.eval_samples is not None:
+        notes += (Note(f"With {run.eval_samples:,} samples evaluated after each epoch."),)
+    if notes and run.usd_per_gpu_hour is not None:
+        notes += (Note(f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} at {run.usd_per_gpu_hour:g} USD an hour each."),)
+    return Section("Whole run", notes)
+
+
+def asks_for_run(subject: Subject) -> bool:
+    """Whether the user says how many samples there are, and times are predicted."""
+    return subject.prediction.time is not None and subject.prediction.time.run_time_s is not None
+
+
+def run_notes(subject: Subject) -> Iterator[Note]:
+    """Run time and cost, and what both are at another length of samples; nothing where they are not asked for."""
+    time, run, sure = subject.prediction.time, subject.scenario.run, subject.prediction.uncertainty
     if time is None or run.n_samples is None or time.run_time_s is None:
-        return Section("", ())
-    epochs = f"{plain_number(run.epochs)} epoch{'' if run.epochs == 1 else 's'}"
-    text = f"{run.n_samples:,} samples x {epochs}: {format_seconds(float(time.run_time_s))}"
-    if run.eval_samples is not None:
-        text += f", with {run.eval_samples:,} samples evaluated after each epoch"
-    if time.cost_usd is not None and run.usd_per_gpu_hour is not None:
-        n_gpus = scenario.hardware.world_size
-        gpus = f"{n_gpus} GPU{'s' if n_gpus > 1 else ''}"
-        text += f", {float(time.cost_usd):,.2f} USD at {run.usd_per_gpu_hour:g} USD per GPU-hour on {gpus}"
-    return Section("Whole run", (Note(f"{text}."),))
+        return
+    run_s, other = float(time.run_time_s), subject.at_length
+    epochs = "" if run.epochs == 1 else f" x {plain_number(run.epochs)} epochs"
+    text = f"Run: {run.n_samples:,}{' full' if other else ''} samples{epochs}: {duration(run_s)}"
+    if sure is not None and sure.step is not None:
+        low, high = (run_s * float(edge) / float(time.step_s) for edge in (sure.step.low, sure.step.high))
+        text += f" ({duration_range(low, high)})"
+    yield Note(f"{text}{', cost: add --price' if time.cost_usd is None else _usd(float(time.cost_usd))}")
+    if other is not None:
+        usd = "" if other.cost_usd is None else _usd(other.cost_usd)
+        yield Note(f"With --tokens-per-sample {other.tokens_per_sample}, for example: {duration(other.run_time_s)}{usd}")
+
+
+def _usd(amount: float) -> str:
+    return f", {amount:,.2f} USD"
 
 
 def _row(term: TimeTerm, step_s: float) -> Row:

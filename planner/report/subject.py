@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import PhasePeak, Prediction, Verdict
@@ -12,9 +12,9 @@ from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
 from planner.errors import ExitCode
-
-# Above this share of the limit a job that fits is called tight, and the report says what would give room.
-TIGHT_FRACTION = 0.93
+from planner.searching.levers import Lever, StackNeed
+from planner.searching.run_length import AtLength
+from planner.searching.unsaid import Unsaid
 
 EXIT_CODES: dict[Verdict, ExitCode] = {
     "fits": ExitCode.FITS,
@@ -27,67 +27,22 @@ EXIT_CODES: dict[Verdict, ExitCode] = {
 Level = Literal["allocated", "reserved", "driver"]
 
 
-class Change(Protocol):
-    """One change of the job: bytes it saves per GPU, step time after over before (``None``: unknown), whether it then fits."""
-
-    @property
-    def description(self) -> str:
-        """What to change, in words."""
-
-    @property
-    def flags(self) -> str:
-        """The flags that ask for it; empty where it is asked for by leaving a flag out."""
-
-    @property
-    def saves_bytes(self) -> float:
-        """Bytes less that one GPU must hold at once; 0 for a card with more memory."""
-
-    @property
-    def step_time_ratio(self) -> float | None:
-        """Step time with the change over step time without."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the job fits with this change alone."""
-
-
-class Unsaid(Protocol):
-    """One setting that nobody said, and the answer with another value of it."""
-
-    @property
-    def setting(self) -> str:
-        """What was taken, ``attention=sdpa``."""
-
-    @property
-    def flags(self) -> str:
-        """The flags that ask for the other value."""
-
-    @property
-    def moves_bytes(self) -> float:
-        """Bytes of the driver's peak, with the other value less without, on a card with room to spare."""
-
-    @property
-    def speed_ratio(self) -> float | None:
-        """Real tokens per second with the other value over those without (``None``: unknown)."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict with the other value."""
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One prediction with its scenario.  ``changes`` and ``unsaid`` are ``None`` where nobody looked for any.
+    """One prediction with its scenario.  ``levers`` and ``unsaid`` are ``None`` where nobody looked for any.
 
-    ``coefficients`` are those that the prediction was made with.
+    ``coefficients`` are those that the prediction was made with.  ``stacks``: what the common ones need, where none is given.
+    ``at_length``: the run at an example of a real length, where its length is asked for and that of samples is not given.
     """
 
     scenario: Scenario
     prediction: Prediction
-    changes: Sequence[Change] | None = None
+    levers: Sequence[Lever] | None = None
     explain: bool = False
     coefficients: Coefficients = field(default_factory=Coefficients)
     unsaid: Sequence[Unsaid] | None = None
+    stacks: Sequence[StackNeed] = ()
+    at_length: AtLength | None = None
 
 
 def exit_code_of(prediction: Prediction) -> ExitCode:
@@ -104,15 +59,6 @@ def shown_peak_bytes(prediction: Prediction) -> Number:
 def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
     """Whether the verdict is about the GPU alone: state is kept in host RAM, and nobody said how much of that there is."""
     return scenario.recipe.offloads_something and prediction.host.available_bytes is None
-
-
-def needs_changes(prediction: Prediction) -> bool:
-    """Whether the report should say what would make the job fit: it does not, or only just."""
-    limit = prediction.memory.limit_bytes
-    if limit is None:
-        return False
-    tight = float(prediction.memory.driver_peak_bytes) >= TIGHT_FRACTION * limit
-    return tight or prediction.verdict in ("does_not_fit", "uncertain")
 
 
 def peaks_to_show(prediction: Prediction) -> PhasePeak:

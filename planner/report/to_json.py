@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-from planner import __version__
+from planner.version import __version__
 from planner.domain.interval import Interval
 from planner.domain.prediction import MemoryPrediction, Prediction, Uncertainty
 from planner.domain.recipe import Number, Recipe
@@ -14,25 +14,27 @@ from planner.domain.term import PHASES, Phase, Term
 from planner.report.explain import explanations
 from planner.report.schema import (
     AssumptionPart,
+    AtLengthPart,
     ByteIntervalPart,
-    ChangePart,
     CoefficientPart,
     ExplanationPart,
     HardwarePart,
     HostPart,
     IntervalPart,
     JsonValue,
+    LeverPart,
     MemoryPart,
     ModelPart,
     PredictionDocument,
     ScenarioPart,
     SettingPart,
+    StackPart,
     TimePart,
     UncertaintyPart,
     UnsaidPart,
 )
 from planner.report.settled import settled_coefficients, words_of
-from planner.report.subject import Subject, exit_code_of, level_of, needs_changes
+from planner.report.subject import Subject, exit_code_of, level_of
 
 
 def to_json(subject: Subject) -> str:
@@ -57,7 +59,9 @@ def prediction_document(subject: Subject) -> PredictionDocument:
         host=HostPart.model_validate(prediction.host),
         time=TimePart.model_validate(prediction.time) if prediction.time else None,
         assumptions=[AssumptionPart.model_validate(each) for each in scenario.assumptions],
-        changes=_changes(subject),
+        levers=None if subject.levers is None else [LeverPart.model_validate(each) for each in subject.levers],
+        stacks=[StackPart.model_validate(each) for each in subject.stacks],
+        run_at_length=None if subject.at_length is None else AtLengthPart.model_validate(subject.at_length),
         unsaid=None if subject.unsaid is None else [UnsaidPart.model_validate(each) for each in subject.unsaid],
         explanations=_explanations(prediction) if subject.explain else None,
         coefficients=_coefficients(subject) if subject.explain else None,
@@ -144,12 +148,6 @@ def _term(term: Term, limiting_phase: Phase) -> dict[str, object]:
         "phases": sorted(term.phases, key=PHASES.index),
         "at_peak": limiting_phase in term.phases,
     }
-
-
-def _changes(subject: Subject) -> list[ChangePart] | None:
-    if subject.changes is None or not needs_changes(subject.prediction):
-        return None
-    return [ChangePart.model_validate(change) for change in subject.changes]
 
 
 def _explanations(prediction: Prediction) -> list[ExplanationPart]:

@@ -11,6 +11,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError, UsageError
+from planner.intake.kernels import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with
 from planner.searching.moves import (
     COMMON_STACKS,
@@ -24,7 +25,7 @@ from planner.searching.moves import (
     runs_sharding,
     stack_is_open,
 )
-from planner.searching.variants import refusals, warnings_about, with_flags
+from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
 
 MAX_ESTIMATES = 80
@@ -44,6 +45,7 @@ _BAD_ADVICE = frozenset(
         "gpu-speed-unknown",
     }
 )
+_USUAL = {"gradient_checkpointing": "checkpointing", "padding": "packing", "attention": "flash attention"}
 _OF_PLACE = ("gpu", "gpu-memory", "stack")
 
 
@@ -194,8 +196,22 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
         memory = prediction.memory
         need, peak = round(float(memory.must_have_bytes)), round(float(memory.driver_peak_bytes))
         short = name.partition("@")[0]
-        found.append(StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, ()))
+        found.append(StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, _lacks(after)))
     return tuple(found)
+
+
+def _lacks(scenario: Scenario) -> tuple[str, ...]:
+    """Usual settings of the stack's examples that are neither said nor there by default."""
+    recipe, said = scenario.recipe, request_of(scenario).values
+    taken = {
+        "gradient_checkpointing": recipe.gradient_checkpointing,
+        "padding": recipe.batch.padding,
+        "attention": recipe.attention,
+    }
+    gpu, model, stack = scenario.hardware.gpu, scenario.model, scenario.stack
+    possible = {**_USUAL} if not (lacks_flash2(gpu) or code_lacks(model, stack, "flash2")) else {**_USUAL, "attention": ""}
+    lacking = (possible.get(name) for name, value in stack.usual if name not in said and taken.get(name) != value)
+    return tuple(name for name in lacking if name)
 
 
 def _moved(scenario: Scenario, move: Move) -> Scenario:

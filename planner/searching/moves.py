@@ -88,10 +88,8 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
     if not stack_is_open(scenario):
         return ()
     names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
-    stacks = [load_stack(name) for name in names]
     return tuple(
-        Move("stack", "free", f"another stack: {stack.id.partition('@')[0]}", {"stack": stack.id}, stack=stack)
-        for stack in stacks
+        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name)) for name in names
     )
 
 

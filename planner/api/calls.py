@@ -1,0 +1,137 @@
+"""``planner.estimate``, ``planner.check`` and ``planner.search``: the command line's answers, for Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Unpack, overload
+
+from planner.api.answers import Answer, FileAnswer, FileFailure, answer_of, file_answer_of
+from planner.api.files import CheckOptions, answer_file, check_file
+from planner.api.found import SearchAnswer, search_answer_of
+from planner.api.job import How, answer_job
+from planner.api.keywords import JobFlags, SearchFlags, Text, job_flags, path_text, search_flags, text_of
+from planner.api.searches import SearchOptions, answer_search
+from planner.errors import UsageError
+from planner.intake.config_file import read_config_file
+from planner.intake.request import from_flags
+from planner.report.check import Checked
+
+_HOW = ("config", "calibration", "force")
+_CHECK = ("tool", "deepspeed", "accelerate", "calibration", "force")
+_SEARCH = ("config", "calibration", "confidence", "top", "global_batch", "solve")
+
+
+def estimate(
+    *, config: Text | None = None, calibration: str | None = None, force: bool = False, **flags: Unpack[JobFlags]
+) -> Answer:
+    """Predict one job: ``plan`` with the same flags.
+
+    >>> import planner
+    >>> answer = planner.estimate(model="7b", method="qlora", gpu="4090", seq=1024)
+    >>> answer.fits, answer.peak.driver_bytes < answer.limit_bytes
+    (True, True)
+
+    Args:
+        config: a config file below the flags; flags win.
+        calibration: a name, a file or ``none``; left out, the one that fits the job.
+        force: turn refused combinations into warnings.
+        flags: what the job is, named as the flags of ``plan`` with underscores.
+
+    Raises:
+        UsageError: something that was said cannot be used, or model, method, card or length was not said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    subject = answer_job(job_flags(flags, _HOW), path_text(config), How(calibration, force))
+    return answer_of(subject)
+
+
+@overload
+def check(path: Text, /, **said: Any) -> FileAnswer: ...
+
+
+@overload
+def check(path: Iterable[Text], /, **said: Any) -> tuple[FileAnswer | FileFailure, ...]: ...
+
+
+def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[FileAnswer | FileFailure, ...]:
+    """Predict the job of a config file: ``plan check`` with the same flags.
+
+    Args:
+        path: a config file, or several: then one that cannot be answered does not stop the others.
+        said: what wins over the file, as for :func:`estimate`; and ``tool`` (what the file is for), ``deepspeed`` and
+            ``accelerate`` (files in place of those that it refers to), ``calibration`` and ``force``.
+
+    Raises:
+        InputFileError: the one file cannot be read or understood.
+        UsageError: something that was said cannot be used.
+        NotModelledError: understood, but no formula covers it.
+    """
+    own = {name: said.pop(name) for name in _CHECK if name in said}
+    own |= {name: path_text(own[name]) for name in ("deepspeed", "accelerate") if name in own}
+    options = CheckOptions(**own)
+    flags = from_flags(job_flags(said, _CHECK))
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        return _file_answer(answer_file(name, read_config_file(name, options.tool, options.beside), flags, options))
+    return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
+
+
+def search(
+    *,
+    config: Text | None = None,
+    calibration: str | None = None,
+    confidence: float | None = None,
+    top: int | None = None,
+    solve: str | None = None,
+    global_batch: int | None = None,
+    **flags: Unpack[SearchFlags],
+) -> SearchAnswer:
+    """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint; a list gives choices.
+
+    >>> import planner
+    >>> found = planner.search(model="8b", method="qlora", gpu=["3090", "4090"], seq=2048)
+    >>> planner.estimate(**found.rows[0].flags).fits
+    True
+
+    Args:
+        config: a config file below the flags; flags win.
+        calibration: a name, a file or ``none``; left out, the one that fits each job.
+        confidence: P(fits) from which a recipe counts as fitting, from 0.5 to below 1.
+        top: recipes to list for each way of training.
+        solve: find instead the largest ``batch`` or ``seq`` that fits, or the fewest ``gpus``.
+        global_batch: samples per optimizer step on all GPUs, kept by accumulation.
+        flags: what the job is, as for :func:`estimate`.
+
+    Raises:
+        UsageError: something that was said cannot be used, or no model or no card was said.
+        NotModelledError: understood, but no formula covers it.
+    """
+    options = SearchOptions(
+        config=path_text(config),
+        calibration=calibration,
+        confidence=text_of(confidence),
+        top=text_of(top),
+        global_batch=text_of(global_batch),
+        solve=solve,
+    )
+    return search_answer_of(answer_search(search_flags(flags, _SEARCH), options), calibration)
+
+
+def _either(checked: Checked) -> FileAnswer | FileFailure:
+    if checked.subject is None:
+        return FileFailure(checked.config, checked.tool, checked.failure, int(checked.failure_code))
+    return _file_answer(checked)
+
+
+def _file_answer(checked: Checked) -> FileAnswer:
+    if checked.subject is None:
+        raise UsageError(checked.failure)
+    return file_answer_of(
+        checked.subject,
+        path=checked.config,
+        tool=checked.tool,
+        flags=checked.flags,
+        remarks=tuple(f"{origin}: {text}" for origin, text in checked.remarks),
+        ignored=checked.ignored,
+    )

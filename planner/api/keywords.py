@@ -1,0 +1,164 @@
+"""Keywords of the Python functions: the flags of the command line with underscores, in Python's own types."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from planner.errors import UnknownNameError, UsageError
+from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+
+Text = str | os.PathLike[str]
+Names = str | Sequence[str]
+Size = str | int
+"""Text with a unit (``24GiB``, ``80GB``), or a whole number of bytes."""
+
+
+class JobFlags(TypedDict, total=False):
+    """What can be said about a job; each keyword is the flag of that name, whose help ``plan --help`` prints."""
+
+    model: Text
+    method: str
+    quantization: str
+    double_quant: bool
+    quant_storage: str
+    gpu: str
+    gpus: int | str
+    gpu_memory: Size
+    gpu_reserved: Size
+    host: str
+    host_memory: Size
+    link: str
+    nodes: int | str
+    seq: int | str
+    batch: int | str
+    grad_accum: int | str
+    padding: str
+    tokens_per_sample: float | str
+    lora_rank: int | str
+    lora_targets: Names
+    lora_dropout: float | str
+    modules_to_save: Names
+    optimizer: str
+    precision: str
+    load_dtype: str
+    adapter_dtype: str
+    sharding: str
+    offload: str
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    checkpoint_every: int | str
+    attention: str
+    loss: str
+    stack: str
+    versions: Names
+    switches: Names
+    samples: int | str
+    epochs: float | str
+    eval_samples: int | str
+    eval_batch: int | str
+    price: float | str
+
+
+class SearchFlags(TypedDict, total=False):
+    """As :class:`JobFlags`; where the command line takes choices with commas, a list gives them as well."""
+
+    model: Text
+    method: Names
+    quantization: Names
+    double_quant: bool
+    quant_storage: Names
+    gpu: Names
+    gpus: int | str | Sequence[int]
+    gpu_memory: Size
+    gpu_reserved: Size
+    host: str
+    host_memory: Size
+    link: str
+    nodes: int | str | Sequence[int]
+    seq: int | str | Sequence[int]
+    batch: int | str | Sequence[int]
+    grad_accum: int | str | Sequence[int]
+    padding: Names
+    tokens_per_sample: float | str
+    lora_rank: int | str | Sequence[int]
+    lora_targets: Names
+    lora_dropout: float | str
+    modules_to_save: Names
+    optimizer: Names
+    precision: Names
+    load_dtype: Names
+    adapter_dtype: Names
+    sharding: Names
+    offload: Names
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    checkpoint_every: int | str | Sequence[int]
+    attention: Names
+    loss: Names
+    stack: Names
+    versions: Names
+    switches: Names
+    samples: int | str
+    epochs: float | str
+    eval_samples: int | str
+    eval_batch: int | str
+    price: float | str | Sequence[float]
+
+
+def job_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
+    """Keywords as the intake takes flags; ``also``: the function's own keywords, which a wrong one may have meant.
+
+    Raises:
+        UnknownNameError: no such keyword; says the nearest.
+    """
+    return {name: _plain(_field(name, also), value) for name, value in said.items() if value is not None}
+
+
+def search_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
+    """Keywords as a search takes flags: text as it would be typed, lists as choices with commas.
+
+    Raises:
+        UnknownNameError: no such keyword; says the nearest.
+    """
+    return {name: _typed(_field(name, also), value) for name, value in said.items() if value is not None}
+
+
+def text_of(value: object) -> str | None:
+    """A number or text as it would be typed; ``None`` stays."""
+    return None if value is None else str(value)
+
+
+def path_text(path: Text | None) -> str | None:
+    """A path as text; ``None`` stays."""
+    return None if path is None else os.fspath(path)
+
+
+def _field(name: str, also: Sequence[str]) -> RequestField:
+    field = REQUEST_FIELDS.get(name)
+    if field is None or not field.on_command_line:
+        known = (other.name for other in REQUEST_FIELDS.values() if other.on_command_line)
+        raise UnknownNameError("keyword", show(name), (*known, *also))
+    return field
+
+
+def _plain(field: RequestField, value: Any) -> object:
+    """``value`` without types of other libraries: a path is text, a whole number of any kind an ``int``, a size has its unit."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str | bool | float | list | tuple):
+        return value
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{field.name} must be text, a number, true or false, but it is {show(value)}") from None
+    return f"{whole}B" if field.kind == "size" else whole
+
+
+def _typed(field: RequestField, value: Any) -> object:
+    if isinstance(value, list | tuple):
+        return (";" if field.kind == "names" else ",").join(str(_plain(field, each)) for each in value)
+    plain = _plain(field, value)
+    return plain if isinstance(plain, bool) else str(plain)

@@ -1,0 +1,1 @@
+"""Callbacks for the training programs of others: each module here imports one of them."""

@@ -1,0 +1,139 @@
+"""The first answer: what decides, what it costs, what to change and what it rests on, within the rows of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from planner.report.human import to_text
+from planner.report.layout import Block, Note, Section, StackedBar
+from planner.report.sections import short_job_line
+from planner.report.sections_choices import assumption_choices, lever_choices, stacks_text
+from planner.report.sections_time import asks_for_run, run_notes, step_note
+from planner.report.subject import Subject
+from planner.report.terms import largest_parts
+from planner.report.verdict import doubts, uses_text, verdict_note
+from planner.searching.levers import Lever
+
+MAX_LINES = 22
+"""Lines of the first answer: on a terminal of 24 rows the command and the next prompt stay visible."""
+N_PARTS = 5
+N_LEVERS = 4
+N_ASSUMPTIONS = 3
+N_WARNINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much of each list is shown, and whether blank lines part the report."""
+
+    levers: int = N_LEVERS
+    assumptions: int = N_ASSUMPTIONS
+    warnings: int = N_WARNINGS
+    stacks: bool = True
+    blanks: bool = True
+
+
+def rooms() -> Iterator[Room]:
+    """From all that may be shown to the least: blank lines go first, then levers, then assumptions, then warnings."""
+    yield Room()
+    yield from (Room(levers, blanks=False) for levers in range(N_LEVERS, 0, -1))
+    yield from (Room(1, assumptions, blanks=False) for assumptions in range(N_ASSUMPTIONS - 1, 0, -1))
+    yield from (Room(1, 1, warnings, blanks=False) for warnings in range(N_WARNINGS - 1, 0, -1))
+    yield Room(1, 0, 1, blanks=False)
+    yield Room(0, 0, 1, blanks=False)
+    yield Room(0, 0, 1, stacks=False, blanks=False)
+
+
+def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
+    """The first answer with as much of each list as there is ``room``; empty parts are left out."""
+    parts: tuple[tuple[Block, ...], ...] = (
+        (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings)),
+        (_bar(subject),),
+        _levers(subject, room.levers),
+        (*(_stacks(subject) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
+        (_more(subject), verdict_note(subject)),
+    )
+    if room.blanks:
+        return tuple(Section("", part) for part in parts if part)
+    return (Section("", tuple(block for part in parts for block in part)),)
+
+
+def _about(subject: Subject) -> Iterator[Note]:
+    prediction, scenario = subject.prediction, subject.scenario
+    yield Note(uses_text(prediction))
+    if prediction.verdict in ("host_memory_short", "no_verdict"):
+        yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
+    yield Note(short_job_line(scenario), "dim", cut=True)
+    yield step_note(prediction)
+    if asks_for_run(subject):
+        yield from run_notes(subject)
+
+
+def _more(subject: Subject) -> Note:
+    """How to ask for the rest."""
+    run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    return Note(f"More: --details for all of it{run}", "dim")
+
+
+def _warnings(subject: Subject, count: int) -> Iterator[Note]:
+    texts = doubts(subject)
+    for text in texts[:count]:
+        yield Note(f"Warning: {text}", "warn", cut=True)
+    if len(texts) > count:
+        more = len(texts) - count
+        yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")
+
+
+def _bar(subject: Subject) -> StackedBar:
+    return StackedBar(largest_parts(subject.prediction, N_PARTS), subject.prediction.memory.limit_bytes, legend=True)
+
+
+def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
+    """The first of what makes a job fit that does not; else the first of all, which are ordered by what they cost."""
+    found = _one_stack(subject)
+    fits = subject.prediction.verdict == "fits"
+    chosen = list(found) if fits else [*(each for each in found if each.fits), *(each for each in found if not each.fits)]
+    shown = [each for each in found if each in chosen[:count]]
+    if not shown:
+        return ()
+    title = "What would save memory" if fits else "What would make it fit"
+    if not fits and not any(each.fits for each in found):
+        title = "Nothing that was tried makes it fit; what saves most"
+    return (lever_choices(title, shown),)
+
+
+def _one_stack(subject: Subject) -> list[Lever]:
+    """The levers with the best other stack alone, where a line of the report shows all of them."""
+    found: list[Lever] = []
+    for each in subject.levers or ():
+        if subject.stacks and tuple(each.flags) == ("stack",) and any(tuple(other.flags) == ("stack",) for other in found):
+            continue
+        found.append(each)
+    return found
+
+
+def _stacks(subject: Subject) -> Iterator[Note]:
+    """What the common stacks would need, where none is given."""
+    if subject.stacks:
+        yield Note(stacks_text(subject.stacks))
+
+
+def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
+    """What moves the answer most of what was assumed."""
+    # Stacks have a line of their own.
+    moving = [each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))][:count]
+    if not moving:
+        return ()
+    return (assumption_choices("Assumptions: what if yours differ?", moving),)
+
+
+def short_text(subject: Subject, console: Console) -> str:
+    """The first answer for the stream of ``console``: the most that fits into :data:`MAX_LINES` lines of its width."""
+    texts = (to_text(short_sections(subject, room), console) for room in rooms())
+    text = next(texts)
+    while text.count("\n") > MAX_LINES and (shorter := next(texts, "")):
+        text = shorter
+    return text
