@@ -20,7 +20,7 @@ from planner.errors import InputFileError, PlannerError
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
-from planner.report.check import Checked, Fix
+from planner.report.checked import Checked, Fix
 from planner.report.subject import Subject
 from planner.searching.levers import Lever, levers
 from planner.searching.variants import with_flags
@@ -133,14 +133,16 @@ def fix_of(job: FileJob, subject: Subject, lever: Lever, before: Sequence[Edit] 
 
 def _means(read: Scenario, asked: Scenario, lever: Lever) -> bool:
     """Whether what was read of the changed files is what the lever's flags ask for: a flag may win over the file, for one."""
-    names = [flag.replace("-", "_") for flag in lever.flags if flag != "stack"]
+    names = {flag.replace("-", "_") for flag in lever.flags if flag != "stack"}
+    names |= {"quantization"} if "method" in names else set()
     wanted, found = _values(with_flags(asked, lever.flags)), _values(read)
     stack = lever.flags.get("stack")
     return all(wanted.get(name) == found.get(name) for name in names) and stack in (None, read.stack.id)
 
 
 def _values(scenario: Scenario) -> dict[str, str]:
-    return {each.name: each.value for each in scenario.assumptions}
+    # Methods have several names, such as qlora for lora over nf4.
+    return {each.name: each.value for each in scenario.assumptions} | {"method": scenario.recipe.method}
 
 
 def _with(files: Files, edits: Sequence[Edit]) -> Files:

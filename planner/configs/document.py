@@ -92,7 +92,9 @@ def _from_yaml(path: Path, text: str, twice: dict[str, int]) -> Any:
             for key, _ in node.value:
                 line = key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode):
-                    raise InputFileError(path, "a key is a list or a table, as where a placeholder {{ name }} is not filled in", line)
+                    raise InputFileError(
+                        path, "a key is a list or a table, as where a placeholder {{ name }} is not filled in", line
+                    )
                 if key.value in seen:
                     twice[key.value] = line
                 seen.add(key.value)

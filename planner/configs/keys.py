@@ -58,7 +58,9 @@ class Keys:
         self._read.add(name)
         value = self._table.get(name)
         if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
-            raise InputFileError(self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first")
+            raise InputFileError(
+                self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first"
+            )
         return value
 
     def where(self, name: str) -> str:
@@ -67,7 +69,9 @@ class Keys:
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Let keys be asked for by other names (as written -> asked for); places keep the written ones."""
-        self._written = {asked: written for written, asked in names.items() if written in self._table and asked not in self._table}
+        self._written = {
+            asked: written for written, asked in names.items() if written in self._table and asked not in self._table
+        }
         asked = {written: name for name, written in self._written.items()}
         self._table = {asked.get(name, name): value for name, value in self._table.items()}
 

@@ -1,7 +1,8 @@
 """The line that starts a job, by the tool that its file is for.
 
-Sources: LLaMA-Factory 0.9.5 examples/README.md; axolotl 0.19.0 docs/cli.qmd; trl 1.16.0 scripts/utils.py (``--accelerate_config``);
-Accelerate 1.15.0 commands/launch.py; DeepSpeed 0.19.8 launcher/runner.py; torch 2.13 distributed/run.py.
+Sources: LLaMA-Factory 0.9.5 examples/README.md; axolotl 0.19.0 docs/cli.qmd; trl 1.16.0 scripts/utils.py
+(``--accelerate_config``); Accelerate 1.15.0 commands/launch.py; DeepSpeed 0.19.8 launcher/runner.py; torch 2.13
+distributed/run.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ class Launch:
 
     config: str
     accelerate: str = ""
-    deepspeed: str = ""
     gpus: int = 1
     nodes: int = 1
     engine: bool = False
@@ -53,7 +53,9 @@ def _llama_factory(launch: Launch) -> str:
 
 
 def _axolotl(launch: Launch) -> str:
-    return f"{launch.accelerate_launch} -m axolotl.cli.train {launch.file}" if launch.accelerate else f"axolotl train {launch.file}"
+    return (
+        f"{launch.accelerate_launch} -m axolotl.cli.train {launch.file}" if launch.accelerate else f"axolotl train {launch.file}"
+    )
 
 
 def _trl(launch: Launch) -> str:

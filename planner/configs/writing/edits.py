@@ -38,13 +38,8 @@ class Edit:
         return ".".join(self.place)
 
     @property
-    def value_text(self) -> str:
-        """The value as YAML and JSON both read it; text without quotes."""
-        return self.value if isinstance(self.value, str) else json.dumps(self.value)
-
-    @property
     def line(self) -> str:
-        """The change as a line of the file, in the manner of its format."""
+        """The change as a line of the file, in the manner of its format; of a whole table what matters, and dots for the rest."""
         if self.value is REMOVED:
             return f"{self.key}: take it out"
         if self.file.suffix == ".toml":
@@ -75,9 +70,15 @@ def applied(table: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line of YAML."""
+    """A value in one line of YAML; keys of a table that only leave something to the trainer are dots."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
+        told = {key: inner for key, inner in value.items() if not _left_open(inner)}
+        dots = ["..."] if len(told) < len(value) else []
+        return "{" + ", ".join([*(f"{key}: {_flow(inner)}" for key, inner in told.items()), *dots]) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_flow, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _left_open(value: Any) -> bool:
+    return value == "auto" or (isinstance(value, dict) and all(map(_left_open, value.values())))
