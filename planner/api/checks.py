@@ -23,11 +23,15 @@ ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLE
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """One config with its own options; ``named``: its launch file belongs to its name, because several were given."""
+    """One config with its own options.
+
+    ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as somebody typed them.
+    """
 
     config: str
     options: CheckOptions
     named: bool = False
+    typed: str = ""
 
 
 def allowed_codes(words: str | None) -> frozenset[ExitCode]:
@@ -89,7 +93,7 @@ def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: st
         return checked
     output = output_of(file, [edit for fix in checked.remedy for edit in fix.edits], Path(target))
     write_all(output)
-    again = CheckJob(target, output.options)
+    again = CheckJob(target, output.options, typed=job.typed)
     return replace(checked, written=Written(tuple(map(str, output.texts)), check_job(again, said, advise=False, allow=allow)))
 
 
@@ -126,15 +130,15 @@ def _with_lines(checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRe
         ("allow", allow),
     ):
         words += [f"--{flag}", value] if value else []
-    flags = flags_of(said)
+    flags = job.typed or flags_of(said)
     command = " ".join(part for part in (shlex.join(words), flags, "--force" if options.force else "") if part)
-    return replace(checked, command=command, launch=_launch(file, checked.subject))
+    beside = "" if file.files.accelerate is None else str(file.files.accelerate.path)
+    return replace(checked, command=command, launch=_launch(file, beside, checked.subject), launch_file=beside)
 
 
-def _launch(file: FileJob, subject: Subject | None) -> str:
+def _launch(file: FileJob, beside: str, subject: Subject | None) -> str:
     if subject is None:
         return ""
     hardware, recipe = subject.scenario.hardware, subject.scenario.recipe
     engine = recipe.uses_deepspeed or recipe.uses_fsdp
-    beside = "" if file.files.accelerate is None else str(file.files.accelerate.path)
     return launch_line(file.files.tool, Launch(file.config, beside, hardware.gpus_per_node, hardware.nodes, engine))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,13 +21,15 @@ from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
 from planner.report.checked import Checked, Fix
-from planner.report.subject import Subject
+from planner.report.subject import Subject, rests_on_unknown_host
 from planner.searching.levers import Lever, levers
+from planner.searching.moves import KINDS, LeverKind
 from planner.searching.variants import with_flags
 
 MAX_FIXES = 4
 # Changes one on top of the other where none alone is enough.
 MAX_ROUNDS = 8
+_GENTLE: tuple[LeverKind, ...] = ("free", "time", "money")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
     path = Path(config)
     document = Document(path, tomllib.loads(read_text(path))) if read.tool_name == OWN_TOOL else read_document(path)
     files = Files(read.tool_name, document)
-    for other in _other_files(read, path):
+    given = [Path(name) for name in (options.accelerate, options.deepspeed) if name is not None]
+    for other in (*_other_files(read, path), *given):
         try:
             document = read_document(other)
         except InputFileError:
@@ -157,14 +160,23 @@ def _with(files: Files, edits: Sequence[Edit]) -> Files:
 
 
 def _remedy(job: FileJob, subject: Subject, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
-    """The first change of the files that makes the job fit, else changes on top of each other until it does; empty: none does."""
-    first = next((fix for fix in fixes if fix.fits and fix.edits), None)
-    if first is not None:
-        return (first,)
+    """Changes of the files that make the job fit, none if none does.
+
+    One change that leaves the training as it is, else several on top of each other; only then one that changes the training, else
+    several of any kind.
+    """
+    enough = sorted((fix for fix in fixes if fix.fits and fix.edits), key=_doubts)
+    if enough and enough[0].lever.kind != "training":
+        return (enough[0],)
+    return _together(job, subject, _GENTLE) or tuple(enough[:1]) or _together(job, subject, KINDS)
+
+
+def _together(job: FileJob, subject: Subject, kinds: Collection[LeverKind]) -> tuple[Fix, ...]:
+    """Changes on top of each other until the job fits; empty where it never does."""
     edits: tuple[Edit, ...] = ()
     taken: list[Fix] = []
     for _ in range(MAX_ROUNDS):
-        fix = _next(job, subject, edits)
+        fix = _next(job, subject, edits, kinds)
         if fix is None or fix.after is None:
             return ()
         taken.append(fix)
@@ -174,15 +186,18 @@ def _remedy(job: FileJob, subject: Subject, fixes: Iterable[Fix]) -> tuple[Fix, 
     return ()
 
 
-def _next(job: FileJob, subject: Subject, before: tuple[Edit, ...]) -> Fix | None:
+def _doubts(fix: Fix) -> tuple[bool, bool]:
+    """What is surer to help comes first: the same training, and no host RAM of which nobody said how much there is."""
+    after = fix.after
+    return fix.lever.kind == "training", after is None or rests_on_unknown_host(after.scenario, after.prediction)
+
+
+def _next(job: FileJob, subject: Subject, before: tuple[Edit, ...], kinds: Collection[LeverKind]) -> Fix | None:
     """What makes the job fit on top of ``before``, else the first lever that the files can say and that saves something."""
-    short: list[Fix] = []
-    for lever in sorted(job.levers(subject), key=lambda each: not each.fits):
-        if short and not lever.fits:
-            break
-        fix = fix_of(job, subject, lever, before)
-        if fix.edits and fix.fits:
-            return fix
-        if fix.edits and fix.saves_bytes > 0:
-            short.append(fix)
-    return short[0] if short else None
+    levers_left = [lever for lever in job.levers(subject) if lever.kind in kinds]
+    for fits in (True, False):
+        for lever in levers_left:
+            fix = fix_of(job, subject, lever, before) if lever.fits == fits else None
+            if fix is not None and fix.edits and (fix.fits or (not fits and fix.saves_bytes > 0)):
+                return fix
+    return None

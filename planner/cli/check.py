@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs
 from planner.api.files import CheckOptions
@@ -35,7 +36,7 @@ def check_configs(
         InputFileError: a changed file cannot be written.
     """
     said, allowed = from_flags(flags), allowed_codes(run.allow)
-    jobs = check_jobs(configs, options, run.accelerate)
+    jobs = [replace(job, typed=_typed(flags)) for job in check_jobs(configs, options, run.accelerate)]
     if len(jobs) > MAX_CONFIGS:
         raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(jobs):,} are given")
     checked = _checked(jobs, said, run)
@@ -59,3 +60,15 @@ def _checked(jobs: Sequence[CheckJob], said: ScenarioRequest, run: CheckRun) -> 
         return [check_and_write(jobs[0], said, run.write, run.allow)]
     advise = len(jobs) <= BRIEF_ABOVE
     return [check_job(job, said, advise=advise, allow=run.allow) for job in jobs]
+
+
+def _typed(flags: Mapping[str, object]) -> str:
+    """The flags as they were typed."""
+    words: list[str] = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)

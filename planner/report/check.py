@@ -138,12 +138,13 @@ def _then(fix: Fix) -> str:
 def fix_lines(config: str, fix: Fix) -> tuple[str, ...]:
     """The lines of a change as the files have them; those of another file than the config stand below its name."""
     if not fix.edits:
-        return (f"{fix.lever.flags_text}   (no key of this file)",)
+        # Nobody looks for a card in a file.
+        return (f"{fix.lever.flags_text}{'' if 'gpu' in fix.lever.flags else '   (no key of these files)'}",)
     lines: list[str] = []
     for file, edits in groupby(fix.edits, key=lambda edit: edit.file):
         if str(file) != config:
             lines.append(f"in {file}:")
-        lines += [edit.line for edit in edits]
+        lines += [line for edit in edits for line in edit.lines]
     return tuple(lines)
 
 
@@ -206,7 +207,7 @@ def _shared(checked: Sequence[Checked]) -> Iterator[Note]:
     """What was assumed of some of several files, once for all of them."""
     found: dict[str, tuple[Assumed, int]] = {}
     for each in checked:
-        for entry in assumed_of(each.subject) if each.subject else ():
+        for entry in assumed_of(each):
             found[entry.setting] = (entry, found.get(entry.setting, (entry, 0))[1] + 1)
     for entry, count in found.values():
         text = "every sample is counted with its full length" if entry.setting == "tokens_per_sample" else entry.text
@@ -228,7 +229,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
     """What was assumed, what is unknown or counted otherwise, warnings, and what the tool's defaults gave."""
     scenario = subject.scenario
     if defaults:
-        for entry in assumed_of(subject):
+        for entry in assumed_of(each):
             yield Note(f"Assumed: {entry.text}; {_ways(entry)} says otherwise.", "warn")
     unknown = [names.get(origin, origin) for origin in each.ignored]
     if unknown:

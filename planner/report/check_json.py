@@ -192,10 +192,10 @@ def _written(written: Written) -> WrittenPart:
 
 
 def _answer(each: Checked) -> AnswerPart | None:
-    return None if each.subject is None else _answer_of(each.subject, each.flags)
+    return None if each.subject is None else _answer_of(each, each.subject)
 
 
-def _answer_of(subject: Subject, flags: str) -> AnswerPart:
+def _answer_of(each: Checked, subject: Subject) -> AnswerPart:
     prediction, scenario = subject.prediction, subject.scenario
     host = prediction.host
     return AnswerPart(
@@ -213,11 +213,11 @@ def _answer_of(subject: Subject, flags: str) -> AnswerPart:
         calibration=prediction.calibration,
         model=scenario.model.id,
         stack=scenario.stack.id,
-        flags=flags,
+        flags=each.flags,
         warnings=list(dict.fromkeys((*scenario.warnings, *prediction.warnings))),
         assumed=[
             AssumedPart(setting=entry.setting, value=entry.value, text=entry.text, flags=list(entry.flags))
-            for entry in assumed_of(subject)
+            for entry in assumed_of(each)
         ],
         assumptions=[AssumptionPart.model_validate(entry) for entry in scenario.assumptions],
     )

@@ -62,8 +62,8 @@ class Checked:
 
     ``tool``: what the file is for (empty where that was not told).  ``flags``: the same job in words of ``plan``.
     ``remarks``: place and text of each key that is not counted as it stands.  ``ignored``: unknown keys, as ``file:key``.
-    ``accelerate``: the launch file that it was read with, where several were given.  ``command``: the check itself, ``launch``
-    what starts the job.  ``fixes``: the first levers, ``None`` where nobody looked.  ``remedy``: changes that together make it
+    ``accelerate``: the launch file that it was read with, where several were given; ``launch_file``: the one that was read in any
+    case.  ``command``: the check itself, ``launch`` what starts the job.  ``fixes``: the first levers, ``None`` where nobody looked.  ``remedy``: changes that together make it
     fit.
     """
 
@@ -76,6 +76,7 @@ class Checked:
     remarks: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     accelerate: str = ""
+    launch_file: str = ""
     command: str = ""
     launch: str = ""
     fixes: tuple[Fix, ...] | None = None
@@ -110,16 +111,17 @@ def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = 
     return min((ExitCode.FITS if each.exit_code in allowed else each.exit_code for each in checked), key=_WORST_FIRST.index)
 
 
-def assumed_of(subject: Subject) -> tuple[Assumed, ...]:
+def assumed_of(checked: Checked) -> tuple[Assumed, ...]:
     """Plain DDP and full samples, where nothing says them."""
-    return tuple(_assumed(subject))
+    return () if checked.subject is None else tuple(_assumed(checked.subject, launched=bool(checked.launch_file)))
 
 
-def _assumed(subject: Subject) -> Iterator[Assumed]:
+def _assumed(subject: Subject, *, launched: bool) -> Iterator[Assumed]:
     scenario = subject.scenario
     origins = {each.name: each.origin for each in scenario.assumptions}
     recipe, batch = scenario.recipe, scenario.recipe.batch
-    if recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed":
+    plain = recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed"
+    if plain and not launched:
         text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
         yield Assumed("sharding", "ddp", text, ("--accelerate FILE", "--sharding NAME"))
     if batch.padding != "packed" and origins.get("tokens_per_sample") == "assumed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,7 @@ class Removed(Enum):
 
 
 REMOVED: Final = Removed.REMOVED
+_LEFT_TO_TRAINER = "auto"
 # Place of a key below the top of its file -> its new value.
 Settings = Mapping[tuple[str, ...], Any]
 
@@ -38,15 +39,17 @@ class Edit:
         return ".".join(self.place)
 
     @property
-    def line(self) -> str:
-        """The change as a line of the file, in the manner of its format; of a whole table what matters, and dots for the rest."""
+    def lines(self) -> tuple[str, ...]:
+        """The change as lines of the file, in the manner of its format; a table as its keys, less those left to the trainer."""
         if self.value is REMOVED:
-            return f"{self.key}: take it out"
+            return (f"{self.key}: take it out",)
         if self.file.suffix == ".toml":
-            return f"{self.key} = {json.dumps(self.value)}"
+            return (f"{self.key} = {json.dumps(self.value)}",)
         if self.file.suffix == ".json":
-            return f'"{self.key}": {json.dumps(self.value)}'
-        return f"{self.key}: {_flow(self.value)}"
+            return (f'"{self.key}": {json.dumps(self.value)}',)
+        told = [f"{key}: {_plain(value)}" for key, value in _leaves(self.key, self.value) if value != _LEFT_TO_TRAINER]
+        left = sum(value == _LEFT_TO_TRAINER for _, value in _leaves(self.key, self.value))
+        return (*told, *([f"and {left} keys of {self.key} that are {_LEFT_TO_TRAINER}"] if left else []))
 
 
 def applied(table: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
@@ -69,16 +72,16 @@ def applied(table: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
     return changed
 
 
-def _flow(value: Any) -> str:
-    """A value in one line of YAML; keys of a table that only leave something to the trainer are dots."""
-    if isinstance(value, dict):
-        told = {key: inner for key, inner in value.items() if not _left_open(inner)}
-        dots = ["..."] if len(told) < len(value) else []
-        return "{" + ", ".join([*(f"{key}: {_flow(inner)}" for key, inner in told.items()), *dots]) + "}"
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Values that are no tables, by their dotted keys."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
+def _plain(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(_plain, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _left_open(value: Any) -> bool:
-    return value == "auto" or (isinstance(value, dict) and all(map(_left_open, value.values())))

@@ -72,9 +72,11 @@ def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tup
     if offload is not None and offload not in _DEVICES:
         return None
     deepspeed = deepspeed_place(files)
-    if deepspeed is not None:
-        return _in_deepspeed(deepspeed, sharding, offload)
     launch = files.config if files.tool == "accelerate" else files.accelerate
+    # A launch file may choose the other engine, unless the config itself names DeepSpeed's.
+    switches = sharding == "fsdp" and launch is not None and not files.config.table.get("deepspeed")
+    if deepspeed is not None and not switches:
+        return _in_deepspeed(deepspeed, sharding, offload)
     if launch is not None:
         return _in_accelerate(_Place(launch), sharding, offload)
     if files.tool not in _TRAINERS:
@@ -126,7 +128,8 @@ def _new_deepspeed(own: _Place, sharding: str, offload: str | None) -> tuple[Edi
 
 def _in_accelerate(launch: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
     kind = str(launch.table.get("distributed_type") or "NO").upper()
-    if kind == "DEEPSPEED" or (kind != "FSDP" and sharding is not None and sharding.startswith("zero")):
+    to_zero = sharding is not None and sharding.startswith("zero")
+    if (kind == "DEEPSPEED" and sharding is None) or (kind != "FSDP" and to_zero):
         return _zero_in_accelerate(launch, kind, sharding, offload)
     if sharding not in (None, "fsdp") or (kind != "FSDP" and sharding is None):
         return None
@@ -153,7 +156,10 @@ def _zero_in_accelerate(launch: _Place, kind: str, sharding: str | None, offload
         edits.append(launch.edit("deepspeed_config", "zero_stage", value=stage))
         if stage == 3:
             edits.append(launch.edit("deepspeed_config", "zero3_save_16bit_model", value=True))
-    edits += [launch.edit("deepspeed_config", f"{name}_device", value=device) for name, device in _devices(offload)]
+    there = _Place(launch.document, ("deepspeed_config",)).table
+    for name, device in _devices(offload):
+        if there.get(f"{name}_device", "none") != device:
+            edits.append(launch.edit("deepspeed_config", f"{name}_device", value=device))
     return tuple(edits)
 
 

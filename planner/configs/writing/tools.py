@@ -158,7 +158,9 @@ def _axolotl_method(table: Table, value: Any) -> Settings | None:
     if value not in ("lora", "qlora", "int8"):
         return None
     found: dict[tuple[str, ...], Any] = {("adapter",): "qlora" if value == "qlora" else "lora"}
-    found |= {("load_in_4bit",): value == "qlora", ("load_in_8bit",): value == "int8"}
+    for name, wanted in (("load_in_4bit", "qlora"), ("load_in_8bit", "int8")):
+        if value == wanted or table.get(name):
+            found[(name,)] = value == wanted
     if not table.get("lora_r"):
         found |= {("lora_r",): _RANK, ("lora_alpha",): 2 * _RANK}
     if not (table.get("lora_target_modules") or table.get("lora_target_linear")):
