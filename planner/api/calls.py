@@ -19,7 +19,7 @@ from planner.report.check import Checked
 
 _HOW = ("config", "calibration", "force")
 _CHECK = ("tool", "deepspeed", "accelerate", "calibration", "force")
-_SEARCH = ("config", "calibration", "confidence", "top", "global_batch", "solve")
+_SEARCH = ("config", "calibration", "confidence", "top", "global_batch", "solve", "beyond_context")
 
 
 def estimate(
@@ -77,7 +77,7 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
-def search(
+def search(  # noqa: PLR0913, the options of the command line
     *,
     config: Text | None = None,
     calibration: str | None = None,
@@ -85,6 +85,7 @@ def search(
     top: int | None = None,
     solve: str | None = None,
     global_batch: int | None = None,
+    beyond_context: bool = False,
     **flags: Unpack[SearchFlags],
 ) -> SearchAnswer:
     """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint; a list gives choices.
@@ -101,6 +102,7 @@ def search(
         top: recipes to list for each way of training.
         solve: find instead the largest ``batch`` or ``seq`` that fits, or the fewest ``gpus``.
         global_batch: samples per optimizer step on all GPUs, kept by accumulation.
+        beyond_context: solve for lengths above what the model was made for, too.
         flags: what the job is, as for :func:`estimate`.
 
     Raises:
@@ -114,6 +116,7 @@ def search(
         top=text_of(top),
         global_batch=text_of(global_batch),
         solve=solve,
+        beyond_context=beyond_context,
     )
     return search_answer_of(answer_search(search_flags(flags, _SEARCH), options), calibration)
 

@@ -13,6 +13,7 @@ from planner.intake.fields import RequestField
 from planner.searching.answer import QUANTITIES, Answer, Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
 from planner.searching.choose import choose
+from planner.searching.other_stack import best_other_stack
 from planner.searching.pool import Pool
 from planner.searching.solve import solve
 from planner.searching.space import Space, read_choices
@@ -35,6 +36,7 @@ class SearchOptions:
     top: str | None = None
     global_batch: str | None = None
     solve: str | None = None
+    beyond_context: bool = False
 
 
 def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer:
@@ -44,7 +46,9 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
         UsageError: something that was said cannot be used, or no model or no card was said.
         NotModelledError: understood, but no formula covers it.
     """
-    space = _space(flags, options)
+    if options.beyond_context and options.solve != "seq":
+        raise UsageError("--beyond-context belongs to --solve seq; a length that is said may be above the model's own anyway")
+    space = replace(_space(flags, options), beyond_context=options.beyond_context)
     confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
     top = 3 if options.top is None else int(_TOP.parse(options.top))
 
@@ -65,7 +69,8 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
         raise UsageError(
             "--confidence asks for P(fits), which no prediction has without a calibration that knows it; leave it out"
         )
-    return replace(answer, notes=(*space.config.notes, *remarks, *answer.notes))
+    other = best_other_stack(pool, answer, model_for)
+    return replace(answer, other_stack=other, notes=(*space.config.notes, *remarks, *answer.notes))
 
 
 def _chance_known(pool: Pool) -> bool:

@@ -30,7 +30,9 @@ from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError, UsageError
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "usual", "unmodelled"})
+_NOT_SWITCHES = frozenset(
+    {"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "usual", "unmodelled"}
+)
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
 _TABLES = ("defaults", "quantized", "switches", "versions", "usual", "unmodelled")

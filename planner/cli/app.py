@@ -81,7 +81,8 @@ def _search(**said: Any) -> Outcome:
     from planner.cli.search import search
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    own = {name: said.pop(name) for name in ("config", "calibration", "confidence", "top", "global_batch", "solve")}
+    names = ("config", "calibration", "confidence", "top", "global_batch", "solve", "beyond_context")
+    own = {name: said.pop(name) for name in names}
     return search(said, SearchOptions(output_format=output_format, **own))
 
 

@@ -113,6 +113,13 @@ def _own(flag: str, metavar: str, text: str) -> Any:
 SEARCH_OPTIONS: OwnOptions = {
     "global_batch": (_own("--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"), None),
     "solve": (_own("--solve", "batch|seq|gpus", "Find instead the largest batch or seq that fits, or the fewest gpus"), None),
+    "beyond_context": (
+        Annotated[
+            bool,
+            typer.Option("--beyond-context", help="With --solve seq: lengths above what the model was made for, up to 4,194,304"),
+        ],
+        False,
+    ),
     "confidence": (_own("--confidence", "X", "P(fits) from which a recipe counts as fitting (0.95, as plan says fits)"), None),
     "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
     "config": (Config, None),

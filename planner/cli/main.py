@@ -110,9 +110,8 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
         field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))
         if flag.startswith("--") and field is not None and field.kind == "flag" and not value.startswith("-"):
             field.parse(value)
-            raise UsageError(
-                f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is --no-{field.flag[2:]}"
-            )
+            opposite = field.flag.replace("--", "--no-", 1)
+            raise UsageError(f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is {opposite}")
 
 
 def _one_line(error: Exception) -> str:

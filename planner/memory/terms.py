@@ -170,10 +170,10 @@ def _uncounted_terms(job: Job, amounts: act.Activations) -> tuple[Term, ...]:
         formula = "activations:uncounted_activation_bytes"
         n_bytes = act.uncounted_activation_bytes(job, amounts)
         live = PASSES
-        terms = make_term("other_temporaries", "activations not in the ledger", n_bytes, live, formula, "transient")
+        terms = make_term("other_temporaries", "other activations", n_bytes, live, formula, "transient")
     if not is_zero(job.coefficients.logits_extra_copies):
         formula, n_bytes = "logits:uncounted_logits_bytes", logits.uncounted_logits_bytes(job)
-        terms = (*terms, *make_term("logits_and_loss", "logits copies not in the switches", n_bytes, LOSS, formula, "transient"))
+        terms = (*terms, *make_term("logits_and_loss", "other logits copies", n_bytes, LOSS, formula, "transient"))
     return terms
 
 

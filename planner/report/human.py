@@ -116,8 +116,8 @@ def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
     label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
     cells = []
     for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
-        cell = Text(bar.segments[index].key, style=_colour(index) if coloured else "")
-        cell.append(f" {texts[0]:<{label}}  {texts[1]:>{size}} GiB  {texts[2]:>{share}}", style="default")
+        cell = Text().append(bar.segments[index].key, style=_colour(index) if coloured else "")
+        cell.append(f" {texts[0]:<{label}}  {texts[1]:>{size}} GiB  {texts[2]:>{share}}")
         cells.append(cell)
     across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
     down = -(-len(cells) // across)

@@ -7,15 +7,16 @@ import shlex
 from collections.abc import Iterator
 
 from planner.report.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.numbers import gib, percent, plain_number, whole_percent
+from planner.report.numbers import chance_text, gib, percent, plain_number, rate, whole_percent
 from planner.report.search_table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
+from planner.report.sections_choices import lever_choices
 from planner.report.subject import EXIT_CODES, rests_on_unknown_host
-from planner.searching.answer import Answer, Group, Quantity
+from planner.searching.answer import Answer, Group, OtherStack, Quantity
 from planner.searching.attempt import Tried, state_of
 from planner.searching.solve import pace, size_of
 from planner.units import format_count
 
-_COMMAND_WIDTH = 98
+_COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being said is printed.
 _UNSAID = ("seq", "lora_rank", "lora_targets", "precision", "load_dtype", "padding", "tokens_per_sample", "grad_accum", "stack")
 _HEADS: dict[str, tuple[str, Tone]] = {
@@ -36,7 +37,7 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
         *(_group(answer, group, shown) for group, shown in zip(answer.groups, numbered, strict=True) if not group.refused),
         _refused(answer),
         _commands(rows),
-        _changes(answer),
+        _levers(answer),
         _tried(answer, [each.tried for each in rows]),
         _warnings(rows),
     )
@@ -76,11 +77,28 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     model = rows[0].scenario.model
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
     notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
+    notes += [Note(_other_stack(answer, answer.other_stack), "strong")] if answer.other_stack is not None else []
     notes += [Note(text, "warn") for text in answer.notes]
     run = rows[0].scenario.run
     if run.usd_per_gpu_hour is not None and run.n_samples is None:
         notes.append(Note(f"{USD_PER_THOUSAND}: US dollars for a thousand samples.", "dim"))
     return Section("", tuple(notes))
+
+
+def _other_stack(answer: Answer, other: OtherStack) -> str:
+    """What the best stack that was not asked for would do, as it is by default, beside what was found."""
+    tried, found = other.tried, other.found
+    recipe = f"--stack {tried.scenario.stack.id} --method {tried.flags['method']}"
+    if answer.solved is not None:
+        size = size_of(answer.solved)
+        here = "nothing fits" if found is None else f"{plain_number(size(found))} does"
+        return f"Not asked for: with {recipe} {answer.solved} {plain_number(size(tried))} fits without offload, here {here}."
+    pace_text = "" if tried.prediction.time is None else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
+    was = "" if found is None or found.prediction.time is None else f" instead of {rate(found.prediction.time.samples_per_s)}"
+    batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"
+    uses = f"uses {gib(tried.prediction.memory.driver_peak_bytes)} GiB"
+    fits = " fits as it is:" if found is None else ""
+    return f"Not asked for: {recipe}{fits}{pace_text}{was}; {batch} {uses}."
 
 
 def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
@@ -89,7 +107,7 @@ def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
         title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
         blocks: tuple[Note | Grid, ...] = (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown))
         return Section(f"{group.title}: {title}", blocks)
-    host = () if answer.solved == "gpus" else _host(group)
+    host = () if answer.solved is not None else _host(group)
     blocks = (*_solved(answer, group), *host, recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
 
@@ -104,8 +122,7 @@ def _host(group: Group) -> tuple[Note, ...]:
     if not needs:
         return ()
     sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
-    counted = "host GiB counts what the system can take back, too"
-    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory ({counted})."
+    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory."
     return (Note(text, "warn"),)
 
 
@@ -130,13 +147,22 @@ def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
         return (Note(_fewest(group), "strong"),)
     size, first = size_of(answer.solved), group.rows[0]
     text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
+    if first.offloads:
+        plain = next((each for each in group.rows if not each.offloads and each.place == first.place), None)
+        without = "nothing fits" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
+        text += f" with offload and {_host_text(first)}; without offload: {without}"
     if group.above is not None:
-        text += f"; {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} GiB at once{_chance(group.above)}"
+        text += f". {plain_number(size(group.above))} would need at least {gib(group.above.need_bytes)} GiB{_chance(group.above)}"
     elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
-        text += ", which is the most that the model was made for"
+        text += ". The model was made for no more; --beyond-context goes on"
     fastest = max(group.rows, key=pace)
     faster = f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
     return (Note(f"{text}.{faster}", "strong"),)
+
+
+def _host_text(tried: Tried) -> str:
+    judged = "" if tried.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
+    return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
 
 
 def _fewest(group: Group) -> str:
@@ -147,19 +173,17 @@ def _fewest(group: Group) -> str:
         return f"Fewest GPUs: {count}{_chance(first)}."
     plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
     without = "none of the counts that were tried" if plain is None else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
-    judged = "" if first.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
-    host = f"{gib(first.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
-    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {host}."
+    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {_host_text(first)}."
 
 
 def _chance(tried: Tried) -> str:
     chance = tried.prediction.fits_probability
-    return "" if chance is None else f" (P(fits) {_rounded_down(chance)})"
+    return "" if chance is None else f" (P(fits) {_edge_text(chance)})"
 
 
-def _rounded_down(chance: float) -> str:
-    """A chance that is short of what was asked for must not look like it."""
-    return percent(math.floor(1000 * chance) / 1000)
+def _edge_text(chance: float) -> str:
+    """A chance at the edge of what was asked for, which whole per cent would not tell apart, rounded down."""
+    return percent(math.floor(1000 * chance) / 1000) if 0.01 < chance < 0.99 else chance_text(chance)
 
 
 def _miss(nearest: Tried, confidence: float) -> str:
@@ -172,7 +196,7 @@ def _miss(nearest: Tried, confidence: float) -> str:
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
     if state == "uncertain":
-        sure = "" if chance is None else f"; P(fits) is {_rounded_down(chance)}"
+        sure = "" if chance is None else f"; P(fits) is {_edge_text(chance)}"
         return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
@@ -202,19 +226,14 @@ def wrapped(words: list[str]) -> Iterator[str]:
     yield line
 
 
-def _changes(answer: Answer) -> Section:
+def _levers(answer: Answer) -> Section:
     if answer.n_fit or answer.verdict == "no_verdict":
         return Section("", ())
-    if not answer.changes:
+    if not answer.levers:
         return Section(
             "What would make the nearest fit", (Note("No change of it that is modelled, and no card of the catalog."),)
         )
-    columns = (Column("change"), Column("flags"), Column("step time"))
-    rows = tuple(
-        Row((each.description, each.flags, "unknown" if each.step_time_ratio is None else f"x {each.step_time_ratio:.2f}"))
-        for each in answer.changes
-    )
-    return Section("What would make the nearest fit", (Grid(columns, rows),))
+    return Section("What would make the nearest fit", (lever_choices("", answer.levers),))
 
 
 def _tried(answer: Answer, rows: list[Tried]) -> Section:

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.version import __version__
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
-from planner.report.schema import ByteIntervalPart, Bytes, ChangePart, IntervalPart, MaybeBytes, Real
+from planner.report.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
 from planner.report.search import exit_code
 from planner.searching.answer import Answer, Group, Quantity
 from planner.searching.attempt import Tried
+from planner.version import __version__
 
 SEARCH_SCHEMA_ID: Final = "planner/search@1"
 
@@ -52,7 +52,8 @@ class RecipePart(_Part):
     must_have_bytes: Bytes
     driver_peak_bytes: Bytes
     driver_interval: ByteIntervalPart | None
-    host_per_node_bytes: Bytes
+    host_required_per_node_bytes: Bytes
+    host_reclaimable_per_node_bytes: Bytes
     step_s: Real
     step_interval: IntervalPart | None
     samples_per_s: Real
@@ -96,7 +97,8 @@ class SearchDocument(_Part):
     n_refused: int
     groups: list[GroupPart]
     tried: dict[str, list[str]] = Field(description="values of every setting of which several were tried")
-    changes: list[ChangePart] = Field(description="what would make the nearest recipe fit, where nothing does")
+    levers: list[LeverPart] = Field(description="what would make the nearest recipe fit, where nothing does")
+    other_stack: RecipePart | None = Field(description="a better recipe under a stack that was not asked for, if there is one")
     notes: list[str]
 
 
@@ -122,7 +124,8 @@ def search_json(answer: Answer) -> str:
         n_refused=answer.n_refused,
         groups=[_group(group) for group in answer.groups],
         tried={name: list(values) for name, values in answer.tried},
-        changes=[ChangePart.model_validate(change) for change in answer.changes],
+        levers=[LeverPart.model_validate(lever) for lever in answer.levers],
+        other_stack=_maybe(None if answer.other_stack is None else answer.other_stack.tried),
         notes=list(answer.notes),
     )
     return document.model_dump_json(by_alias=True, indent=2) + "\n"
@@ -166,7 +169,8 @@ def _recipe(tried: Tried) -> RecipePart:
             "must_have_bytes": memory.must_have_bytes,
             "driver_peak_bytes": memory.driver_peak_bytes,
             "driver_interval": {"low": round(driver.low), "high": round(driver.high)} if driver else None,
-            "host_per_node_bytes": prediction.host.per_node_bytes,
+            "host_required_per_node_bytes": prediction.host.required_per_node_bytes,
+            "host_reclaimable_per_node_bytes": round(prediction.host.reclaimable_per_node_bytes),
             "step_interval": IntervalPart.model_validate(sure.step) if sure and sure.step else None,
             **{name: getattr(prediction.time, name, None) for name in times},
             "sample_s": tried.sample_s,

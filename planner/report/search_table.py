@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.domain.hardware import Hardware
 from planner.domain.scenario import Scenario
 from planner.report.layout import Column, Grid, Row
-from planner.report.numbers import gib, plain_number, rate, whole_percent
+from planner.report.numbers import chance_text, gib, plain_number, rate
 from planner.searching.answer import Answer
 from planner.searching.attempt import Tried
 from planner.units import KILO, format_seconds
@@ -91,8 +91,8 @@ def _cells(shown: Shown, lengths: bool) -> dict[str, str]:
         "pace": "unknown" if pace is None else rate(pace),
         "time": _time_text(tried),
         "peak": gib(prediction.memory.driver_peak_bytes),
-        "chance": "unknown" if chance is None else whole_percent(chance),
-        "host": gib(prediction.host.per_node_bytes),
+        "chance": "unknown" if chance is None else chance_text(chance),
+        "host": gib(prediction.host.required_per_node_bytes),
         "usd": _usd_text(tried),
     }
 

@@ -71,11 +71,11 @@ def stack_section(subject: Subject) -> Section:
     return Section("By software stack", (Grid(columns, tuple(rows)),))
 
 
-def stacks_text(stacks: Sequence[StackNeed]) -> str:
-    """What the common stacks need, in a line."""
+def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
+    """What the common stacks need, and what people usually set that their bare defaults lack."""
     needs = ", ".join(f"{each.stack} {each.need_bytes / GIB:.1f}" for each in stacks)
-    lacks = "; ".join(f"{each.stack} as it is lacks {', '.join(each.lacks)}" for each in stacks if each.lacks)
-    return f"Needs by --stack: {needs} GiB{f' ({lacks})' if lacks else ''}"
+    lacks = "; ".join(f"{each.stack}: {', '.join(each.lacks)}" for each in stacks if each.lacks)
+    return f"Needs by --stack: {needs} GiB{f' (not set by default in {lacks})' if lacks and with_lacks else ''}"
 
 
 def sensitivity_section(subject: Subject) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
@@ -33,18 +33,22 @@ class Room:
     assumptions: int = N_ASSUMPTIONS
     warnings: int = N_WARNINGS
     stacks: bool = True
+    lacks: bool = True
     blanks: bool = True
 
 
 def rooms() -> Iterator[Room]:
     """From all that may be shown to the least: blank lines go first, then levers, then assumptions, then warnings."""
-    yield Room()
-    yield from (Room(levers, blanks=False) for levers in range(N_LEVERS, 0, -1))
-    yield from (Room(1, assumptions, blanks=False) for assumptions in range(N_ASSUMPTIONS - 1, 0, -1))
-    yield from (Room(1, 1, warnings, blanks=False) for warnings in range(N_WARNINGS - 1, 0, -1))
-    yield Room(1, 0, 1, blanks=False)
-    yield Room(0, 0, 1, blanks=False)
-    yield Room(0, 0, 1, stacks=False, blanks=False)
+    room = Room()
+    yield room
+    room = replace(room, blanks=False)
+    yield from (replace(room, levers=count) for count in range(N_LEVERS, 1, -1))
+    room = replace(room, lacks=False)
+    yield from (replace(room, levers=count) for count in (3, 2))
+    yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
+    room = replace(room, assumptions=0, warnings=1)
+    yield from (replace(room, levers=1), replace(room, levers=0), replace(room, levers=0, stacks=False))
 
 
 def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
@@ -53,7 +57,7 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
         (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings)),
         (_bar(subject),),
         _levers(subject, room.levers),
-        (*(_stacks(subject) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
+        (*(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
         (_more(subject), verdict_note(subject)),
     )
     if room.blanks:
@@ -115,10 +119,10 @@ def _one_stack(subject: Subject) -> list[Lever]:
     return found
 
 
-def _stacks(subject: Subject) -> Iterator[Note]:
+def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
     """What the common stacks would need, where none is given."""
     if subject.stacks:
-        yield Note(stacks_text(subject.stacks))
+        yield Note(stacks_text(subject.stacks, with_lacks=with_lacks))
 
 
 def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:

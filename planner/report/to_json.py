@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
-from planner.version import __version__
 from planner.domain.interval import Interval
 from planner.domain.prediction import MemoryPrediction, Prediction, Uncertainty
 from planner.domain.recipe import Number, Recipe
@@ -35,6 +34,7 @@ from planner.report.schema import (
 )
 from planner.report.settled import settled_coefficients, words_of
 from planner.report.subject import Subject, exit_code_of, level_of
+from planner.version import __version__
 
 
 def to_json(subject: Subject) -> str:

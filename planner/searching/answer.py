@@ -9,7 +9,7 @@ from typing import Literal
 
 from planner.domain.prediction import Verdict
 from planner.searching.attempt import Tried, state_of
-from planner.searching.explain import Change, changes_that_fit
+from planner.searching.levers import Lever, levers
 from planner.searching.pool import Pool, Training
 from planner.searching.space import ASSUMED_SEQ_TOKENS, Space
 
@@ -40,11 +40,20 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherStack:
+    """A recipe under a stack that was not asked for, as it is by default, that beats what was ``found`` without offload."""
+
+    tried: Tried
+    found: Tried | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a search found.
 
     ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried.  Where nothing
-    fits ``changes`` are those after which the nearest miss would.  ``solved``: what was solved for, if anything.
+    fits ``levers`` are the changes after which the nearest miss would.  ``solved``: what was solved for, if anything.
+    ``other_stack``: the best of the stacks that were not asked for, where it beats those that were.
     """
 
     groups: tuple[Group, ...]
@@ -55,8 +64,9 @@ class Answer:
     confidence: float
     tried: tuple[tuple[str, tuple[str, ...]], ...]
     notes: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    levers: tuple[Lever, ...] = ()
     solved: Quantity | None = None
+    other_stack: OtherStack | None = None
 
 
 def answer_of(pool: Pool, choice: Choice) -> Answer:
@@ -68,7 +78,7 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
     refused = [error for errors in pool.refusals.values() for error in errors]
     if not pool.n_tried and refused:
         raise refused[0]
-    groups = tuple(_group(pool, training, choice) for training in pool.by_training)
+    groups = tuple(_group(pool, training, choice) for training in sorted(pool.by_training, key=lambda each: _place(pool, each)))
     n_fit = sum(group.n_fit for group in groups)
     return Answer(
         groups=groups,
@@ -79,8 +89,15 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
         confidence=pool.confidence,
         tried=_values_tried(tried for group in pool.by_training.values() for tried in group),
         notes=(*_notes(pool.space), *pool.left_out),
-        changes=() if n_fit else _changes(groups, pool.confidence),
+        levers=() if n_fit else _levers(groups, pool.confidence),
     )
+
+
+def _place(pool: Pool, training: Training) -> tuple[int, bool]:
+    """Order of ways of training: what fits without the host, then with it, then what does not; adapters before all weights."""
+    fitting = [each for each in pool.by_training[training] if pool.fits(each)]
+    state = 2 if not fitting else 1 if all(each.offloads for each in fitting) else 0
+    return state, dict(training).get("method") == "full"
 
 
 def _notes(space: Space) -> tuple[str, ...]:
@@ -89,19 +106,17 @@ def _notes(space: Space) -> tuple[str, ...]:
     return (f"No length was said: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most; say --seq.",)
 
 
-def _changes(groups: tuple[Group, ...], confidence: float) -> tuple[Change, ...]:
+def _levers(groups: tuple[Group, ...], confidence: float) -> tuple[Lever, ...]:
     """What would make the nearest of all misses fit."""
     missed = (group.nearest for group in groups if group.nearest is not None)
     nearest = min(missed, key=lambda each: _distance(each, confidence))
-    return tuple(change for change in changes_that_fit(nearest.scenario, nearest.model) if change.fits)
+    return tuple(lever for lever in levers(nearest.scenario, nearest.model) if lever.fits)
 
 
 def _group(pool: Pool, training: Training, choice: Choice) -> Group:
     tried = pool.by_training[training]
     fitting = [each for each in tried if pool.fits(each)]
-    title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
-    if tried and title == "lora" and (base := tried[0].scenario.recipe.numerics.quantization) != "none":
-        title = f"lora on {base}"
+    title = pool.title_of(training)
     if not tried:
         return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
     if fitting:

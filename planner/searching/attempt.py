@@ -28,6 +28,7 @@ class Tried:
     """One recipe with its answer by ``model``.
 
     ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the file below the flags.
+    ``offloads``: the search moved state to host RAM by itself.
     """
 
     flags: Said
@@ -36,6 +37,7 @@ class Tried:
     n_changes: int
     model: Model
     config: str | None = None
+    offloads: bool = False
 
     @property
     def sample_s(self) -> float | None:
@@ -93,7 +95,8 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
         scenario = complete(space.request(flags), option.found)
     except RefusedCombinationError as error:
         return RefusedCombinationError(str(error).removesuffix(FORCE_HINT))
-    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file)
+    offloads = "offload" in option.flags and not space.said("offload")
+    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file, offloads)
 
 
 def state_of(prediction: Prediction, confidence: float) -> Verdict:

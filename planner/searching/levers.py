@@ -28,7 +28,7 @@ from planner.searching.moves import (
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
 
-MAX_ESTIMATES = 80
+MAX_ESTIMATES = 120
 MAX_PAIRS = 4
 # Differences below this are rounding of the real allocator, not advice.
 _WORTH_BYTES = 64 * MIB
@@ -167,16 +167,17 @@ class _Judge:
 def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Lever, ...]:
     """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
 
-    In each kind what makes the job fit comes first, then the largest saver.  Where no single change is enough that leaves the
-    training alone, pairs of those are tried, and where none at all is enough, pairs of any.  At most ``MAX_ESTIMATES`` estimates.
+    In each kind what makes the job fit comes first, then the largest saver.  Where no single change is enough that costs nothing
+    or time, pairs of those are tried, then pairs that cost money, then any.  Other cards and the number of them are offered where
+    the job does not fit for sure.  At most ``MAX_ESTIMATES`` estimates.
     """
     judge = _Judge(scenario, model)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
     if judge.base.verdict not in ("fits", "no_verdict"):
         memory = judge.base.memory
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
-        cards = (*larger_cards(scenario, need), *more_cards(scenario))
-        trials += [trial for trial in judge.tries(cards) if trial.lever.fits]
+        trials += [trial for trial in judge.tries(larger_cards(scenario, need)) if trial.lever.fits]
+        trials += [trial for trial in judge.tries(more_cards(scenario)) if trial.lever.fits][:1]
         trials += _pairs(judge, [trial for trial in trials if trial.move.topic != "card"])
     return tuple(sorted((trial.lever for trial in trials), key=_order))
 
@@ -226,14 +227,14 @@ def _saving(trials: list[_Trial]) -> list[_Trial]:
 
 
 def _pairs(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
-    """Pairs that fit: of what leaves the training alone, or of everything where that and every single change is not enough."""
-    gentle = [trial for trial in singles if trial.lever.kind in ("free", "time")]
-    if any(trial.lever.fits for trial in gentle):
-        return []
-    found = _pairs_of(judge, gentle, ("free", "time"))
-    if found or any(trial.lever.fits for trial in singles):
-        return found
-    return _pairs_of(judge, singles, KINDS)
+    """Pairs that fit of the cheapest kinds among which no single change is enough."""
+    for n_kinds in range(2, len(KINDS) + 1):
+        cheap = [trial for trial in singles if trial.lever.kind in KINDS[:n_kinds]]
+        if any(trial.lever.fits for trial in cheap):
+            return []
+        if found := _pairs_of(judge, cheap, KINDS[:n_kinds]):
+            return found
+    return []
 
 
 def _pairs_of(judge: _Judge, singles: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:

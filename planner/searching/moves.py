@@ -26,6 +26,9 @@ MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
+# trl 1.16.0 trainer/sft_config.py:291; axolotl utils/schemas/config.py:623; LLaMA-Factory hparams/model_args.py:133,
+# use_unsloth_gc; unsloth's default; torchtune 0.6.1 recipes/full_finetune_distributed.py:65.
+_OFFLOADS_ACTIVATIONS = frozenset({"trl", "axolotl", "llama-factory", "unsloth", "torchtune"})
 _DIVIDES_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 # Cards that are commonly bought or rented, of every size.
 _COMMON_CARDS = (
@@ -89,13 +92,22 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
         return ()
     names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
     return tuple(
-        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name)) for name in names
+        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name))
+        for name in names
     )
 
 
+def offloads_activations(stack: Stack) -> bool:
+    """Whether the stack has a switch that keeps saved block inputs in host RAM."""
+    return (stack.extends or stack.id) in _OFFLOADS_ACTIVATIONS
+
+
 def runs_sharding(stack_id: str, sharding: Sharding) -> bool:
-    """Whether a common stack runs this sharding: Unsloth's kernels know no divided weights (its manual: DDP only)."""
-    return stack_id != "unsloth" or sharding in ("none", "ddp")
+    """Whether a common stack runs this sharding.
+
+    Unsloth divides by FSDP2 only and its launch refuses DeepSpeed beside it (unsloth 2026.10.9 fsdp2_launch.py:471-473).
+    """
+    return stack_id != "unsloth" or sharding in ("none", "ddp", "fsdp")
 
 
 def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
@@ -114,7 +126,7 @@ def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
         Move(
             "card",
             "money",
-            f"{_size_text(card)} card: {card.name}",
+            f"{_size_text(card)} card: {card.name.partition(' (')[0]}",
             {"gpu": f"{card.id}:{count}" if count > 1 else card.id, **_own_memory(scenario)},
             replace(scenario.hardware, gpu=card),
         )
@@ -230,7 +242,7 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
     if recipe.offload != "none":
         return
-    if recipe.gradient_checkpointing:
+    if recipe.gradient_checkpointing and offloads_activations(scenario.stack):
         yield Move("offload", "time", "saved block inputs in host RAM", {"offload": "activations"})
     stage: Sharding = recipe.sharding if recipe.uses_deepspeed or recipe.uses_fsdp else "zero2"
     whole: Sharding = stage if recipe.uses_fsdp else "zero3"

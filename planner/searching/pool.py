@@ -61,6 +61,11 @@ class Pool:
             return "offloading"
         return "none"
 
+    def explore_all(self, options: Options, model: Model, explorer: Explorer) -> None:
+        """Explore each option, those that offload too, wherever others fit."""
+        for option in (*options.first, *options.offloading):
+            explorer(self, option, model)
+
     def fits(self, tried: Tried | None) -> bool:
         """Whether a recipe counts as fitting."""
         return tried is not None and state_of(tried.prediction, self.confidence) == "fits"
@@ -70,3 +75,11 @@ class Pool:
         named = [name for name in _TRAININGS if name == "method" or name in self.space.choices]
         typed = {**{name: str(self.space.of_file(name)) for name in named}, **flags}
         return tuple((name, str(typed[name])) for name in named)
+
+    def title_of(self, training: Training) -> str:
+        """A way of training in words."""
+        title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
+        tried = self.by_training[training]
+        if tried and title == "lora" and (base := tried[0].scenario.recipe.numerics.quantization) != "none":
+            return f"lora on {base}"
+        return title

@@ -14,7 +14,7 @@ from planner.searching.answer import Answer, Group, Quantity, answer_of
 from planner.searching.attempt import Model, ModelFor, Tried
 from planner.searching.choose import all_options, by_place, rank, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
-from planner.searching.pool import Pool, Training
+from planner.searching.pool import Explorer, Pool, Training
 from planner.searching.space import Option, Said, Space, sizes
 
 SEQ_STEP_TOKENS = 64
@@ -23,6 +23,8 @@ SEQ_STEP_TOKENS = 64
 _NODE_GPUS = 8
 _NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FASTER = 1.01
+MAX_BEYOND_CONTEXT_TOKENS = 4_194_304
+"""The longest length that is tried beyond the positions that a model was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,19 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
         # An option has to have some length; that of the answer is put over it.
         batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}
         pool.space = space = replace(space, fixed={**space.fixed, **batch, "seq": str(_shortest(space))})
-    explorer = try_sizes if quantity == "batch" and space.global_batch else partial(_explore, quantity=quantity)
+    explorer = explorer_of(pool, quantity)
     for options, model in all_options(pool, model_for, space.places()):
-        pool.explore(options, model, explorer)
+        # A card on which something fits as it is has to answer with no less than a smaller one that offloads.
+        pool.explore_all(options, model, explorer)
     answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
     every = [tried for group in pool.by_training.values() for tried in group]
     groups = tuple(replace(group, above=_above(group, every, quantity)) for group in answer.groups)
     return replace(answer, solved=quantity, groups=groups)
+
+
+def explorer_of(pool: Pool, quantity: Quantity) -> Explorer:
+    """What solves one option for the quantity; the pool's space already says the length that lengths begin with."""
+    return try_sizes if quantity == "batch" and pool.space.global_batch else partial(_explore, quantity=quantity)
 
 
 def _above(group: Group, every: list[Tried], quantity: Quantity) -> Tried | None:
@@ -109,7 +117,8 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
         more: list[Said] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
         lines = [_Line("batch", 1, 1, int(REQUEST_FIELDS["batch"].high or 1), each) for each in more]
     else:
-        most = option.found.model.max_position_tokens or int(REQUEST_FIELDS["seq"].high or 1)
+        own = option.found.model.max_position_tokens
+        most = MAX_BEYOND_CONTEXT_TOKENS if own is None or pool.space.beyond_context else own
         start = min(int(str(option.flags["seq"])), most)
         # Where no micro-batch was said the smallest goes farthest.
         runs = sizes(pool.space, option.found.hardware.world_size)
@@ -178,7 +187,8 @@ def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:
     """The place with the largest first.
 
-    In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end.
+    In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end.  Where the
+    largest offloads unasked, the largest without offload is among them.
     """
     places: list[list[Tried]] = []
     for same in by_place(fitting).values():
@@ -186,7 +196,12 @@ def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) ->
         for tried in sorted(same, key=lambda each: (-size(each), rank(each))):
             if not kept or pace(tried) > _FASTER * pace(kept[-1]):
                 kept.append(tried)
-        places.append(kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]])
+        kept = kept if len(kept) <= top else [*kept[: max(1, top - 1)], *kept[len(kept) - (top > 1) :]]
+        plain = [tried for tried in same if not tried.offloads]
+        if kept[0].offloads and plain:
+            best = min(plain, key=lambda each: (-size(each), rank(each)))
+            kept = sorted({id(each): each for each in (*kept, best)}.values(), key=lambda each: (-size(each), rank(each)))
+        places.append(kept)
     places.sort(key=lambda kept: (-size(kept[0]), rank(kept[0])))
     return tuple(tried for kept in places for tried in kept)
 

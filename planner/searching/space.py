@@ -17,7 +17,7 @@ from planner.intake.fields import REQUEST_FIELDS, show
 from planner.intake.kernels import cannot_step
 from planner.intake.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import LookedUp, complete
-from planner.searching.moves import moves
+from planner.searching.moves import COMMON_STACKS, moves, runs_sharding
 
 # Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
 Said = Mapping[str, str | bool]
@@ -50,6 +50,8 @@ _CHOICES_OF_RECIPE = (
 )
 CHOICES = (*CHOICES_OF_PLACE, *_CHOICES_OF_RECIPE, "batch", "grad_accum")
 """Flags that take several values with commas between them."""
+ANY_STACK = "any"
+"""Value of the flag for the stack that asks for each of the common ones."""
 _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -59,6 +61,7 @@ class Space:
 
     How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
     ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
+    ``beyond_context``: whether lengths may be solved for that are above what the model was made for.
     """
 
     fixed: Said
@@ -66,6 +69,7 @@ class Space:
     config: ConfigFile = field(default_factory=lambda: ConfigFile(ScenarioRequest(MappingProxyType({})), ""))
     global_batch: int | None = None
     config_file: str | None = None
+    beyond_context: bool = False
 
     def said(self, name: str) -> bool:
         """Whether anybody says something about this field."""
@@ -125,7 +129,7 @@ class Option:
 
 
 def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], dict[str, tuple[str, ...]]]:
-    """Fixed values and choices of flags as they were typed.
+    """Fixed values and choices of flags as they were typed; ``--stack any`` are the common stacks.
 
     Raises:
         UsageError: nothing between two commas.
@@ -133,7 +137,9 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
     fixed: dict[str, str | bool] = {}
     choices: dict[str, tuple[str, ...]] = {}
     for name, value in flags.items():
-        if isinstance(value, str) and "," in value and name in CHOICES:
+        if name == "stack" and value == ANY_STACK:
+            choices[name] = COMMON_STACKS
+        elif isinstance(value, str) and "," in value and name in CHOICES:
             parts = tuple(part.strip() for part in value.split(","))
             # Two cards may cost the same.
             parts = parts if name == "price" else tuple(dict.fromkeys(parts))
@@ -215,7 +221,7 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
         wide: tuple[Sharding, ...] = ("hsdp",) if base.hardware.nodes > 1 else ()
         stages = (recipe.sharding, "zero2", "zero3", "fsdp", *wide) if several else (recipe.sharding, "zero2", "zero3")
     pairs: list[dict[str, str | bool]] = []
-    for stage in stages:
+    for stage in (each for each in stages if each == recipe.sharding or runs_sharding(base.stack.id, each)):
         # An engine divides nothing on one GPU: there it is only for what it offloads.
         only_offloads = stage != recipe.sharding and not several
         offloads: tuple[Offload, ...] = () if only_offloads and not _needs_engine(base) else (recipe.offload,)

@@ -84,7 +84,8 @@ def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str
             "limit_bytes": memory["limit_bytes"],
             "must_have_bytes": memory["must_have_bytes"],
             "driver_peak_bytes": memory["driver_peak_bytes"],
-            "host_per_node_bytes": plan["host"]["per_node_bytes"],
+            "host_required_per_node_bytes": plan["host"]["required_per_node_bytes"],
+            "host_reclaimable_per_node_bytes": plan["host"]["reclaimable_per_node_bytes"],
             "step_s": time["step_s"],
             "samples_per_s": time["samples_per_s"],
             "run_time_s": time["run_time_s"],
@@ -218,9 +219,9 @@ def test_what_rests_on_host_ram_that_nobody_named_says_so_first(capsys: Captured
     assert "Offload needs at least" not in out
     offload = shlex.split(f"{flags} --sharding zero3 --offload optimizer+params")
     assert main(offload) == 0
-    assert re.match(r"FITS IF A NODE HAS \d+\.\d\d GiB OF RAM: peak ", capsys.readouterr().out)
+    assert re.match(r"FITS IF A NODE HAS \d+\.\d\d GiB OF RAM: needs at least ", capsys.readouterr().out)
     assert main([*offload, "--host-memory", "4TB"]) == 0
-    assert capsys.readouterr().out.startswith("FITS: peak ")
+    assert capsys.readouterr().out.startswith("FITS: needs at least ")
 
 
 def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured) -> None:
@@ -260,8 +261,8 @@ def test_a_narrow_terminal_keeps_words_whole(capsys: Captured, monkeypatch: pyte
 def test_a_nearest_miss_comes_with_what_would_make_it_fit(capsys: Captured) -> None:
     """Where nothing fits, changes and larger cards after which the nearest recipe would are listed."""
     document = answer_to(capsys, "--model 70b --method qlora --gpu 4090 --seq 2048 --offload none", 3)
-    assert document["changes"]
-    assert all(change["fits"] for change in document["changes"])
+    assert document["levers"]
+    assert all(lever["fits"] for lever in document["levers"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.searching.answer import Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, state_of
 from planner.searching.choose import choose, front, rank
 from planner.searching.pool import Pool
@@ -86,7 +87,10 @@ def test_the_longest_sequence_is_what_trying_all_finds(job: dict[str, str | bool
 def test_nothing_that_was_tried_beats_what_is_listed(memory: int, seq: int) -> None:
     """The first recipe is the fastest that fits (but for 1 %), each other one has more room, and no tried one has both."""
     pool = pool_of({"model": "llama-3.2-1b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
-    for group, tried in zip(choose(pool, lambda _: CALIBRATED, top=50).groups, list(pool.by_training.values()), strict=True):
+    groups = {group.title: group for group in choose(pool, lambda _: CALIBRATED, top=50).groups}
+    assert len(groups) == len(pool.by_training)
+    for training, tried in pool.by_training.items():
+        group = groups[pool.title_of(training)]
         fitting = [each for each in tried if pool.fits(each)]
         assert bool(fitting) == bool(group.rows)
         for each in fitting:
@@ -100,3 +104,26 @@ def seconds(tried: Tried) -> float:
     """Seconds per sample."""
     assert tried.sample_s is not None
     return tried.sample_s
+
+
+# Of each step in memory a seen generation; the larger card makes at least a tenth more visible than the one before it.
+GROWING_CARDS = ("rtx3060-12g", "rtx4090", "rtx-a6000", "a100-80-sxm", "b200")
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    model=st.sampled_from(["llama-2-70b", "llama-3.1-8b", "qwen2.5-1.5b", "mistral-7b"]),
+    method=st.sampled_from(["full", "lora", "qlora"]),
+    quantity=st.sampled_from(["seq", "batch"]),
+    stack=st.sampled_from(["hf-trainer@5", "trl", "unsloth"]),
+)
+def test_a_larger_card_is_never_answered_with_less(model: str, method: str, quantity: Quantity, stack: str) -> None:
+    """Under the same flags the longest sequence and the largest micro-batch grow with the card, offload or not."""
+    rest = {"batch": "1"} if quantity == "seq" else {"seq": "1024"}
+    found = []
+    for card in GROWING_CARDS:
+        pool = pool_of({"model": model, "method": method, "gpu": card, "stack": stack, **rest})
+        rows = solve(pool, lambda _: CALIBRATED, quantity).groups[0].rows
+        found.append(int(size_of(quantity)(rows[0])) if rows else 0)
+    assert found == sorted(found)
+    assert found[-1]

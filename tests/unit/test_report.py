@@ -6,7 +6,8 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -22,13 +23,17 @@ from planner.errors import ExitCode
 from planner.report import human
 from planner.report.bar import letter_line, scale_line, segment_cells
 from planner.report.explain import formula_text
-from planner.report.layout import Segment, StackedBar
+from planner.report.layout import Note, Segment, StackedBar
 from planner.report.markdown import to_markdown
-from planner.report.numbers import duration, gib, percent, printable, rate
+from planner.report.numbers import chance_text, duration, duration_range, gib, percent, printable, rate
 from planner.report.schema import PredictionDocument, prediction_json_schema
 from planner.report.sections import build_sections, job_line
-from planner.report.subject import Subject, exit_code_of, needs_changes, terms_at_peak
+from planner.report.short import MAX_LINES, Room, short_sections, short_text
+from planner.report.subject import Subject, exit_code_of, terms_at_peak
 from planner.report.to_json import prediction_document, to_json
+from planner.searching.levers import Lever, StackNeed
+from planner.searching.run_length import AtLength
+from planner.searching.unsaid import Unsaid
 from planner.units import GIB, GIGA, MIB, TERA
 
 LLAMA = {
@@ -43,15 +48,11 @@ BACKWARD: frozenset[Phase] = frozenset({"backward"})
 ALWAYS: frozenset[Phase] = frozenset({"forward", "loss", "backward", "optimizer_step"})
 
 
-@dataclass(frozen=True)
-class FakeChange:
-    """A change as the search hands it over."""
-
-    description: str
-    saves_bytes: float
-    step_time_ratio: float | None
-    fits: bool
-    flags: str = ""
+def lever(description: str = "shorter", flags: Mapping[str, str | bool | None] | None = None, **changed: object) -> Lever:
+    """A lever as the search hands it over, after which the job fits."""
+    said = {"seq": "512"} if flags is None else flags
+    made = Lever("training", description, said, 3 * GIB // 2, 0.55, 0, None, "fits", 0.97)
+    return replace(made, **changed)  # type: ignore[arg-type]
 
 
 def gpu() -> GpuSpec:
@@ -212,13 +213,39 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 def test_the_verdict_comes_first_with_peak_and_limit() -> None:
     """The first line says whether it fits, the peak against the limit in GiB, and that nothing is calibrated."""
     first = draw(subject()).splitlines()[0]
-    assert first == "FITS: peak 5.03 of 23.03 GiB per GPU (22 %); uncalibrated: point estimate only"
+    assert first == "FITS: needs at least 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
 
 
 def test_a_calibrated_verdict_gives_its_probability() -> None:
-    """With a calibration the first line gives P(fits)."""
+    """With a calibration the first line gives the chance that the job fits."""
     first = draw(subject(fits_probability=0.973, calibration="fit-2024")).splitlines()[0]
-    assert first.endswith("P(fits) 97 %")
+    assert first.endswith("chance to fit 97 %")
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (1.0, "> 99 %"),
+        (0.995, "> 99 %"),
+        (0.99, "99 %"),
+        (0.9499, "94 %"),
+        (0.29, "29 %"),
+        (0.051, "6 %"),
+        (0.01, "1 %"),
+        (0.004, "< 1 %"),
+        (0.0, "< 1 %"),
+    ],
+)
+def test_chances_are_rounded_towards_doubt(probability: float, text: str) -> None:
+    """Neither certainty nor an edge is reached by rounding: 94.99 % is not the 95 % from which a job fits."""
+    assert chance_text(probability) == text
+
+
+def test_two_durations_share_their_unit() -> None:
+    """The unit stands once where both have the same."""
+    assert duration_range(0.573, 0.962) == "573 to 962 ms"
+    assert duration_range(0.85, 1.2) == "850 ms to 1.20 s"
+    assert duration_range(3600, 7200) == "1 h 00 min to 2 h 00 min"
 
 
 @pytest.mark.parametrize(
@@ -240,13 +267,14 @@ def test_each_verdict_has_its_words_and_exit_code(verdict: str, words: str, code
 
 
 def test_what_does_not_fit_says_how_much_it_needs() -> None:
-    """Without room the first line gives what must be held at once, not a peak that the card has cut off."""
+    """Without room the first line gives the least that is needed, not a peak that the card has cut off."""
     made = short_of_memory()
     memory = replace(made.memory, driver_peak_bytes=4 * GIB, must_have_bytes=6 * GIB)
     text = draw(Subject(scenario(), replace(made, memory=memory)))
-    assert text.startswith("DOES NOT FIT: needs 6.00 of 4.00 GiB per GPU (150 %)")
+    assert text.startswith("DOES NOT FIT: needs at least 6.00 of 4.00 GiB per GPU; ")
     assert re.search(r"^driver +5\.03 +126 % ", text, re.MULTILINE)
-    assert "These are the peaks on a card with room to spare" in text
+    assert re.search(r"^needs at least +6\.00 +150 % ", text, re.MULTILINE)
+    assert "The first three are what a card with room would show" in text
 
 
 def test_a_full_card_shows_what_it_would_show_and_says_so() -> None:
@@ -258,12 +286,16 @@ def test_a_full_card_shows_what_it_would_show_and_says_so() -> None:
     assert "A larger card would show 5.03 GiB" in text
 
 
-def test_a_narrow_terminal_leaves_out_the_formulas() -> None:
-    """At 80 columns the tables keep their numbers and drop the column that would have to be folded."""
-    assert "formula in planner.memory" in draw(subject(), width=100)
-    narrow = draw(subject(), width=80)
-    assert "formula in planner.memory" not in narrow
-    assert re.search(r"^a  base weights in nf4 +3\.26 +64\.7 % +replicated$", narrow, re.MULTILINE)
+@pytest.mark.parametrize("width", range(60, 121, 10))
+def test_formulas_are_whole_or_left_out(width: int) -> None:
+    """Names to copy are never broken: where they would have to be, the tables keep their numbers and drop the column."""
+    made = prediction()
+    named = replace(made.memory.terms[0], formula="planner.memory.weights:quantization_constant_bytes")
+    text = draw(
+        Subject(scenario(), replace(made, memory=replace(made.memory, terms=(named, *made.memory.terms[1:])))), width=width
+    )
+    assert re.search(r"^a  base weights in nf4 +3\.26 +64\.7 % +replicated", text, re.MULTILINE)
+    assert ("weights:quantization_constant_bytes" in text) == ("weights:" in text) == (width >= 90)
 
 
 def test_sections_come_in_reading_order() -> None:
@@ -274,7 +306,7 @@ def test_sections_come_in_reading_order() -> None:
         "Warning: the desktop holds memory",
         "llama-2-7b (6.74 B parameters)",
         "GPU memory in GiB",
-        "Terms at the peak, phase backward",
+        "Terms at the peak (backward, 1st micro-step)",
         "Peak of each phase",
         "Host RAM in GiB",
         "Time of one optimizer step",
@@ -283,6 +315,7 @@ def test_sections_come_in_reading_order() -> None:
     ]
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
+    assert text.splitlines()[0] == text.splitlines()[-1]
 
 
 def test_the_job_is_one_line() -> None:
@@ -306,13 +339,13 @@ def test_terms_at_the_peak_add_up_to_the_levels() -> None:
 def test_terms_of_other_phases_are_named_with_their_phase() -> None:
     """A term that is dead at the peak is listed without a share; a term of zero bytes is not listed at all."""
     text = draw(subject())
-    assert re.search(r"^logits +0\.84 +transient +loss$", text, re.MULTILINE)
+    assert re.search(r"^logits +0\.84 +transient +loss, 1st micro-step$", text, re.MULTILINE)
     assert "nothing gathered" not in text
 
 
 def test_the_limiting_phase_is_marked() -> None:
     """Exactly the limiting phase carries the mark."""
-    marked = [line.split()[0] for line in draw(subject()).splitlines() if "<- limits" in line]
+    marked = [line.split(",")[0] for line in draw(subject()).splitlines() if "<- limits" in line]
     assert marked == ["backward"]
 
 
@@ -325,10 +358,9 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
         "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.sharding:a_very_long_function_name_indeed"
     )
     made = replace(made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60)
-    changes = [
-        FakeChange("weights in host RAM " * 5, 3 * GIB, None, fits=True, flags="--sharding zero3 --offload optimizer+params " * 3)
-    ]
-    text = draw(Subject(scenario(), made, changes, explain), width=width)
+    flags = {f"sharding{index}": "optimizer+params" for index in range(6)}
+    text = draw(Subject(scenario(), made, [lever("weights in host RAM " * 5, flags)], explain), width=width)
+    assert all(f"--{name} {value}" in text for name, value in flags.items())
     assert max(len(line) for line in text.splitlines()) <= width
 
 
@@ -357,11 +389,13 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in human.to_text(build_sections(subject()), human.make_console(FakeTerminal()))
 
 
-def test_a_coloured_bar_is_as_wide_as_the_plain_one() -> None:
-    """Colours change how the report looks, not what it says."""
-    without_codes = re.sub(r"\x1b\[[0-9;]*m", "", draw(subject(), color=True))
-    bar = next(line for line in without_codes.splitlines() if "\u2588" in line)
-    assert len(bar) == 100
+def test_colours_change_no_character() -> None:
+    """Colours change how the report looks, not what it says: the bar has its letters under the colours, too."""
+    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True, highlight=False)
+    coloured = short_text(subject(), console)
+    assert coloured.count("\x1b[30;10") >= 5
+    without_codes = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert draw_short(subject()) == "".join(f"{line.rstrip()}\n" for line in without_codes.splitlines())
 
 
 def test_bar_cells_add_up() -> None:
@@ -381,28 +415,95 @@ def test_the_limit_is_marked_inside_the_bar_when_the_job_is_too_large() -> None:
     assert "limit unknown" in scale_line(StackedBar((Segment("a", 1.0 * GIB),), None), 80)
 
 
-def test_changes_are_shown_only_when_they_are_needed() -> None:
-    """A job with room to spare gets no advice; one that is short gets each change with what it saves and costs."""
-    changes = [
-        FakeChange("half the length", 1.5 * GIB, 0.55, fits=True, flags="--seq 512"),
-        FakeChange("half the rank", 0.1 * GIB, None, fits=False, flags="--lora-rank 8"),
+def test_levers_say_what_they_save_and_cost() -> None:
+    """Each lever comes with its flags, what it saves and costs, and whether the job then fits; also for a job that fits."""
+    levers = [
+        lever("one kernel", {"loss": "liger"}, kind="free", step_time_ratio=1.0),
+        lever("states in host RAM", {"offload": "optimizer"}, kind="money", host_bytes=67 * GIB, step_time_ratio=1.23),
+        lever("half the rank", {"lora-rank": "8"}, saves_bytes=GIB // 10, verdict="does_not_fit"),
     ]
-    assert "make it fit" not in draw(Subject(scenario(), prediction(), changes))
-    text = draw(Subject(scenario(), short_of_memory(), changes))
-    assert re.search(r"half the length +--seq 512 +1\.50 +x 0\.55 +fits", text)
-    assert re.search(r"half the rank +--lora-rank 8 +0\.10 +unknown +still short", text)
-    assert "make it fit" not in draw(Subject(scenario(), short_of_memory(), None))
+    for made in (prediction(), short_of_memory()):
+        text = draw(Subject(scenario(), made, levers))
+        assert re.search(r"--loss liger +one kernel +1\.50 GiB +free +fits", text)
+        assert re.search(r"--offload optimizer .* 1\.50 GiB +67 GiB RAM, step x 1\.23 +fits", text)
+        assert re.search(r"--lora-rank 8 +half the rank +0\.10 GiB +training +does not fit", text)
+    assert "save memory" not in draw(Subject(scenario(), prediction(), None))
 
 
-def test_tight_means_93_percent_of_the_limit() -> None:
-    """From 93 % of the limit on, a job that fits is treated as one that needs room."""
+def test_the_first_answer_shows_what_makes_it_fit_before_what_does_not() -> None:
+    """Of many levers those that are enough are shown, in their order; a job that nothing makes fit says so."""
+    short = [lever("no", {f"no{index}": "1"}, kind="free", verdict="does_not_fit") for index in range(5)]
+    enough = [lever("yes", {"yes": "1"}), lever("also", {"also": "1"})]
+    text = draw_short(Subject(scenario(), short_of_memory(), [*short, *enough]))
+    assert "--yes 1" in text
+    assert "--also 1" in text
+    assert text.index("--no0 1") < text.index("--yes 1")
+    assert "--no4" not in text
+    assert "Nothing that was tried makes it fit" in draw_short(Subject(scenario(), short_of_memory(), short))
+
+
+def draw_short(made: Subject, *, width: int = 80) -> str:
+    """The first answer as text of one width."""
+    return short_text(made, Console(file=io.StringIO(), width=width, color_system=None, highlight=False))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_first_answer_is_short_whatever_there_is_to_say(width: int) -> None:
+    """Levers shrink first, then assumptions; verdict, time, bar and a warning stay, and nothing is wider than the terminal."""
+    flags: dict[str, str | bool | None] = {"sharding": "zero3", "offload": "optimizer+params", "quant-storage": "bf16"}
+    levers = [lever(f"lever {index}", {**flags, "batch": str(index)}) for index in range(9)]
+    stacks = [StackNeed(f"a-long-stack-name-{index}", 30 * GIB, 31 * GIB, "fits", 0.9, ("packing",)) for index in range(9)]
+    unsaid = [Unsaid(f"setting={index}", f"--setting {index}", GIB, 1.1, "fits") for index in range(6)]
+    made = short_of_memory()
+    long = replace(
+        scenario(),
+        model=replace(scenario().model, id="an-organisation/with-a-very-long-name-of-a-model-instruct-v0.3" * 2),
+        warnings=tuple(f"warning {index} " * 12 for index in range(9)),
+    )
+    at_length = AtLength(256, 400.0, 1.5)
+    text = draw_short(Subject(long, made, levers, unsaid=unsaid, stacks=stacks, at_length=at_length), width=width)
+    lines = text.splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("DOES NOT FIT")
+    assert any(line.startswith("DOES NOT FIT") for line in lines[-2:])
+    marks = ("Step, with room: 2.01 s", "Run: 10,000 full samples x 3 epochs", "--tokens-per-sample 256", "Warning: warning 0")
+    for mark in (*marks, "w weights"):
+        assert mark in text, mark
+
+
+def test_the_first_answer_has_one_meaning_for_each_number() -> None:
+    """The need that is compared with the card is in the verdict; what it uses with room is a number of its own."""
     made = prediction()
-    driver = float(made.memory.driver_peak_bytes)
-    loose = replace(made, memory=replace(made.memory, limit_bytes=int(driver / 0.92)))
-    tight = replace(made, memory=replace(made.memory, limit_bytes=int(driver / 0.94)))
-    assert not needs_changes(loose)
-    assert needs_changes(tight)
-    assert not needs_changes(replace(made, memory=replace(made.memory, limit_bytes=None)))
+    memory = replace(
+        made.memory, must_have_bytes=6 * GIB, driver_peak_bytes=8 * GIB, uncapped_driver_bytes=9 * GIB, limit_bytes=8 * GIB
+    )
+    lines = draw_short(Subject(scenario(), replace(made, memory=memory))).splitlines()
+    assert lines[0].startswith("FITS: needs at least 6.00 of 8.00 GiB per GPU")
+    assert lines[1] == "It fills the card: 8.00 GiB; with more room it would use 9.00 GiB."
+    assert lines[-1] == lines[0]
+
+
+def test_run_time_and_cost_are_asked_for_or_offered() -> None:
+    """With samples and a price the run is there; without, the way to ask for it is."""
+    assert "Run: 10,000 samples x 3 epochs: 1 h 02 min, 0.46 USD" in draw_short(subject())
+    made = prediction()
+    assert made.time is not None
+    unasked = replace(made, time=replace(made.time, run_time_s=None, cost_usd=None))
+    text = draw_short(Subject(replace(scenario(), run=RunPlan()), unasked))
+    assert "Run:" not in text
+    assert "--samples and --price" in text
+
+
+def test_warnings_beyond_the_first_are_counted() -> None:
+    """What is not shown is said to be there."""
+    made = replace(scenario(), warnings=("one", "two", "three", "four", "five"))
+    (section,) = short_sections(Subject(made, prediction()), Room(warnings=2, blanks=False))
+    notes = [block.text for block in section.blocks if isinstance(block, Note)]
+    assert "Warning: two" in notes
+    assert "Warning: three" not in notes
+    # One more is the prediction's own.
+    assert "4 more warnings: --details" in notes
 
 
 def test_an_unknown_card_is_said_plainly() -> None:
@@ -413,7 +514,7 @@ def test_an_unknown_card_is_said_plainly() -> None:
         replace(made, verdict="no_verdict", memory=replace(made.memory, limit_bytes=None), time=None),
     )
     text = draw(unknown)
-    assert text.startswith("NO VERDICT: peak 5.03 GiB per GPU, limit unknown")
+    assert text.startswith("NO VERDICT: needs at least 5.03 GiB per GPU, card's memory unknown")
     assert "Not predicted: the rates of this card are not known." in text
     assert json.loads(to_json(unknown))["memory"]["limit_bytes"] is None
 
@@ -469,9 +570,7 @@ def test_explain_shows_formula_numbers_and_what_is_counted() -> None:
 
 def test_json_is_valid_by_its_own_models_and_complete() -> None:
     """The text parses into the published models, and holds integer bytes, terms, phases, assumptions and the verdict."""
-    made = Subject(
-        scenario(), short_of_memory(), [FakeChange("shorter", 1.5 * GIB, math.inf, fits=True, flags="--seq 512")], explain=True
-    )
+    made = Subject(scenario(), short_of_memory(), [lever(step_time_ratio=math.inf)], explain=True)
     text = to_json(made)
     document = PredictionDocument.model_validate_json(text)
     assert document == prediction_document(made)
@@ -481,9 +580,9 @@ def test_json_is_valid_by_its_own_models_and_complete() -> None:
     assert [term["label"] for term in data["memory"]["terms"]] == [term.label for term in made.prediction.memory.terms]
     assert [phase["phase"] for phase in data["memory"]["phases"]] == ["loss", "backward"]
     assert len(data["assumptions"]) == len(made.scenario.assumptions)
-    assert data["changes"] == [
-        {"description": "shorter", "flags": "--seq 512", "saves_bytes": 1610612736, "step_time_ratio": None, "fits": True}
-    ]
+    (found,) = data["levers"]
+    assert (found["flags"], found["flags_text"], found["fits"]) == ({"seq": "512"}, "--seq 512", True)
+    assert (found["saves_bytes"], found["step_time_ratio"]) == (1610612736, None)
     assert data["explanations"][0]["formula"] == "planner.units:format_gib"
     assert data["scenario"]["recipe"]["lora_rank"] == 16
 
@@ -525,9 +624,9 @@ def test_markdown_has_a_table_for_every_grid_and_escapes_cells() -> None:
     """Markdown says the same as the human report, as tables, and a pipe in a name does not break a row."""
     made = replace(prediction(), reason="a|b <script> *c*")
     text = to_markdown(build_sections(Subject(scenario(), made)))
-    assert text.startswith("**FITS: peak 5.03 of 23.03 GiB per GPU")
-    assert r"a\|b \<script\> \*c\*" in text
-    assert "## Terms at the peak, phase backward" in text
+    assert text.startswith("**FITS: needs at least 5.03 of 23.03 GiB per GPU")
+    assert r"A\|b \<script\> \*c\*" in text
+    assert "## Terms at the peak (backward, 1st micro-step)" in text
     assert "| **= driver** | **5.03** |" in text
     rows = [line for line in text.splitlines() if line.startswith("| a |")]
     assert rows == [r"| a | base weights in nf4 | 3.26 | 64.7 % | replicated | planner.units:format\_gib |"]

@@ -121,6 +121,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
     "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "trl"}),
+    "default-not-modelled": ({"stack": "torchtitan"}, {"stack": "torchtitan", "gradient_checkpointing": True}),
     "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
     "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
     "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),

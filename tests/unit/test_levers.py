@@ -1,0 +1,321 @@
+"""Levers: what could be changed about a job, their order, what they cost, and that the flags do what they promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError
+from planner.intake.request import from_flags, merge
+from planner.intake.resolve import resolve
+from planner.prediction import estimate, predict_with
+from planner.searching import levers as levers_module
+from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, levers, stack_needs
+from planner.searching.moves import COMMON_STACKS, KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
+from planner.searching.variants import refusals
+from planner.units import GIB, MIB
+
+Flags = dict[str, object]
+FULL_ON_SMALL: Flags = {"model": "7b", "method": "full", "gpu": "4090", "seq": "2048", "batch": "4", "optimizer": "adamw_torch"}
+LORA_TOO_LONG: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "batch": "3", "modules_to_save": "lm_head"}
+MANY_CARDS: Flags = {"model": "70b", "method": "full", "gpu": "h100-sxm:8", "nodes": "2", "seq": "4096", "precision": "bf16"}
+QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq": "1024"}
+OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
+EAGER: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "4096", "attention": "eager", "batch": "2"}
+ZERO: Flags = {"model": "14b", "method": "full", "gpu": "a100-40gb:4", "seq": "1024", "sharding": "zero2", "batch": "2"}
+FAR_TOO_LARGE: Flags = {"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}
+JOBS = {
+    "far too large": FAR_TOO_LARGE,
+    "full": FULL_ON_SMALL,
+    "lora": LORA_TOO_LONG,
+    "many": MANY_CARDS,
+    "qlora": QLORA_ON_MANY,
+    "t4": OLD_CARD,
+    "eager": EAGER,
+    "zero2": ZERO,
+}
+
+
+def scenario(flags: Flags) -> Scenario:
+    """A resolved scenario."""
+    return resolve(from_flags(flags))
+
+
+def as_request(lever: Lever) -> Flags:
+    """The flags of a lever as those of a request."""
+    return {name.replace("-", "_"): value for name, value in lever.flags.items() if value is not None}
+
+
+def flags_of(move: Move) -> str:
+    """The flags of a move as a user types them."""
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in move.flags.items())
+
+
+def by_flags(found: tuple[Lever, ...]) -> dict[str, Lever]:
+    """Levers by their flags."""
+    return {lever.flags_text: lever for lever in found}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_flags_do_what_the_lever_promises(name: str) -> None:
+    """Typing a lever's flags after the job's own gives the verdict, the saving and the time that the lever states."""
+    base = from_flags(JOBS[name])
+    before = estimate(resolve(base))
+    assert before.time is not None
+    typed = [lever for lever in levers(resolve(base)) if None not in lever.flags.values()]
+    assert len(typed) >= 4
+    for lever in typed:
+        after = estimate(resolve(merge(base, from_flags(as_request(lever)))))
+        assert after.time is not None
+        assert after.verdict == lever.verdict, lever
+        saved = float(before.memory.must_have_bytes) - float(after.memory.must_have_bytes)
+        assert max(0, saved) == pytest.approx(lever.saves_bytes, abs=1), lever
+        assert float(after.time.step_s) / float(before.time.step_s) == pytest.approx(lever.step_time_ratio), lever
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_cheapest_kind_comes_first_and_what_fits_leads_each_kind(name: str) -> None:
+    """Order: what is free, costs time, costs money or host RAM, changes the training; in each what fits, then what saves most."""
+    found = levers(scenario(JOBS[name]))
+    keys = [(KINDS.index(lever.kind), not lever.fits, -lever.saves_bytes) for lever in found]
+    assert keys == sorted(keys)
+    assert all(lever.fits or lever.saves_bytes >= 64 * MIB for lever in found)
+
+
+def test_the_stack_is_offered_before_host_ram_and_data() -> None:
+    """A 24B model at 4,096 tokens on 24 GiB: Unsloth comes before offload, cards and a shorter length."""
+    found = levers(scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096"}))
+    fitting = [lever for lever in found if lever.fits]
+    assert fitting[0].flags == {"stack": "unsloth"}
+    assert "host RAM" not in fitting[0].cost_text
+    said = levers(scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096", "stack": "hf-trainer@5"}))
+    assert not any("stack" in lever.flags for lever in said)
+
+
+def test_quantised_storage_is_a_lever_of_its_own() -> None:
+    """70B QLoRA on two 24 GiB cards with offload fits by it alone; where nothing is divided it is not offered."""
+    sharded: Flags = {"model": "70b", "method": "qlora", "gpu": "3090:2", "seq": "1024", "sharding": "fsdp"}
+    offered = by_flags(levers(scenario({**sharded, "offload": "optimizer+params"})))
+    assert offered["--quant-storage bf16"].fits
+    assert not {lever for lever in levers(scenario(QLORA_ON_MANY)) if lever.flags_text == "--quant-storage bf16"}
+
+
+def test_jobs_that_fit_have_levers_and_no_cards() -> None:
+    """What saves memory is worth knowing where a job fits, too; other cards are not."""
+    fitting = scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"})
+    assert estimate(fitting).verdict == "fits"
+    found = levers(fitting)
+    assert "--loss liger" in by_flags(found)
+    assert not any("gpu" in lever.flags for lever in found)
+
+
+def test_what_moves_to_the_host_says_how_much() -> None:
+    """Offload costs host RAM, its text says how much; half the length does not."""
+    offered = by_flags(levers(scenario(FULL_ON_SMALL)))
+    offload = offered["--sharding zero3 --offload optimizer+params"]
+    assert offload.kind == "money"
+    assert offload.host_bytes > 100 * GIB
+    assert f"{offload.host_bytes / GIB:.0f} GiB host RAM" in offload.cost_text
+    assert offered["--seq 1024"].kind == "training"
+    assert offered["--seq 1024"].host_bytes == 0
+
+
+def test_costs_are_compared_where_a_price_was_said() -> None:
+    """On the same card a sample costs as many times more as it takes longer and as there are more cards; else it is unknown."""
+    base: Flags = {**FULL_ON_SMALL, "method": "lora", "optimizer": "adamw_torch_fused", "price": "1"}
+    for lever in levers(scenario(base)):
+        other_card = str(lever.flags.get("gpu", "rtx4090")).partition(":")[0] != "rtx4090"
+        assert (lever.usd_ratio is None) == other_card, lever
+        if set(lever.flags) == {"loss"}:
+            assert lever.usd_ratio == pytest.approx(lever.step_time_ratio)
+    assert all(lever.usd_ratio is None for lever in levers(scenario(FULL_ON_SMALL)))
+
+
+def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
+    """A 7B full fine-tune on 24 GiB: loss, checkpointing, micro-batch, optimizers, offload, adapters, length."""
+    offered = {flags_of(move): move.kind for move in moves(scenario(FULL_ON_SMALL))}
+    assert offered == {
+        "--loss liger": "free",
+        "--attention flash2": "free",
+        "--optimizer adamw_torch_fused": "free",
+        "--gradient-checkpointing": "time",
+        "--batch 2 --grad-accum 2": "time",
+        "--batch 1 --grad-accum 4": "time",
+        "--optimizer paged_adamw_32bit": "money",
+        "--sharding zero2 --offload optimizer": "money",
+        "--sharding zero3 --offload optimizer+params": "money",
+        "--optimizer adamw_8bit": "training",
+        "--optimizer paged_adamw_8bit": "training",
+        "--method lora": "training",
+        "--method qlora": "training",
+        "--seq 1024": "training",
+    }
+
+
+def test_the_global_batch_stays_the_same() -> None:
+    """A smaller micro-batch comes with as many more micro-steps, also where the batch is odd; more cards with fewer."""
+    offered = by_flags(levers(scenario(LORA_TOO_LONG)))
+    assert offered["--batch 1 --grad-accum 3"].step_time_ratio == pytest.approx(1, abs=0.2)
+    assert "--batch 1 --grad-accum 2" not in offered
+    accumulated = more_cards(scenario({**LORA_TOO_LONG, "grad_accum": "4"}))
+    assert [(move.flags["gpu"], move.flags["grad-accum"]) for move in accumulated[:2]] == [("rtx4090:2", "2"), ("rtx4090:4", "1")]
+
+
+def test_a_mean_sample_that_no_longer_fits_is_cut_with_the_length() -> None:
+    """A shorter length keeps the length of samples below it."""
+    assert "--seq 1024" in by_flags(levers(scenario(LORA_TOO_LONG)))
+    said = {**LORA_TOO_LONG, "tokens_per_sample": "1500", "padding": "max_length"}
+    assert "--seq 1024 --tokens-per-sample 1024" in by_flags(levers(scenario(said)))
+
+
+def test_modules_to_save_are_named_because_no_flag_empties_them() -> None:
+    """Not training the head is asked for by leaving the flag out."""
+    lever = next(lever for lever in levers(scenario(LORA_TOO_LONG)) if "modules-to-save" in lever.flags)
+    assert lever.flags == {"modules-to-save": None}
+    assert lever.flags_text == "without --modules-to-save"
+    assert "lm_head" in lever.description
+
+
+def test_several_cards_are_offered_sharding_with_what_it_needs() -> None:
+    """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype; one card is not offered sharding."""
+    pure = {move.flags["sharding"]: move.flags for move in moves(scenario(MANY_CARDS)) if move.topic == "sharding"}
+    assert pure["zero3"] == {"sharding": "zero3", "precision": "bf16-mixed"}
+    assert pure["fsdp"] == {"sharding": "fsdp"}
+    four_bit = {move.flags["sharding"]: move.flags for move in moves(scenario(QLORA_ON_MANY)) if move.topic == "sharding"}
+    assert four_bit["zero3"]["quant-storage"] == "bf16"
+    assert "quant-storage" not in four_bit["zero2"]
+    assert not [move for move in moves(scenario(FULL_ON_SMALL)) if move.topic == "sharding"]
+
+
+def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
+    """8-bit states cannot step in host RAM: offload says Adam with it, and the pair with an 8-bit optimizer is never offered."""
+    said = scenario({**FULL_ON_SMALL, "optimizer": "adamw_8bit"})
+    offloads = [move for move in moves(said) if move.topic == "offload"]
+    assert offloads
+    assert all(move.flags["optimizer"] == "adamw_torch" for move in offloads)
+    for lever in levers(scenario(FULL_ON_SMALL)):
+        assert not ("--offload optimizer" in lever.flags_text and "8bit" in lever.flags_text)
+
+
+def test_fsdp2_comes_with_an_optimizer_that_can_step_it() -> None:
+    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it, and under FSDP2 no 8-bit optimizer is offered."""
+    said = {**FULL_ON_SMALL, "gpus": 4, "sharding": "ddp"}
+    to_fsdp = [move for move in moves(scenario({**said, "optimizer": "adamw_8bit"})) if move.flags.get("sharding") == "fsdp"]
+    assert to_fsdp
+    assert all(move.flags["optimizer"] == "adamw_torch" for move in to_fsdp)
+    for sharding, offered in (("fsdp", set()), ("zero3", {"paged_adamw_32bit", "adamw_8bit", "paged_adamw_8bit"})):
+        under = moves(scenario({**said, "sharding": sharding, "optimizer": "adamw_torch_fused"}))
+        assert {move.flags["optimizer"] for move in under if move.topic == "optimizer"} == offered
+
+
+def test_kernels_that_the_card_or_the_code_lacks_are_not_offered() -> None:
+    """A T4 has no FlashAttention 2; a stack without a switch for Liger is not told to use it."""
+    assert "flash2" not in " ".join(lever.flags_text for lever in levers(scenario(OLD_CARD)))
+    eager = {move.flags["attention"] for move in moves(scenario(EAGER)) if move.topic == "attention"}
+    assert eager == {"sdpa", "flash2"}
+    no_liger = scenario({**FULL_ON_SMALL, "stack": "hf-trainer@4"})
+    assert "liger" not in " ".join(lever.flags_text for lever in levers(no_liger))
+
+
+def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
+    """A job that one change saves gets no pairs; one that needs two gets pairs that fit, of the cheapest kind that does."""
+    single = levers(scenario({**EAGER, "attention": "sdpa"}))
+    assert any(lever.fits and lever.kind in ("free", "time") for lever in single)
+    assert not any(" + " in lever.description for lever in single)
+    pairs = [lever for lever in levers(scenario(FAR_TOO_LARGE)) if " + " in lever.description]
+    assert 1 <= len(pairs) <= MAX_PAIRS
+    assert all(lever.fits for lever in pairs)
+    assert len({lever.flags_text for lever in pairs}) == len(pairs)
+    assert {lever.kind for lever in pairs} == {"money"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_number_of_estimates_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of estimates is bounded, whatever the job."""
+    calls = 0
+
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        return predict_with(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(levers_module, "predict_with", counted)
+    levers(scenario(JOBS[name]))
+    assert 5 < calls <= MAX_ESTIMATES
+
+
+def test_larger_cards_hold_the_need_and_differ_in_size() -> None:
+    """Three sizes at most, ascending, each with room for what must be held; the count of GPUs goes along."""
+    cards = larger_cards(scenario(MANY_CARDS), 100 * GIB)
+    sizes = [move.hardware.gpu.visible_memory_bytes or 0 for move in cards if move.hardware]
+    assert 1 <= len(cards) <= MAX_LARGER_CARDS
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] >= 100 * GIB
+    assert all(str(move.flags["gpu"]).endswith(":8") for move in cards)
+    assert larger_cards(scenario(MANY_CARDS), 10_000 * GIB) == ()
+
+
+def test_a_forced_job_still_gets_advice() -> None:
+    """A rule that the job breaks already (forced) does not silence every lever."""
+    forced = resolve(from_flags({**FULL_ON_SMALL, "sharding": "none", "offload": "optimizer"}), force=True)
+    assert refusals(forced).keys() == {"offload-without-engine"}
+    assert "--gradient-checkpointing" in by_flags(levers(forced))
+
+
+def test_advice_for_a_tight_job_leaves_room() -> None:
+    """A job that fits with little room has levers too, and it fits with each of them."""
+    tight = scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "2048", "batch": "2"})
+    prediction = estimate(tight)
+    assert prediction.verdict == "fits"
+    offered = levers(tight)
+    assert "--batch 1 --grad-accum 2" in by_flags(offered)
+    assert all(lever.fits for lever in offered)
+
+
+def test_quantising_fused_experts_is_no_advice() -> None:
+    """Where the quantiser would skip most of a mixture of experts, a 4-bit base is not offered."""
+    experts = scenario({"model": "mixtral-8x7b", "method": "lora", "gpu": "a100-80gb", "seq": "1024"})
+    assert "--method qlora" not in by_flags(levers(experts))
+
+
+def test_attention_with_sinks_gets_no_flash_attention_2() -> None:
+    """FlashAttention 2 takes no sinks, and the kernel that Transformers puts in its place does not train."""
+    for stack in ("hf-trainer@5", "unsloth"):
+        said: Flags = {"model": "gpt-oss-20b", "method": "lora", "gpu": "h100-sxm", "seq": "4096", "stack": stack}
+        assert not any("flash2" in lever.flags_text for lever in levers(scenario(said)))
+        with pytest.raises(RefusedCombinationError, match="kernel-not-in-model-code"):
+            scenario({**said, "attention": "flash2"})
+
+
+def test_stacks_need_what_plan_says_of_them() -> None:
+    """Where no stack was said each common one is answered as by its flag; where one was said none is."""
+    job: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "2048"}
+    found = stack_needs(scenario(job))
+    assert [each.stack for each in found] == [name.partition("@")[0] for name in COMMON_STACKS]
+    for each in found:
+        said = estimate(scenario({**job, "stack": each.stack}))
+        assert each.need_bytes == pytest.approx(float(said.memory.must_have_bytes), abs=1)
+        assert each.peak_bytes == pytest.approx(float(said.memory.driver_peak_bytes), abs=1)
+        assert each.verdict == said.verdict
+    assert stack_needs(scenario({**job, "stack": "trl"})) == ()
+
+
+def test_a_stack_that_cannot_divide_weights_so_is_left_out() -> None:
+    """Unsloth runs no ZeRO, so under ZeRO it is neither offered nor among the stacks."""
+    sharded = scenario({"model": "7b", "method": "lora", "gpu": "4090:2", "seq": "2048", "sharding": "zero3"})
+    assert "unsloth" not in {each.stack for each in stack_needs(sharded)}
+    for lever in levers(sharded):
+        assert lever.flags.get("stack") != "unsloth" or str(lever.flags.get("sharding")) == "fsdp"
+
+
+def test_what_examples_set_and_defaults_lack_is_named_until_it_is_said() -> None:
+    """Axolotl's examples checkpoint, pack and use FlashAttention; what is said is not lacking, nor what the card cannot run."""
+    job: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048"}
+
+    def lacks(said: Flags) -> tuple[str, ...]:
+        return next(each.lacks for each in stack_needs(scenario({**job, **said})) if each.stack == "axolotl")
+
+    assert lacks({}) == ("checkpointing", "packing", "flash attention")
+    assert lacks({"gradient_checkpointing": True, "padding": "packed"}) == ("flash attention",)
+    assert lacks({"gradient_checkpointing": False}) == ("packing", "flash attention")
+    assert "flash attention" not in lacks({"gpu": "t4"})
