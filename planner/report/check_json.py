@@ -71,9 +71,9 @@ class AnswerPart(_Part):
     """What is predicted of one job.
 
     ``needs_bytes``: what one GPU needs at least, which decides whether the job fits.  ``peak_bytes``: what the driver would show
-    on one GPU, or, where the job does not fit, ``needs_bytes``.  ``host_needs_bytes``: what the verdict compares with
-    ``host_available_bytes``; ``host_per_node_bytes`` has what the system gives back under pressure as well.  ``flags``: the same
-    job in words of ``plan``.
+    on one GPU, or, where the job does not fit, ``needs_bytes``.  ``host_required_per_node_bytes`` is what the verdict compares
+    with ``host_available_bytes``; ``host_reclaimable_per_node_bytes`` comes on top, and the system gives it back when memory is
+    short.  ``flags``: the same job in words of ``plan``.
     """
 
     verdict: Verdict
@@ -82,8 +82,8 @@ class AnswerPart(_Part):
     needs_bytes: Bytes
     peak_bytes: Bytes
     limit_bytes: MaybeBytes
-    host_needs_bytes: Bytes
-    host_per_node_bytes: Bytes
+    host_required_per_node_bytes: Bytes
+    host_reclaimable_per_node_bytes: Bytes
     host_available_bytes: MaybeBytes
     step_s: Real
     tokens_per_s: Real
@@ -205,8 +205,8 @@ def _answer_of(each: Checked, subject: Subject) -> AnswerPart:
         needs_bytes=round(float(prediction.memory.must_have_bytes)),
         peak_bytes=round(float(shown_peak_bytes(prediction))),
         limit_bytes=prediction.memory.limit_bytes,
-        host_needs_bytes=round(float(host.required_per_node_bytes)),
-        host_per_node_bytes=round(float(host.per_node_bytes)),
+        host_required_per_node_bytes=round(float(host.required_per_node_bytes)),
+        host_reclaimable_per_node_bytes=round(float(host.reclaimable_per_node_bytes)),
         host_available_bytes=host.available_bytes,
         step_s=float(prediction.time.step_s) if prediction.time else None,
         tokens_per_s=float(prediction.time.tokens_per_s) if prediction.time else None,

@@ -14,7 +14,7 @@ from rich.text import Text
 from planner.report.bar import FREE, scale_line, segment_cells
 from planner.report.human_choices import choices_text
 from planner.report.layout import Block, Choices, Commands, Grid, Note, Row, Section, StackedBar, Tone
-from planner.report.numbers import gib, printable, whole_percent
+from planner.report.numbers import gib, printable, share_text
 from planner.report.wrapping import first_line, wrap
 
 PLAIN_WIDTH = 80
@@ -33,7 +33,7 @@ _PALETTE = (
     *("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "white", "bright_red"),
     *("cyan", "yellow", "green", "magenta", "red"),
 )
-_GUTTER = 3
+_GUTTER = 2
 
 
 def make_console(stream: TextIO) -> Console:
@@ -112,12 +112,12 @@ def _bar(bar: StackedBar, console: Console) -> Text:
 def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
     """Letter, name, GiB and share of each segment, in as many columns as there is width for."""
     labels, sizes = [each.label for each in bar.segments], [gib(each.n_bytes) for each in bar.segments]
-    shares = [whole_percent(each.n_bytes / bar.total_bytes) for each in bar.segments]
+    shares = [share_text(each.n_bytes / bar.total_bytes) for each in bar.segments]
     label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
     cells = []
     for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
         cell = Text().append(bar.segments[index].key, style=_colour(index) if coloured else "")
-        cell.append(f" {texts[0]:<{label}}  {texts[1]:>{size}} GiB  {texts[2]:>{share}}")
+        cell.append(f" {texts[0]:<{label}} {texts[1]:>{size}} GiB {texts[2]:>{share}}")
         cells.append(cell)
     across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
     down = -(-len(cells) // across)

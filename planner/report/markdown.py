@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.report.bar import letter_line, scale_line
 from planner.report.layout import Block, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
-from planner.report.numbers import gib, printable, whole_percent
+from planner.report.numbers import gib, printable, share_text
 
 _BAR_WIDTH = 80
 
@@ -38,7 +38,7 @@ def _block(block: Block) -> str:
 
 def _legend(bar: StackedBar) -> Grid:
     rows = tuple(
-        Row((each.key, each.label, gib(each.n_bytes), whole_percent(each.n_bytes / bar.total_bytes))) for each in bar.segments
+        Row((each.key, each.label, gib(each.n_bytes), share_text(each.n_bytes / bar.total_bytes))) for each in bar.segments
     )
     return Grid((Column(""), Column("part"), Column("GiB", "right"), Column("share", "right")), rows)
 

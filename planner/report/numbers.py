@@ -26,6 +26,11 @@ def whole_percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
+def share_text(fraction: float) -> str:
+    """A share as whole per cent; ``<1 %`` for what would round to nothing."""
+    return "<1 %" if 0 < fraction < 0.005 else whole_percent(fraction)
+
+
 def chance_text(probability: float) -> str:
     """A probability as whole per cent, rounded towards doubt: ``97 %``; never ``100 %`` but ``> 99 %``, and ``< 1 %``."""
     if probability > 0.99:

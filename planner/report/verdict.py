@@ -31,7 +31,7 @@ def verdict_note(subject: Subject) -> Note:
         word, tone = f"FITS IF A NODE HAS {gib(prediction.host.required_per_node_bytes)} GiB OF RAM", "warn"
     need = f"needs at least {gib(memory.must_have_bytes)}"
     if memory.limit_bytes is None:
-        size = f"{need} GiB per GPU, card's memory unknown"
+        return Note(f"{word}: {need} GiB per GPU of unknown size", tone)
     elif memory.limit_bytes <= 0:
         size = f"{need} GiB per GPU, nothing is left on the card"
     else:

@@ -134,7 +134,7 @@ def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], t
 def test_the_report_lists_settings_under_their_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Assumptions of one file stand in one row, each with its key; the tool's defaults in another."""
     monkeypatch.chdir(EXAMPLES)
-    main(["--config", "llama_factory_qlora.yaml", "--gpu", "a100-80-sxm"])
+    main(["--config", "llama_factory_qlora.yaml", "--gpu", "a100-80-sxm", "--details"])
     words = " ".join(capsys.readouterr().out.split())
     assert "llama_factory_qlora.yaml model=llama-3.1-8b (model_name_or_path), method=lora (finetuning_type)" in words
     assert "default of LLaMA-Factory 0.9.5 double_quant=true, quant_storage=bf16" in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,13 +64,27 @@ def test_a_prediction_needs_no_sub_command(capsys: Captured) -> None:
     """The README's command prints a report on standard output, nothing on standard error, and exits with 0."""
     assert main(JOB) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("FITS: peak ")
-    assert "P(fits) 100 %" in out.splitlines()[0]
-    assert "Calibration default: " in out
-    assert "90 % interval of the step" in out
-    assert "llama-2-7b (6.74 B parameters), qlora nf4+dq" in out
+    lines = out.splitlines()
+    assert lines[0].startswith("FITS: needs at least ")
+    assert lines[0].endswith("chance to fit > 99 %")
+    assert lines[0] == lines[-1]
+    assert re.search(r"^Step: \d+ ms \(90 % interval \d+ to \d+ ms\); [\d,]+ tokens/s$", out, re.MULTILINE)
+    assert "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, 1 x rtx4090" in out
     assert err == ""
-    assert max(len(line) for line in out.splitlines()) <= 100
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+
+
+def test_details_show_all_of_it(capsys: Captured) -> None:
+    """The whole report is one flag away, and begins and ends with the same verdict as the first answer."""
+    assert main([*JOB, "--details"]) == 0
+    out = capsys.readouterr().out
+    assert "Calibration default: " in out
+    assert "Peak of each phase" in out
+    assert "Host RAM in GiB" in out
+    main(JOB)
+    short = capsys.readouterr().out.splitlines()
+    assert short[0] == short[-1] == out.splitlines()[0] == out.splitlines()[-1]
 
 
 def test_a_job_that_does_not_fit_exits_with_3(capsys: Captured) -> None:
@@ -88,7 +103,7 @@ def test_an_unknown_card_size_exits_with_6(capsys: Captured) -> None:
     """A card whose visible memory nobody knows gets numbers but no verdict, and the way out is named."""
     assert main(["--model", "7b", "--method", "qlora", "--gpu", "b100", "--seq", "1024"]) == 6
     out = capsys.readouterr().out
-    assert out.startswith("NO VERDICT: peak ")
+    assert out.startswith("NO VERDICT: needs at least ")
     assert "--gpu-memory" in out
 
 
@@ -205,7 +220,10 @@ def test_markdown_is_a_third_format(capsys: Captured) -> None:
     assert main([*JOB, "--format", "markdown"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("**FITS: ")
-    assert "## Assumptions and their origins" in out
+    assert "| `--stack unsloth` |" in out
+    assert "## Assumptions and their origins" not in out
+    main([*JOB, "--details", "--format", "markdown"])
+    assert "## Assumptions and their origins" in capsys.readouterr().out
 
 
 def test_explain_finds_the_docstring_of_every_formula(capsys: Captured) -> None:
@@ -264,12 +282,79 @@ def test_a_broken_config_file_names_file_and_line(capsys: Captured, tmp_path: Pa
 
 def test_run_time_and_cost_appear_when_asked_for(capsys: Captured) -> None:
     """With samples, epochs and a price the report says how long the run takes and what it costs."""
-    main([*JOB, "--samples", "10000", "--epochs", "3", "--price", "0.5"])
+    asked = [*JOB, "--samples", "10000", "--epochs", "3", "--price", "0.5"]
+    main(asked)
     out = capsys.readouterr().out
-    assert "10,000 samples x 3 epochs: " in out
-    assert "USD at 0.5 USD per GPU-hour on 1 GPU" in " ".join(out.split())
+    assert re.search(r"^Run: 10,000 full samples x 3 epochs: 5 h .* USD$", out, re.MULTILINE)
+    main([*asked, "--details"])
+    assert "1 GPU at 0.5 USD an hour each." in capsys.readouterr().out
     main(JOB)
-    assert "Whole run" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Run:" not in out
+    assert "--samples and --price" in out
+
+
+def test_a_run_of_unknown_lengths_is_shown_at_a_real_one(capsys: Captured) -> None:
+    """Beside the run with full samples stands what the flag that it names gives; with the flag there is one answer alone."""
+    asked = [*JOB, "--padding", "longest", "--batch", "4", "--samples", "10000", "--price", "0.5"]
+    main(asked)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("With --tokens-per-sample 256, "))
+    main([*asked, "--tokens-per-sample", "256"])
+    out = capsys.readouterr().out
+    assert "With --tokens-per-sample" not in out
+    said = re.search(r"^Run: 10,000 samples: (.*?) \(.*\), (.*) USD$", out, re.MULTILINE)
+    assert said is not None
+    assert line.endswith(f"for example: {said[1]}, {said[2]} USD")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "suggestion"),
+    [
+        (["--model", "lama-2-7b", "--method", "qlora", "--gpu", "4090", "--seq", "512", "--json"], 2, "llama-2-7b"),
+        (["--modle", "7b", "--format", "json"], 2, "--model"),
+        (["search", "--json", "--model", "7b", "--gpu", "rtx409"], 2, "rtx4090"),
+        (["validate", "nothing.txt", "--format=json"], 2, None),
+        (["schema", "predictions", "--json"], 2, None),
+        (["--model", "7b", "--json"], 2, None),
+    ],
+)
+def test_a_failure_is_a_document_where_json_is_asked_for(
+    capsys: Captured, arguments: list[str], code: int, suggestion: str | None
+) -> None:
+    """Standard output holds code, message and the nearest names by the schema; standard error has the message as before."""
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["schema"] == "planner/error@1"
+    error = document["error"]
+    assert error["code"] == code
+    assert err == f"plan: {error['message']}\n"
+    assert suggestion is None or suggestion in error["suggestions"]
+    main(["schema", "error"])
+    schema = json.loads(capsys.readouterr().out)
+    assert set(document) == set(schema["required"])
+    assert set(error) == set(schema["$defs"]["ErrorPart"]["required"])
+
+
+def test_a_failure_is_text_alone_otherwise(capsys: Captured) -> None:
+    """Nothing is on standard output where nobody asked for JSON."""
+    assert main(["--model", "lama-2-7b", "--method", "qlora", "--gpu", "4090", "--seq", "512"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_host_memory_in_json_is_what_the_verdict_compares(capsys: Captured) -> None:
+    """A script that compares what a node needs with what it has comes to the verdict; mapped files are a number of their own."""
+    job = ["--model", "7b", "--method", "full", "--gpu", "4090:2", "--seq", "512", "--sharding", "zero3"]
+    job += ["--offload", "optimizer+params", "--gradient-checkpointing", "--json", "--host-memory"]
+    verdicts = set()
+    for has in ("64GiB", "128GiB", "140GiB", "160GiB", "256GiB"):
+        main([*job, has])
+        written = json.loads(capsys.readouterr().out)
+        host = written["host"]
+        assert (host["required_per_node_bytes"] > host["available_bytes"]) == (written["verdict"] == "host_memory_short")
+        assert host["reclaimable_per_node_bytes"] > 0
+        verdicts.add(written["verdict"])
+    assert len(verdicts) == 2
 
 
 def test_force_lets_a_refused_combination_go_on(capsys: Captured) -> None:
@@ -341,8 +426,8 @@ def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> No
     """`--calibration none` gives the priors, and says so; an unknown name lists the known ones."""
     assert main([*JOB, "--calibration", "none"]) == 0
     out = capsys.readouterr().out
-    assert "uncalibrated: point estimate only" in out.splitlines()[0]
-    assert "interval" not in out
+    assert "not calibrated, no interval" in out.splitlines()[0]
+    assert "90 % interval" not in out
     assert main([*JOB, "--calibration", "nobody"]) == 2
     assert "unknown calibration 'nobody'" in capsys.readouterr().err
 

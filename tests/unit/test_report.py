@@ -514,7 +514,7 @@ def test_an_unknown_card_is_said_plainly() -> None:
         replace(made, verdict="no_verdict", memory=replace(made.memory, limit_bytes=None), time=None),
     )
     text = draw(unknown)
-    assert text.startswith("NO VERDICT: needs at least 5.03 GiB per GPU, card's memory unknown")
+    assert text.startswith("NO VERDICT: needs at least 5.03 GiB per GPU of unknown size")
     assert "Not predicted: the rates of this card are not known." in text
     assert json.loads(to_json(unknown))["memory"]["limit_bytes"] is None
 

@@ -1,0 +1,108 @@
+"""The first answer on a terminal: the jobs of the golden tables and some with long names, drawn in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+from golden_tables import SCENARIOS
+
+pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+
+from terminal import Terminal  # noqa: E402, needs pseudo-terminals
+
+from planner.cli.main import main  # noqa: E402
+from planner.report.short import MAX_LINES  # noqa: E402
+from planner.report.verdict import VERDICTS  # noqa: E402
+
+_EIGHT_NODES = {"gpu": "h100-sxm:8", "nodes": 8, "samples": 1_000_000, "epochs": 3, "price": 12.5}
+# What is long: names, several nodes, a run with a price, warnings, numbers of four digits, and nothing that fits.
+LONG: dict[str, Mapping[str, object]] = {
+    "eight nodes": {"model": "llama-3.1-405b", "method": "full", "sharding": "zero3", "seq": 131072, **_EIGHT_NODES},
+    "offload": {
+        "model": "llama-3.1-70b",
+        "method": "full",
+        "gpu": "h100-sxm:8",
+        "seq": 16384,
+        "sharding": "zero3",
+        "offload": "optimizer+params",
+        "host_memory": "512GiB",
+    },
+    "long names": {
+        "model": "mistralai/Mistral-Small-24B-Instruct-2501",
+        "method": "qlora",
+        "gpu": "rtx-pro-6000-blackwell",
+        "seq": 32768,
+        "padding": "longest",
+    },
+    "many warnings": {
+        "model": "mixtral-8x22b",
+        "method": "qlora",
+        "gpu": "v100-32-sxm2:4",
+        "seq": 200_000,
+        "loss": "liger",
+        "stack": "trl",
+        "padding": "longest",
+        "lora_rank": 20_000,
+        "checkpoint_every": 2,
+        "gradient_checkpointing": False,
+    },
+    "unknown card": {"model": "7b", "method": "qlora", "gpu": "b100", "seq": 1024, "samples": 100},
+    "nothing is enough": {"model": "llama-3.1-405b", "method": "full", "gpu": "rtx4060ti-16g", "seq": 8192, "sharding": "none"},
+}
+JOBS: dict[str, Mapping[str, object]] = {**SCENARIOS, **LONG}
+_WORDS = "|".join(re.escape(word) for word, _ in VERDICTS.values())
+
+
+def arguments(flags: Mapping[str, object]) -> list[str]:
+    """The flags as they are typed."""
+    return [
+        f"--{'no-' if value is False else ''}{name.replace('_', '-')}{'' if isinstance(value, bool) else f'={value}'}"
+        for name, value in flags.items()
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("name", JOBS)
+def test_the_first_answer_is_whole_on_a_screen(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 22 lines, none wider than the screen, the verdict at both ends, and every flag whole."""
+    with Terminal(columns, 24) as terminal:
+        terminal.stands_in(monkeypatch)
+        code = main(arguments(JOBS[name]))
+    lines = terminal.lines()
+    assert code in (0, 3, 4, 5, 6), lines
+    assert len(lines) <= MAX_LINES, "\n".join(lines)
+    assert max(map(len, lines)) <= columns
+    verdict = re.match(rf"(?:FITS IF A NODE HAS [\d.]+ GiB OF RAM|{_WORDS}): ", lines[0])
+    assert verdict is not None
+    # The verdict may take two lines on a narrow screen, three where it names a condition.
+    assert any(line.startswith(verdict.group()) for line in lines[-3:])
+    assert lines[-1] in lines[:3]
+    assert not [line for line in lines if re.search(r"--?$|--[a-z-]+-$", line)]
+
+
+def test_the_bar_has_letters_and_colours_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a colour terminal every segment keeps its letter, and no two segments have one colour."""
+    with Terminal(80, 24) as terminal:
+        terminal.stands_in(monkeypatch, colours=True)
+        main(arguments(SCENARIOS["qlora-7b-rtx4090"]))
+    bar = next(line for line in terminal.text().splitlines() if line.startswith("\x1b[30;") and "....." in line)
+    cells = re.findall(r"\x1b\[(30;\d+)m([a-z])\2*\x1b\[0m", bar)
+    assert len(cells) >= 5
+    assert len({colour for colour, _ in cells}) == len({letter for _, letter in cells}) == len(cells)
+
+
+def test_the_command_itself_on_a_terminal() -> None:
+    """The process of a user, not a function: the screen is the terminal's width, and the exit code is the verdict's."""
+    with Terminal(72, 24) as terminal:
+        command = [sys.executable, "-m", "planner.cli.main", *arguments(SCENARIOS["qlora-7b-rtx4090"])]
+        clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        done = subprocess.run(command, stdout=terminal.device, env={**clean, "NO_COLOR": "1", "TERM": "xterm"}, check=False)
+    assert done.returncode == 0
+    lines = terminal.lines()
+    assert len(lines) <= MAX_LINES
+    assert 60 < max(map(len, lines)) <= 72
