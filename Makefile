@@ -78,7 +78,8 @@ regenerate: env
 	$(BIN)/python tests/validation/other_tools.py
 	$(BIN)/python -m planner.calibration.scatter
 	$(BIN)/python tests/golden/regenerate.py
-	$(BIN)/python tests/docs/update_readme.py
+	$(BIN)/python tests/notebooks/execute.py
+	$(BIN)/python tests/docs/update_docs.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
-    from planner.integrations.transformers import PrecheckCallback
+    from planner.integrations.transformers import Measured, PrecheckCallback
+    from planner.searching.levers import Lever
 
 __all__ = [
     "Answer",
@@ -43,6 +44,8 @@ __all__ = [
     "FileFailure",
     "Host",
     "InputFileError",
+    "Lever",
+    "Measured",
     "NotModelledError",
     "Peak",
     "PlannerError",
@@ -78,7 +81,8 @@ _HOMES = {
         "UnknownNameError",
         "UsageError",
     ),
-    "planner.integrations.transformers": ("PrecheckCallback",),
+    "planner.integrations.transformers": ("Measured", "PrecheckCallback"),
+    "planner.searching.levers": ("Lever",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

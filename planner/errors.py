@@ -15,11 +15,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
 _MAX_ECHO_CHARS = 60
+# Several spellings may stand for one name.
+_CANDIDATES, _MAX_NEAREST = 12, 3
 
 
 def show(value: object) -> str:
@@ -68,14 +70,15 @@ class UsageError(PlannerError):
 class UnknownNameError(UsageError):
     """A name that no catalog or enumeration knows.
 
-    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant.
+    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant: names, or spellings in lower case
+    with the name that each stands for.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str] | Mapping[str, str], hint: str = "") -> None:
         self.kind, self.name = kind, name
-        folded = {candidate.lower(): candidate for candidate in known}
-        near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.4)
-        self.nearest = tuple(folded[candidate] for candidate in near)
+        meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
+        near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
+        self.nearest = tuple(dict.fromkeys(meant[candidate] for candidate in near))[:_MAX_NEAREST]
         advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
 

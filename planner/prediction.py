@@ -33,7 +33,7 @@ def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain
     job = job_of(scenario, coefficients)
     memory = predict_memory(job)
     host = predict_host(job, paged_state_bytes(job))
-    verdict, reason = judge(memory, host)
+    verdict, reason = judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     if explain:
         from planner.memory.details import with_host_details, with_memory_details
 
@@ -75,6 +75,11 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
             f"it fills the card ({moment}): the allocator has to return cached blocks to fit {format_gib(limit)}",
         )
     return "fits", f"{format_gib(limit - driver_bytes)} remain free at the peak ({moment})"
+
+
+def _not_cuda(memory: MemoryPrediction) -> str:
+    """The memory formulas are those of PyTorch's CUDA allocator: elsewhere only what has to be held is known."""
+    return f"not a CUDA device; weights and optimizer states alone take at least {format_gib(float(memory.state_bytes))}"
 
 
 def _host_shortage(host: HostPrediction) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.anatomy.inputs import input_bytes
 from planner.anatomy.ledger import BlockView, Moment
-from planner.anatomy.weight_copies import is_4bit
+from planner.anatomy.weight_copies import expanded_elements, is_4bit
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import DTYPE_BYTES, Number
 
@@ -79,7 +79,7 @@ def _of_matrix(view: BlockView, linear: LinearSpec, around: _Around) -> tuple[Mo
     widened = linear.in_features * given if given != compute else 0
     return (
         Moment(base + gradient, expansion_bytes(view, linear)),
-        Moment(base + gradient + product, linear.in_features * linear.out_features * compute),
+        Moment(base + gradient + product, expanded_elements(view, linear) * compute),
         Moment(base + product + widened),
     )
 
@@ -92,7 +92,7 @@ def expansion_bytes(view: BlockView, linear: LinearSpec) -> int:
     Source: bitsandbytes 0.50 functional.py dequantize_4bit (``quant_state.dtype``), autograd/_functions.py MatMul4Bit.backward
     (``.to(grad_output.dtype)``).
     """
-    numerics, elements = view.recipe.numerics, linear.in_features * linear.out_features
+    numerics, elements = view.recipe.numerics, expanded_elements(view, linear)
     expanded = elements * DTYPE_BYTES[numerics.load_dtype]
     scales = elements // 64 * 4 if numerics.double_quant else 0
     cast = elements * view.regime.compute if numerics.load_dtype != numerics.compute_dtype else 0

@@ -116,11 +116,14 @@ class BlockView:
 
     def quantized(self, linear: LinearSpec) -> bool:
         """Whether this matrix is stored in 8 or 4 bits."""
-        return self.regime.quantized and is_quantizable(linear, self.stack.fused_experts)
+        return self.regime.quantized and is_quantizable(linear, self.stack.skips_experts)
 
     def merged(self, linear: LinearSpec) -> bool:
-        """Whether the adapter is added to the weight itself, which PEFT does for tensors that are no module of their own."""
-        return linear.kind == "parameter" and linear.group == "expert" and self.stack.fused_experts and self.adapted(linear)
+        """Whether the adapter is added to the weight itself, which PEFT does for tensors that are no module of their own.
+
+        Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
+        """
+        return linear.kind == "parameter" and linear.group == "expert" and self.stack.skips_experts and self.adapted(linear)
 
     @property
     def expert_bytes(self) -> int:

@@ -55,7 +55,7 @@ def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""
     recipe = scenario.recipe
     adapter_dtype = recipe.adapter.dtype if recipe.adapter else None
-    packs = recipe.numerics.quantization != "none" and param_counts(scenario.model, scenario.stack.fused_experts).quantizable > 0
+    packs = recipe.numerics.quantization != "none" and param_counts(scenario.model, scenario.stack.skips_experts).quantizable > 0
     key = _Key(recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer, packs)
     regime = _regime(key, scenario.stack, _first_norm_kind(scenario.model))
     # Autocast runs a layer norm in fp32, so one over the embeddings starts an fp32 stream.

@@ -24,13 +24,21 @@ def dequantized_bytes(view: BlockView, linear: LinearSpec) -> int:
     if not view.quantized(linear):
         # The gradient of a 16-bit copy of a trained fp32 weight is made in 16-bit, and then widened.
         return linear.weight_count * view.regime.compute if view.trains_base and is_recast(view, linear) else 0
-    elements, in_bytes = linear.in_features * linear.out_features, input_bytes(view, linear)
+    elements, in_bytes = expanded_elements(view, linear), input_bytes(view, linear)
     if is_int8(view):
         return elements * in_bytes
     if is_4bit(view):
         return elements * view.regime.compute + elements // 64 * 4
     # GPTQ's PyTorch path unpacks to int32, shifts and masks into a second int32 tensor, then scales: 4 + 4 + 2 bytes at once.
     return elements * 10
+
+
+def expanded_elements(view: BlockView, linear: LinearSpec) -> int:
+    """Elements of the weight that one product expands: a matrix, or the tensor of all experts of a layer.
+
+    Source: unsloth_zoo 2026.10.9 temporary_patches/moe_utils_bnb4bit.py:314-343, gpt_oss_grouped_qlora.py:142.
+    """
+    return linear.weight_count if is_grouped(view, linear) else linear.in_features * linear.out_features
 
 
 def gptq_kept_bytes(view: BlockView, linears: list[LinearSpec]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.domain.interval import Interval
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, TimePrediction, Uncertainty, Verdict
@@ -14,9 +14,12 @@ from planner.domain.scenario import Assumption, RunPlan
 from planner.domain.term import Phase
 from planner.errors import DoesNotFit
 from planner.report.subject import Level, Subject, exit_code_of, level_of, terms_at_peak, terms_elsewhere
-from planner.searching.levers import Lever
+from planner.searching.levers import Lever, StackNeed
 
-REPORT_COLUMNS = 100
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REPORT_COLUMNS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Answer:
         step: one optimizer step; ``None`` where the rates of the card are unknown.
         run: the whole run; ``None`` where no samples were said.
         levers: what could be changed, the cheapest first.
+        stacks: what the common software stacks would need, where none was said.
         terms: bytes by kind, those of the peak first, the largest first.
         assumptions: every setting with its value and where that comes from.
         warnings: sentences.
@@ -125,6 +129,7 @@ class Answer:
     step: Step | None
     run: Run | None
     levers: tuple[Lever, ...]
+    stacks: tuple[StackNeed, ...]
     terms: tuple[Term, ...]
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
@@ -162,11 +167,14 @@ class Answer:
         document: dict[str, Any] = json.loads(self.to_json())
         return document
 
-    def render(self, columns: int = REPORT_COLUMNS) -> str:
-        """The report of the command line as plain text of so many columns."""
+    def render(self, columns: int = REPORT_COLUMNS, *, details: bool = False) -> str:
+        """The report of the command line as plain text of so many columns; with ``details`` that of ``--details``."""
+        from planner.report.human import to_text
         from planner.report.sections import build_sections
+        from planner.report.short import short_text
 
-        return drawn(build_sections(self._subject), columns)
+        console = plain_console(columns)
+        return to_text(build_sections(self._subject), console) if details else short_text(self._subject, console)
 
     def __str__(self) -> str:
         return self.render().rstrip("\n")
@@ -221,13 +229,13 @@ def file_answer_of(subject: Subject, **about: Any) -> FileAnswer:
     return FileAnswer(**_parts(subject), **about)
 
 
-def drawn(sections: Any, columns: int) -> str:
-    """Sections of a report as plain text of so many columns."""
-    from planner.report.human import make_console, to_text
+def plain_console(columns: int) -> Console:
+    """A console for plain text of so many columns."""
+    from planner.report.human import make_console
 
     console = make_console(io.StringIO())
     console.width = columns
-    return to_text(sections, console)
+    return console
 
 
 def whole(n_bytes: Number) -> int:
@@ -253,7 +261,8 @@ def _parts(subject: Subject) -> dict[str, Any]:
         "host": _host(prediction.host, sure),
         "step": None if prediction.time is None else _step(prediction.time, sure),
         "run": _run(scenario.run, prediction.time),
-        "levers": tuple(getattr(subject, "levers", None) or ()),
+        "levers": tuple(subject.levers or ()),
+        "stacks": tuple(subject.stacks),
         "terms": _terms(subject),
         "assumptions": scenario.assumptions,
         "warnings": tuple(dict.fromkeys((*scenario.warnings, *prediction.warnings))),

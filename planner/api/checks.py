@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.api.files import CheckOptions, answer_file, flags_of
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.writing import output_of, write_all
-from planner.configs.launch import Launch, launch_line
+from planner.configs.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.request import ScenarioRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from planner.api.answers import REPORT_COLUMNS, drawn, whole, whole_interval
+from planner.api.answers import REPORT_COLUMNS, plain_console, whole, whole_interval
 from planner.domain.interval import Interval
 from planner.domain.prediction import Verdict
 from planner.searching.answer import Answer as Found
@@ -102,9 +102,10 @@ class SearchAnswer:
 
     def render(self, columns: int = REPORT_COLUMNS) -> str:
         """The report of the command line as plain text of so many columns."""
+        from planner.report.human import to_text
         from planner.report.search import search_sections
 
-        return drawn(search_sections(self._found), columns)
+        return to_text(search_sections(self._found), plain_console(columns))
 
     def __str__(self) -> str:
         return self.render().rstrip("\n")

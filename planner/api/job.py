@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from planner.api.calibration_choice import calibration_for
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
+from planner.domain.model import ModelSpec
 from planner.errors import UsageError
 from planner.intake.request import ScenarioRequest, from_flags
 from planner.intake.resolve import resolve
@@ -45,14 +46,14 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
     return answer_request(request, how or How(), notes)
 
 
-def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()) -> Subject:
-    """Answer what was said about one job; ``notes`` are added to its warnings.
+def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = (), model_spec: ModelSpec | None = None) -> Subject:
+    """Answer what was said about one job; ``notes`` are added to its warnings, ``model_spec`` is its model where it is at hand.
 
     Raises:
         UsageError: something that was said cannot be used, or something without a default was not said.
         NotModelledError: understood, but no formula covers it.
     """
-    scenario = resolve(request, force=how.force)
+    scenario = resolve(request, force=how.force, model=model_spec)
     scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
     choice = calibration_for(scenario, how.calibration)
     scenario, model = choice.noted_on(scenario), choice.model
@@ -73,15 +74,15 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     return with_flags(read, request), read.notes
 
 
-def require(request: ScenarioRequest, example: str) -> None:
-    """Check that everything without a default was said.
+def require(request: ScenarioRequest, example: str, prefix: str = "--") -> None:
+    """Check that everything without a default was said; ``prefix`` is how names are typed.
 
     Raises:
         UsageError: something was not; names the flags.
     """
     missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
     if missing:
-        flags = ", ".join(f"--{name}" for name in missing)
+        flags = ", ".join(f"{prefix}{name}" for name in missing)
         raise UsageError(f"missing {flags}; for example: {example}")
 
 

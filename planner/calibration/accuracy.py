@@ -46,7 +46,7 @@ _HEADER = """\
 # machine (median over the choice of row).  worst_reading: held out, with each choice of data/published/choices.toml read
 # the other way where that is worse.  coverage: of 90 % intervals whose scale and quantiles are made from the other sources;
 # scale: how much each cause of scatter counts in the intervals that ship.  goals: what is aimed at beside what is reached; best
-# is the best figure that a goal ever had, and where reached is worse by more than a point, CHANGELOG.md says why.
+# is the best figure that a goal ever had, and where reached is worse by more than a point, data/loosened.toml says why.
 # Written by: python -m planner.calibration.accuracy --write
 """
 

@@ -26,7 +26,7 @@ _HEADER = """\
 # All figures are UNCALIBRATED: no coefficient is fitted to these or any other rows.  They are reached errors, rounded up at the
 # second digit, not targets.  *_mape: mean absolute relative error, a fraction.  false_fit, false_oom: wrong verdicts, a count.
 # best: the lowest figure that there ever was, where it was lower; a figure that has grown beyond it by a point, or by a verdict
-# or a row, has a line in CHANGELOG.md that says why.
+# or a row, stands in data/loosened.toml with the reason.
 # Written by `make regenerate`: python -m planner.calibration.budget into another file, which then replaces this one.
 """
 

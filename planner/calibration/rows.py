@@ -7,6 +7,7 @@ from typing import Literal
 
 from planner.arrays import maximum, minimum
 from planner.calibration.percentile import at_percentile
+from planner.calibration.plausible import above_card, scenario_of
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
@@ -14,9 +15,7 @@ from planner.domain.recipe import Number
 from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
-from planner.errors import NotModelledError, RefusedCombinationError
-from planner.intake.request import from_record
-from planner.intake.resolve import resolve
+from planner.errors import NotModelledError
 from planner.prediction import predict_with
 from planner.units import MIB
 
@@ -83,15 +82,17 @@ def is_cpu(record: RunRecord) -> bool:
 def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowScore:
     """Predict the configuration of ``record`` with plain coefficients or a calibration, and compare.
 
-    A combination that the rules refuse is predicted all the same, because the run took place.
+    What ``plan`` refuses, and a reading above the card, is not compared: the record does not say what ran.
 
     Raises:
         UsageError: a name that no catalog knows, or a value outside its range.
     """
     try:
-        scenario = resolve(from_record(record), force=True)
+        scenario, wrong = scenario_of(record)
+        if wrong := wrong or above_card(record, scenario):
+            return RowScore(record, not_modelled=wrong)
         prediction = predict_with(scenario, model)
-    except (NotModelledError, RefusedCombinationError) as error:
+    except NotModelledError as error:
         return RowScore(record, not_modelled=str(error))
     world = scenario.hardware.world_size
     measured = record.outcome == "ok"

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.calibration.plausible import ABOVE_CARD, BELOW_WEIGHTS, above_card, below_weights, scenario_of
 from planner.calibration.rows import THROUGHPUT_COLUMNS
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.domain.term import PHASES
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.request import from_record
-from planner.intake.resolve import resolve
-from planner.memory.job import job_of
-from planner.memory.peak import predict_memory
-from planner.units import MIB
 
 RULES: Mapping[str, str] = {
     "not_modelled": "the configuration is not modelled",
@@ -24,22 +18,20 @@ RULES: Mapping[str, str] = {
     "failed_run": "the run neither ended well nor ran out of GPU memory",
     "repeat": "the notes mark it as a repeat of another row",
     "duplicate": "configuration and readings are those of an earlier row",
-    "above_card": "more memory than the card has: its unit or its GPU is wrong",
+    "refused": "plan refuses the combination, so it is not what ran",
+    "above_card": ABOVE_CARD,
     "other_machine": "a personal calibration is of one machine, and most of its records are of another",
     "no_reading": "nothing measured that can be compared",
-    "below_weights": "less memory than the weights alone take: its unit or its model is wrong",
+    "below_weights": BELOW_WEIGHTS,
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
     "loop_time": "its notes say that the time is of more than training steps; only its time is left out",
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",
     "repeated_id": "an id that an earlier line has",
+    "unreadable": "a line that is no record",
     "unfinished": "a last line that a crash left unfinished",
 }
-# What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
-_DRIVER_MARGIN = 1.04
-# Weights that a record's stack may hold in fewer bits than the planner thinks are no reason to doubt its unit.
-_LEAST_SHARE_OF_WEIGHTS = 0.5
 _REPEAT_MARK = "REPEAT"
 _LOOP_MARK = "TIME OF A LOOP"
 
@@ -97,18 +89,16 @@ def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | No
         return None, rule, reason
     seen[identity] = record.id
     try:
-        scenario = resolve(from_record(record), force=True)
+        scenario, refused = scenario_of(record)
     except NotModelledError as error:
         return None, "not_modelled", str(error)
     except InputFileError:
         raise
     except UsageError as error:
         return None, "unusable", str(error)
-    if reason := _above_card(record, scenario):
-        return None, "above_card", reason
-    if reason := _below_weights(record, scenario):
-        return None, "below_weights", reason
-    return scenario, "", ""
+    wrong = {"refused": refused, "above_card": above_card(record, scenario), "below_weights": below_weights(record, scenario)}
+    rule, reason = next(((rule, reason) for rule, reason in wrong.items() if reason), ("", ""))
+    return (None, rule, reason) if rule else (scenario, "", "")
 
 
 def _unfit(record: RunRecord, twin: str | None) -> tuple[str, str]:
@@ -127,27 +117,3 @@ def _unfit(record: RunRecord, twin: str | None) -> tuple[str, str]:
 def _has_reading(record: RunRecord) -> bool:
     names = ("peak_memory_mib", "host_memory_mib", *THROUGHPUT_COLUMNS)
     return any(getattr(record, name) is not None for name in names)
-
-
-def _below_weights(record: RunRecord, scenario: Scenario) -> str:
-    """What is wrong with a peak that the weights on the GPU do not fit into; empty where nothing is."""
-    if record.peak_memory_mib is None or record.phase_reached == "load":
-        return ""
-    terms = predict_memory(job_of(scenario, Coefficients())).terms
-    weights_bytes = sum(float(term.n_bytes) for term in terms if term.name == "weights" and len(term.phases) == len(PHASES))
-    cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
-    if record.peak_memory_mib * MIB >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
-        return ""
-    return f"{record.peak_memory_mib:g} MiB for weights of {weights_bytes * cards / MIB:.0f} MiB: {RULES['below_weights']}"
-
-
-def _above_card(record: RunRecord, scenario: Scenario) -> str:
-    """What is wrong with a peak above the card's memory; empty where nothing is."""
-    hardware = scenario.hardware
-    card_bytes = hardware.gpu.marketing_memory_bytes or hardware.gpu.visible_memory_bytes
-    if record.peak_memory_mib is None or card_bytes is None:
-        return ""
-    cards = hardware.world_size if record.memory_scope == "all_gpus" else 1
-    if record.peak_memory_mib * MIB <= card_bytes * cards * _DRIVER_MARGIN:
-        return ""
-    return f"{record.peak_memory_mib:.0f} MiB on {cards} x {hardware.gpu.id} of {card_bytes / MIB:.0f} MiB: {RULES['above_card']}"

@@ -17,7 +17,7 @@ from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.records import Quarantined
 
-_DOUBTFUL = frozenset({"above_card", "below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"})
+_DOUBTFUL = frozenset({"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.prediction import PRIORS
-from planner.records import RecordSet
+from planner.records import Quarantined, RecordSet
+from planner.records.reading import told_at_once
 
 OVERALL = "overall"
 # A mean over groups takes a group only where it has this many compared rows: one row is an anecdote.
@@ -59,8 +60,8 @@ class SourceScore:
 class Validation:
     """Scores of record files.
 
-    ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists lines
-    that a crash left unfinished.  ``cpu_rows`` are runs without a GPU, which are in no number of a GPU.  ``phases`` are the
+    ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists
+    lines that are no record or name what no catalog knows, with the reason.  ``cpu_rows`` are runs without a GPU, which are in no number of a GPU.  ``phases`` are the
     phases of every record that carries readings, by its id.
     """
 
@@ -88,10 +89,21 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
     ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; its counts are
     sums.
 
+    A record with a name that no catalog knows, or a value that cannot be used, is listed among ``unread``.
+
     Raises:
-        InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
+        InputFileError: no record at all can be used; names file and line of the first.
     """
-    scored = [_score(record, records, model(record) if callable(model) else model) for record in records.records]
+    scored: list[RowScore] = []
+    unusable: list[Quarantined] = []
+    for record in records.records:
+        try:
+            scored.append(score_record(record, model(record) if callable(model) else model))
+        except UsageError as error:
+            path, _, line = records.places[record.id].rpartition(":")
+            unusable.append(Quarantined(path, int(line), str(error), "unreadable"))
+    if unusable and not scored:
+        raise InputFileError(unusable[0].path, f"no row can be used: {told_at_once(unusable)}")
     rows = tuple(row for row in scored if not is_cpu(row.record))
     return Validation(
         sources=tuple(score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)),
@@ -99,7 +111,7 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
         rows=rows,
         calibration="calibrated" if callable(model) else model.name,
         is_held_out=callable(model),
-        unread=tuple(f"{each.place}: {each.reason}" for each in records.quarantined),
+        unread=tuple(f"{each.place}: {each.reason}" for each in (*records.quarantined, *unusable)),
         cpu_rows=tuple(row for row in scored if is_cpu(row.record)),
         phases={row.record.id: phases for row in scored if (phases := _phases(row, records))},
     )
@@ -133,14 +145,6 @@ def _ranks(rows: Sequence[RowScore], pick: Callable[[RowScore], Comparison | Non
     """Pairs are made inside each document only."""
     documents = [document for _, document in _grouped(rows, lambda row: row.record.source)]
     return joined(rank_agreement(each for row in document if (each := pick(row))) for document in documents)
-
-
-def _score(record: RunRecord, records: RecordSet, model: Model) -> RowScore:
-    try:
-        return score_record(record, model)
-    except UsageError as error:
-        path, _, line = records.places[record.id].rpartition(":")
-        raise InputFileError(path, str(error), int(line)) from None
 
 
 def _phases(row: RowScore, records: RecordSet) -> tuple[PhaseScore, ...]:

@@ -1,18 +1,20 @@
-"""GPU entries of ``data/gpus``: looked up by name, read strictly, one file per card."""
+"""GPU entries of ``data/gpus``: looked up by name and read strictly; small cards of one family share a file."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from planner.catalog.index import CatalogIndex, read_index
+from planner.catalog.index import CatalogIndex, entries_of, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
+from planner.catalog.toml_file import validate
 from planner.domain.hardware import GpuSpec, MatmulShapes, NumberOrigin
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.units import GIB, GIGA, MIB, TERA
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -46,14 +48,14 @@ class GpuEntry(BaseModel):
     """One file of ``data/gpus`` as it stands.  A key that is absent is unknown (or, for a rate, not in the hardware).
 
     Rates are dense, with fp32 accumulation.  ``interconnect_gb_per_s`` is the sum of both directions over all links of a device.
-    Numbers are those of one visible device, also on boards that carry two.
+    Numbers are those of one visible device, also on boards that carry two.  ``unified_memory``: GPU and CPU share one memory.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
-    vendor: Literal["nvidia", "amd", "intel", "huawei", "none"]
+    vendor: Literal["nvidia", "amd", "intel", "huawei", "apple", "none"]
     generation: str = Field(min_length=1)
     compute_capability: str = Field(min_length=1)
     aliases: list[str]
@@ -75,6 +77,7 @@ class GpuEntry(BaseModel):
     best_matmul_tflop_per_s: Positive | None = None
     multiprocessors: PositiveInt | None = None
     best_matmul_shapes: MatmulShapes | None = None
+    unified_memory: bool = False
     source: str = Field(min_length=1)
     origins: dict[str, CatalogOrigin]
 
@@ -109,7 +112,14 @@ class GpuEntry(BaseModel):
 
 def gpu_ids() -> tuple[str, ...]:
     """Ids of all GPUs in the catalog, sorted."""
-    return _index().ids
+    return tuple(sorted(_index().ids))
+
+
+def gpu_spellings(gpu_id: str) -> tuple[str, ...]:
+    """All names of one card, folded: its id, its aliases and those that it shares with others."""
+    index = _index()
+    shared = [name for name, ids in index.variants.items() if gpu_id in ids]
+    return (*(name for name, found in index.aliases.items() if found == gpu_id), *shared)
 
 
 def resolve_gpu_id(name: str) -> str:
@@ -121,7 +131,7 @@ def resolve_gpu_id(name: str) -> str:
     """
     if "mig" in name.lower():
         raise UsageError(
-            f"MIG slices such as '{name}' are not in the catalog: name the parent card with --gpu "
+            f"MIG slices such as '{show(name)}' are not in the catalog: name the parent card with --gpu "
             "and give the memory of the slice with --gpu-memory SIZE; time and CUDA context are then those of the whole card"
         )
     index = _index()
@@ -131,9 +141,10 @@ def resolve_gpu_id(name: str) -> str:
             return found
         if variants := index.variants_of(spelling):
             raise UsageError(
-                f"GPU '{name}' names several cards that differ in memory or speed; choose one of: {', '.join(variants)}"
+                f"GPU '{show(name)}' names several cards that differ in memory or speed; choose one of: {', '.join(variants)}"
             )
-    raise UnknownNameError("GPU", name, index.ids, hint="plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB")
+    hint = "plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB"
+    raise UnknownNameError("GPU", show(name), index.aliases, hint=hint)
 
 
 def gpu_entry(name: str) -> GpuEntry:
@@ -144,11 +155,17 @@ def gpu_entry(name: str) -> GpuEntry:
         InputFileError: the file is missing, malformed or breaks the schema.
     """
     entry_id = resolve_gpu_id(name)
-    path = data_dir() / "gpus" / f"{entry_id}.toml"
-    entry = validate(GpuEntry, read_toml(path), path)
-    if entry.id != entry_id:
-        raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, '{entry_id}'")
-    return entry
+    path = data_dir() / "gpus" / f"{_index().files.get(entry_id, entry_id)}.toml"
+    found = _entries(path, path.stat().st_mtime_ns if path.is_file() else 0).get(entry_id)
+    if found is None:
+        raise InputFileError(path, f"holds no card '{entry_id}'; python -m planner.catalog.index writes the index anew")
+    return validate(GpuEntry, found, path)
+
+
+@lru_cache(maxsize=128)
+def _entries(path: Path, changed_ns: int) -> dict[str, dict[str, Any]]:
+    del changed_ns  # part of the cache key only
+    return {entry["id"]: entry for entry in entries_of(path)}
 
 
 def load_gpu(name: str) -> GpuSpec:
@@ -186,6 +203,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         best_matmul_flop_per_s=_scaled(entry.best_matmul_tflop_per_s, TERA),
         multiprocessors=entry.multiprocessors,
         best_matmul_shapes=entry.best_matmul_shapes,
+        unified_memory=entry.unified_memory,
     )
 
 

@@ -1,8 +1,9 @@
 """Alias -> id index of a catalog folder, so that looking up one entry reads two small files instead of all.
 
 An entry is ``<id>.toml`` with the keys ``id``, ``aliases`` (other names of exactly this entry) and, optionally, ``variant_of``
-(names that it shares with other entries, such as ``a100``: too little to choose by).  ``python -m planner.catalog.index`` writes
-``index.toml`` anew in ``data/gpus`` and ``data/models``.
+(names that it shares with other entries, such as ``a100``: too little to choose by).  A file with ``[[cards]]`` holds several
+small entries; what ``[common]`` says is said for each of them.  ``python -m planner.catalog.index`` writes ``index.toml`` anew in
+``data/gpus`` and ``data/models``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from planner.catalog.location import data_dir
@@ -28,11 +30,15 @@ _SEPARATORS = re.compile(r"[-_\s]+")
 
 @dataclass(frozen=True, slots=True)
 class CatalogIndex:
-    """Every name of a catalog folder.  Keys of ``aliases`` and ``variants`` are folded with :func:`fold_name`."""
+    """Every name of a catalog folder.  Keys of ``aliases`` and ``variants`` are folded with :func:`fold_name`.
+
+    ``files``: the file (without ``.toml``) of each entry that shares one with others.
+    """
 
     ids: tuple[str, ...]
     aliases: Mapping[str, str]
     variants: Mapping[str, tuple[str, ...]]
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def find(self, name: str) -> str | None:
         """Id that ``name`` (an id or an alias, in any spelling) stands for, or ``None``."""
@@ -57,22 +63,52 @@ def build_index(folder: Path) -> dict[str, Any]:
     ids: list[str] = []
     aliases: dict[str, str] = {}
     variants: dict[str, list[str]] = {}
+    files: dict[str, str] = {}
     for path in sorted(folder.glob("*.toml")):
         if path.name in _TABLES:
             continue
-        entry = read_toml(path)
-        entry_id = entry.get("id")
-        if entry_id != path.stem:
-            raise InputFileError(path, f"key 'id' is {entry_id!r} and must be the file name, '{path.stem}'")
-        ids.append(entry_id)
-        for key in dict.fromkeys((fold_name(entry_id), *_folded_names(entry, "aliases", path))):
-            if key in aliases:
-                raise InputFileError(path, f"the name '{key}' already belongs to '{aliases[key]}'")
-            aliases[key] = entry_id
-        for key in _folded_names(entry, "variant_of", path):
-            variants.setdefault(key, []).append(entry_id)
+        for entry in entries_of(path):
+            entry_id = entry["id"]
+            ids.append(entry_id)
+            if entry_id != path.stem:
+                files[entry_id] = path.stem
+            for key in dict.fromkeys((fold_name(entry_id), *_folded_names(entry, "aliases", path))):
+                if key in aliases:
+                    raise InputFileError(path, f"the name '{key}' already belongs to '{aliases[key]}'")
+                aliases[key] = entry_id
+            for key in _folded_names(entry, "variant_of", path):
+                variants.setdefault(key, []).append(entry_id)
     _check_variants(folder, aliases, variants)
-    return {"ids": ids, "aliases": dict(sorted(aliases.items())), "variants": dict(sorted(variants.items()))}
+    index = {"ids": ids, "aliases": dict(sorted(aliases.items())), "variants": dict(sorted(variants.items()))}
+    return index | ({"files": dict(sorted(files.items()))} if files else {})
+
+
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """The entries of one file: the file itself, or each of its ``[[cards]]`` over what ``[common]`` says.
+
+    A card's own keys win; its ``source`` is added to the common one, and of the common ``[origins]`` it has those of its numbers.
+
+    Raises:
+        InputFileError: unreadable, or an ``id`` that is missing or not the name of a file with one entry.
+    """
+    data = read_toml(path)
+    if "cards" not in data:
+        if data.get("id") != path.stem:
+            raise InputFileError(path, f"key 'id' is {data.get('id')!r} and must be the file name, '{path.stem}'")
+        return [data]
+    common, cards = data.get("common", {}), data["cards"]
+    if set(data) - {"common", "cards"} or not isinstance(common, dict) or not isinstance(cards, list):
+        raise InputFileError(path, "a file of several cards holds [common] and [[cards]] alone")
+    if not all(isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards):
+        raise InputFileError(path, "each of [[cards]] must have an 'id'")
+    return [_over(common, card) for card in cards]
+
+
+def _over(common: Mapping[str, Any], card: Mapping[str, Any]) -> dict[str, Any]:
+    sources = [str(each["source"]) for each in (card, common) if "source" in each]
+    origins = {**common.get("origins", {}), **card.get("origins", {})}
+    own = {key: origin for key, origin in origins.items() if key in card or key in common}
+    return {**common, **card, "source": " ".join(sources), "origins": own}
 
 
 def read_index(folder: Path) -> CatalogIndex:
@@ -90,15 +126,15 @@ def read_index(folder: Path) -> CatalogIndex:
 def _parsed_index(path: Path, changed_ns: int) -> CatalogIndex:
     del changed_ns  # part of the cache key only
     data = read_toml(path)
-    ids, aliases, variants = data.get("ids"), data.get("aliases"), data.get("variants")
-    if not (isinstance(ids, list) and isinstance(aliases, dict) and isinstance(variants, dict)):
+    ids, aliases, variants, files = data.get("ids"), data.get("aliases"), data.get("variants"), data.get("files", {})
+    if not (isinstance(ids, list) and all(isinstance(each, dict) for each in (aliases, variants, files))):
         raise InputFileError(path, "not a catalog index: it needs 'ids', 'aliases' and 'variants'")
     known = set(map(str, ids))
     for name, targets in [(name, [target]) for name, target in aliases.items()] + list(variants.items()):
         dangling = [str(target) for target in targets if str(target) not in known]
         if dangling:
             raise InputFileError(path, f"the name '{name}' points to '{dangling[0]}', which is not an entry")
-    return CatalogIndex(tuple(ids), aliases, {name: tuple(targets) for name, targets in variants.items()})
+    return CatalogIndex(tuple(ids), aliases, {name: tuple(targets) for name, targets in variants.items()}, files)
 
 
 def format_index(index: Mapping[str, Any]) -> str:
@@ -109,6 +145,9 @@ def format_index(index: Mapping[str, Any]) -> str:
     lines += [f"{_quoted(name)} = {_quoted(entry_id)}" for name, entry_id in index["aliases"].items()]
     lines += ["", "[variants]"]
     lines += [f"{_quoted(name)} = {_quoted(targets)}" for name, targets in index["variants"].items()]
+    if files := index.get("files"):
+        lines += ["", "[files]"]
+        lines += [f"{_quoted(entry_id)} = {_quoted(name)}" for entry_id, name in files.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -44,6 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "zero12_bucket_elements": (0, 1_000_000_000_000),
     "foreach_step_copies": (0, 8),
     "flash_generation": (1, 3),
+    "offloaded_inputs_kept": (0, 100),
 }
 
 

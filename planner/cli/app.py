@@ -98,11 +98,15 @@ def models_command(output_format: Format = None, as_json: Json = False) -> Outco
 
 
 @app.command("gpus", short_help="List the GPUs of the catalog")
-def gpus_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+def gpus_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)] = None,
+    output_format: Format = None,
+    as_json: Json = False,
+) -> Outcome:
     """List the GPUs of the catalog: memory that CUDA sees, dense rates; numbers without a source are marked."""
     from planner.cli.gpus import list_gpus
 
-    return list_gpus(chosen_format(output_format, as_json))
+    return list_gpus(name, chosen_format(output_format, as_json))
 
 
 @app.command("stacks", short_help="List the software stacks with their defaults")

@@ -5,7 +5,9 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 
 from __future__ import annotations
 
+from planner.configs.ages import Age, take_age
 from planner.configs.axolotl_parts import read_attention_keys, read_loss, read_numerics, read_plugins
+from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
@@ -35,9 +37,25 @@ MARKS = frozenset(
         "num_epochs",
     }
 )
+_OLD = Age("Axolotl 0.4 to 0.8", "axolotl@0.8")
+# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few since 0.9.2, mostly
+# without a value, so that even an empty one tells the age.
+_OLD_KEYS = (
+    "local_rank",
+    "s2_attention",
+    "xformers_attention",
+    "lora_fan_in_fan_out",
+    "eval_table_max_new_tokens",
+    "wandb_run_id",
+    "is_llama_derived_model",
+    "is_mistral_derived_model",
+    "is_falcon_derived_model",
+    "is_qwen_derived_model",
+    "relora_steps",
+    "flash_attn_fuse_qkv",
+)
 _FSDP_VERSION = 1
 _TABLE = {
-    "base_model": "model",
     "sequence_len": "seq",
     "micro_batch_size": "batch",
     "gradient_accumulation_steps": "grad_accum",
@@ -46,7 +64,6 @@ _TABLE = {
 }
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _UNMODELLED = {
-    "rl": "preference training and reinforcement learning are not modelled",
     "reward_model": "reward models are not modelled",
     "process_reward_model": "reward models are not modelled",
     "unfrozen_parameters": "training some layers only is not modelled",
@@ -56,6 +73,21 @@ _UNMODELLED = {
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
     "relora": "ReLoRA is not modelled",
+    "relora_steps": "ReLoRA is not modelled",
+    "spectrum_top_fraction": "what spectrum trains is not modelled",
+    "spectrum_model_name": "what spectrum trains is not modelled",
+    "processor_type": "training with images is not modelled",
+    "image_size": "training with images is not modelled",
+    "unsloth_cross_entropy_loss": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_mlp": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_qkv": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_o": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_rms_norm": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_rope": "Unsloth's kernels inside Axolotl are not modelled",
+    "max_packed_sequence_len": "packing to another length than sequence_len is not modelled",
+    "dense_mixer": "DenseMixer is not modelled",
+    "kd_trainer": "distillation is not modelled",
+    "nemo_gym_enabled": "reinforcement learning is not modelled",
     "gptq": "a GPTQ base is not read from this file: take the key out and say --quantization gptq-int4",
     "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
     "qat": "training that simulates quantisation is not modelled",
@@ -86,6 +118,7 @@ _DEGREES = {
     "context_parallel_size": "a context-parallel degree",
     "sequence_parallel_degree": "a sequence-parallel degree",
     "dp_replicate_size": "a degree of replicas",
+    "expert_parallel_size": "an expert-parallel degree",
 }
 _REMARKS = {
     "torch_compile": "compilation is not counted: memory and time are those without it",
@@ -112,23 +145,26 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    _refuse_without_sft(keys)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
+    old = take_age(reading, _OLD, (keys.where(name) for name in _OLD_KEYS if keys.holds(name)))
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
     _read_method(keys, reading)
+    read_checkpoint(keys, "base_model", reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading)
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
-    read_attention_keys(keys, reading)
+    read_attention_keys(keys, reading, old=old)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading)
+    read_loss(keys, reading, old=old)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -139,6 +175,23 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
             remark_on_evaluation(keys, reading, name)
     keys.skip(AXOLOTL_HARMLESS)
     keys.skip(TRAINER_HARMLESS)
+
+
+def _refuse_without_sft(keys: Keys) -> None:
+    """Refuse what is trained from preferences or rewards, and files that merge.
+
+    Raises:
+        UsageError: the file merges an adapter.
+        NotModelledError: another kind of training.
+    """
+    kind = keys.get("rl")
+    if kind:
+        # axolotl 0.19.0 utils/schemas/enums.py RLType.
+        reinforced = str(kind).lower() in ("grpo", "gdpo", "ebft")
+        what = "reinforcement learning" if reinforced else "preference training"
+        raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
+    if keys.flag("merge_lora"):
+        raise UsageError(f"{keys.where('merge_lora')}: this file does not train; training is what is predicted")
 
 
 def _read_total(keys: Keys, reading: Reading) -> None:
@@ -181,7 +234,11 @@ def _read_method(keys: Keys, reading: Reading) -> None:
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:
-    targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
+    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
+    if isinstance(said, str) and said not in ("", "all-linear"):
+        # PEFT matches a text with whole names of modules (peft 0.20 tuners/tuners_utils.py check_target_module_exists).
+        raise keys.not_modelled("lora_target_modules", f"the pattern '{show(said)}' is not read; write the modules as a list")
+    targets = keys.names("lora_target_modules")
     if keys.flag("lora_target_linear"):
         reading.say("lora_targets", ("all-linear",), keys.where("lora_target_linear"))
     elif targets:
@@ -212,6 +269,15 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
         reentrant = details.flag("use_reentrant")
         if reentrant is not None:
             reading.say("checkpoint_reentrant", reentrant, details.where("use_reentrant"))
+    if "gemma-4" in str(keys.get("base_model")).lower():
+        reading.said.pop("checkpoint_reentrant", None)
+        place = "axolotl 0.19.0 utils/config/__init__.py:390-400: off for Gemma 4, whatever the file says"
+        reading.default("checkpoint_reentrant", False, place)
+    else:
+        # For FSDP's own checkpointing, which is told later, this is taken back.
+        place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
+        if on and details is None:
+            reading.default("checkpoint_reentrant", True, place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
@@ -243,4 +309,13 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     if version is not None and settings is not None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
+    _read_fsdp_checkpointing(reading)
     read_files(keys, reading, beside)
+
+
+def _read_fsdp_checkpointing(reading: Reading) -> None:
+    """FSDP's own checkpointing is never reentrant (accelerate 1.15.0 accelerator.py:1973-1983, utils/fsdp_utils.py:713-722)."""
+    said = reading.said.get("gradient_checkpointing")
+    if said is not None and said.origin.endswith("activation_checkpointing"):
+        reading.said.pop("checkpoint_reentrant", None)
+        reading.default("checkpoint_reentrant", False, "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT")

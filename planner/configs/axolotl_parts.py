@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.trainer import read_attention
-from planner.errors import show
+from planner.errors import UsageError, show
 
 _OWN_PLUGINS = "axolotl.integrations."
 # Liger does nothing without its own keys; the others evaluate or track.
@@ -16,16 +16,26 @@ _KERNELS = {
     "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
     "fused_mlp": ("liger_swiglu", "liger_glu_activation"),
 }
+_LIGER = ("liger_fused_linear_cross_entropy", "liger_cross_entropy", *(name for names in _KERNELS.values() for name in names))
+_FLASH_PARTS = {
+    "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
+    "flash_attn_rms_norm": "flash-attn's norm is not modelled",
+    "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
+    "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
+    "use_eaft": "this loss is not modelled",
+}
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-# Old names of kernels -> ours; one that no formula covers has none.
+_EMBEDDING_KERNEL = "lora_embedding_kernel"
+# Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL);
+# one that no formula covers has none.
 _OLD_ATTENTION = {
+    "s2_attention": "",
+    "xformers_attention": "flash2",
+    "sage_attention": "",
+    "flex_attention": "",
     "flash_attention": "flash2",
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
-    "xformers_attention": "",
-    "flex_attention": "",
-    "sage_attention": "",
-    "s2_attention": "",
 }
 
 
@@ -63,21 +73,44 @@ def _bf16(keys: Keys) -> bool | None:
     return True if keys.get("bf16") == "full" else keys.flag("bf16")
 
 
-def read_attention_keys(keys: Keys, reading: Reading) -> None:
-    """Enter the attention kernel, by its key or by those of older versions.
+def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Enter the attention kernel, by its key or by those of older versions; ``old``: the file is of 0.8 or before.
 
     Raises:
+        UsageError: both are said, which Axolotl refuses.
         NotModelledError: a kernel that no formula covers.
     """
-    read_attention(keys, "attn_implementation", reading)
-    for name, kernel in _OLD_ATTENTION.items():
-        if not keys.flag(name):
-            continue
-        if not kernel:
-            raise keys.not_modelled(
-                name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are"
-            )
-        reading.say("attention", kernel, keys.where(name))
+    on = [name for name in _OLD_ATTENTION if keys.flag(name)]
+    if keys.get("attn_implementation") == "xformers":
+        _say_xformers(reading, keys.where("attn_implementation"))
+    else:
+        read_attention(keys, "attn_implementation", reading)
+    if not on:
+        return
+    if keys.has("attn_implementation"):
+        raise UsageError(f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out")
+    name = on[0]
+    if not _OLD_ATTENTION[name]:
+        raise keys.not_modelled(name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are")
+    if name != "xformers_attention":
+        reading.say("attention", _OLD_ATTENTION[name], keys.where(name))
+        return
+    if old and not _is_llama(keys):
+        # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
+        raise keys.not_modelled(name, "up to Axolotl 0.8 it changes Llama models only; take it out and say what runs")
+    _say_xformers(reading, keys.where(name))
+
+
+def _say_xformers(reading: Reading, origin: str) -> None:
+    """Like FlashAttention it saves its inputs, its output and one number per row (axolotl 0.19.0 monkeypatch/attention/xformers.py)."""
+    reading.say("attention", "flash2", origin)
+    reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
+
+
+def _is_llama(keys: Keys) -> bool:
+    """Whether Axolotl takes the model for a Llama (axolotl 0.8.0 utils/config/__init__.py ``is_llama_derived_model``)."""
+    names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
+    return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
 
 
 def read_plugins(keys: Keys, reading: Reading) -> None:
@@ -91,65 +124,80 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
         if not name:
             reading.ignored.append(f"{keys.where('plugins')}: {show(plugin)}")
         elif name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
-            reading.say("loss", "liger", keys.where("plugins"))
-            reading.remark(keys.where("plugins"), "cut cross entropy is counted as Liger's loss: both keep no full logits")
+            reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
+            text = "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where this keeps none"
+            reading.remark(keys.where("plugins"), text)
         elif name in _UNCOUNTED_PLUGINS:
             reading.remark(keys.where("plugins"), f"what {name} changes is not counted")
         elif name not in _HARMLESS_PLUGINS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 
 
-def read_loss(keys: Keys, reading: Reading) -> None:
-    """Enter the loss and Liger's kernels.
+def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Enter the loss, Liger's kernels and those of adapters; ``old``: the file is of 0.8 or before.
 
     Raises:
         NotModelledError: a loss that no formula covers.
     """
-    keys.refuse_switched_on(
-        {
-            "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
-            "flash_attn_rms_norm": "flash-attn's norm is not modelled",
-            "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
-            "use_eaft": "this loss is not modelled",
-        }
-    )
-    if keys.flag("liger_fused_linear_cross_entropy"):
+    keys.refuse_switched_on(_FLASH_PARTS)
+    liger = _liger_keys(keys, reading)
+    if "liger_fused_linear_cross_entropy" in liger:
         reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))
     elif keys.flag("chunked_cross_entropy"):
         reading.say("loss", "chunked", keys.where("chunked_cross_entropy"))
-    elif keys.flag("liger_cross_entropy"):
+    elif "liger_cross_entropy" in liger:
         reading.remark(keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more")
     for switch, names in _KERNELS.items():
-        on = [name for name in names if keys.get(name)]
+        on = [name for name in names if name in liger]
         if on:
             reading.switch(switch, True, keys.where(on[0]))
-    _read_adapter_kernels(keys, reading)
-    keys.skip(
-        (
-            "chunked_cross_entropy_num_chunks",
-            "liger_use_token_scaling",
-            "liger_kernel_impl",
-            "lora_embedding_kernel",
-            "liger_rope",
-        )
-    )
+    _read_adapter_kernels(keys, reading, old=old)
+    keys.skip(("chunked_cross_entropy_num_chunks", "liger_use_token_scaling", "liger_kernel_impl", "liger_rope"))
 
 
-def _read_adapter_kernels(keys: Keys, reading: Reading) -> None:
-    """Fused kernels of adapters, which the stack has on: off where a key says so, and where Axolotl leaves them off.
+def _liger_keys(keys: Keys, reading: Reading) -> list[str]:
+    """Keys of Liger's plugin that are on; without the plugin Axolotl never reads them (integrations/liger/args.py)."""
+    on = [name for name in _LIGER if keys.get(name)]
+    if on and not any("liger" in plugin.lower() for plugin in keys.names("plugins")):
+        reading.remark(keys.where(on[0]), "has no effect: plugins does not name axolotl.integrations.liger.LigerPlugin")
+        return []
+    return on
 
-    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075: on for lora and qlora, but not over 8 bits, with remote code or
-    under FSDP1.
+
+def _read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Fused kernels of adapters: those that the file turns on, or all where it names none and Axolotl turns them on itself.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned on where one of the
+    four keys is set, over 8 bits, with remote code or under FSDP1.  It came with 0.10, and up to 0.15 the kernels needed
+    ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
     """
-    places = [keys.where(name) for name in ("load_in_8bit", "trust_remote_code") if keys.flag(name)]
-    if reading.value("sharding") == "fsdp1":
-        places.append(reading.said["sharding"].origin)
+    said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
     if reading.value("method") == "full":
-        places = [reading.said["method"].origin]
-    off = {name: keys.where(name) for name in _ADAPTER_KERNELS if keys.flag(name) is False}
-    if places or "lora_mlp_kernel" in off:
-        reading.switch("fused_mlp", False, places[0] if places else off["lora_mlp_kernel"])
-    if places or len(off) == len(_ADAPTER_KERNELS):
-        reading.switch("adapter_kernels", "eager", places[0] if places else off["lora_qkv_kernel"])
-    elif off:
-        reading.remark(next(iter(off.values())), "the other adapters' kernels are counted as fused, and these as well")
+        _say_kernels(reading, {}, reading.said["method"].origin)
+    elif any(flag is not None for flag in said.values()):
+        on = {name: keys.where(name) for name, flag in said.items() if flag}
+        _say_kernels(reading, on, next(keys.where(name) for name, flag in said.items() if flag is not None))
+    elif not old and (place := _why_not_fused(keys, reading)):
+        _say_kernels(reading, {}, place)
+
+
+def _why_not_fused(keys: Keys, reading: Reading) -> str:
+    """Place of what keeps Axolotl from turning the kernels on; empty where it does."""
+    for name in ("load_in_8bit", "trust_remote_code"):
+        if keys.flag(name):
+            return keys.where(name)
+    if reading.value("sharding") == "fsdp1":
+        return reading.said["sharding"].origin
+    before = [name for name in _OLD_ATTENTION if keys.holds(name)]
+    if before and reading.value("lora_dropout"):
+        return keys.where(before[0])
+    return ""
+
+
+def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
+    """Enter which kernels run; those of attention and MLP together are one switch."""
+    fused = all(name in on for name in _ADAPTER_KERNELS)
+    reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
+    reading.switch("adapter_kernels", "fused" if fused else "eager", origin)
+    if on and not fused:
+        reading.remark(origin, "adapters are counted as not fused, which is more: only some of their kernels are on")

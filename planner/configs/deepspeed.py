@@ -13,6 +13,17 @@ from planner.errors import UsageError, show
 
 __all__ = ["TOOL", "read_deepspeed"]
 
+# Keys that a trainer's file has not.
+MARKS = frozenset(
+    {
+        "zero_optimization",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "prescale_gradients",
+    }
+)
 # Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
 _HARMLESS = (
     "steps_per_print",

@@ -8,15 +8,38 @@ from __future__ import annotations
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import need_precision, read_attention, read_distribution, read_precision, read_trainer
+from planner.configs.trainer import (
+    TRANSFORMERS_4,
+    first_held,
+    need_precision,
+    read_attention,
+    read_distribution,
+    read_precision,
+    read_trainer,
+)
 
 TOOL = "Transformers 5.23.0"
 STACK = "hf-trainer@5"
+OLD_STACK = "hf-trainer@4"
 MARKS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "optim"})
 _NEEDS = {
     "model": "the model is the script's: say --model",
     "method": "what is trained is the script's: say --method full, lora, qlora or int8",
     "seq": "the length is the script's: say --seq",
+}
+# What a script of one's own may read beside TrainingArguments: its meaning is the script's.
+_UNMODELLED = {
+    name: f"what the script does with {name} is not known: say the job by flags"
+    for name in (
+        "use_lora",
+        "use_peft",
+        "use_qlora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "lora_r",
+        "lora_rank",
+        "lora_target_modules",
+    )
 }
 _HARMLESS = (
     "tokenizer_name",
@@ -45,6 +68,9 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    if (old := first_held(keys, TRANSFORMERS_4)) is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key that Transformers 5 no longer has")
+    keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, {"model_name_or_path": "model", "block_size": "seq"})
     read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)

@@ -1,94 +1,99 @@
-"""The line that starts a job, by the tool that its file is for.
+"""Launch files beside a config: what ``accelerate launch --config_file`` or ``--deepspeed`` would be given.
 
-Sources: LLaMA-Factory 0.9.5 examples/README.md; axolotl 0.19.0 docs/cli.qmd; trl 1.16.0 scripts/utils.py
-(``--accelerate_config``); Accelerate 1.15.0 commands/launch.py; DeepSpeed 0.19.8 launcher/runner.py; torch 2.13
-distributed/run.py.
+A trainer's own file often says nothing about how state is divided over GPUs: the launch line does.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-SCRIPT = "YOUR_SCRIPT.py"
-"""Stands for the user's own script where the tool is a library."""
-_OTHER_NODES = "sbatch YOUR_JOB.sh"
+from planner.configs.document import Document
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside
+from planner.configs.text_file import read_text
+from planner.errors import InputFileError, show
+
+# What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
+_ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
+_DEEPSPEED = re.compile(r'"zero_optimization"\s*:')
+# Folders of repositories that hold launch files: TRL's, alignment-handbook's, PEFT's, LLaMA-Factory's, Axolotl's.
+_USUAL = ("accelerate_configs", "accelerate_config", "accelerate", "deepspeed_configs", "deepspeed", "ds_configs")
+# How far up a repository is searched, how many files of a folder are looked at, and how large they may be.
+_MOST_FOLDERS_UP = 4
+_MOST_FILES = 200
+_MOST_BYTES = 65_536
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """What decides how a job is started.  ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node."""
+class LaunchFiles:
+    """Launch files that were found: in the config's own folder, and in the usual folders of its repository."""
 
-    config: str
-    accelerate: str = ""
-    gpus: int = 1
-    nodes: int = 1
-    engine: bool = False
-
-    @property
-    def file(self) -> str:
-        """The config, as a shell takes it."""
-        return shlex.quote(self.config)
-
-    @property
-    def accelerate_launch(self) -> str:
-        """``accelerate launch`` with its file."""
-        return f"accelerate launch --config_file {shlex.quote(self.accelerate)}"
+    beside: tuple[Path, ...] = ()
+    usual: tuple[Path, ...] = ()
 
 
-def launch_line(tool: str, launch: Launch) -> str:
-    """The command that starts the job, empty for a tool of which no such line is known."""
-    if tool not in _LINES:
-        return ""
-    return _OTHER_NODES if launch.nodes > 1 else _LINES[tool](launch)
+def find_launch_files(config: Path) -> LaunchFiles:
+    """The launch files of a config.  Names and a few bytes decide: nothing is parsed."""
+    usual: list[Path] = []
+    for folder in _folders_up(config.parent):
+        usual += [path for name in _USUAL for path in _launch_files_in(folder / name)]
+        if usual or (folder / ".git").exists():
+            break
+    beside = tuple(path for path in _launch_files_in(config.parent) if path.name != config.name)
+    return LaunchFiles(beside, tuple(path for path in usual if path not in beside))
 
 
-def _llama_factory(launch: Launch) -> str:
-    if launch.accelerate:
-        return f"{launch.accelerate_launch} src/train.py {launch.file}"
-    # It starts torchrun by itself for several GPUs; an engine on one GPU has to ask for it.
-    alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
-    return f"{alone}llamafactory-cli train {launch.file}"
+def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Beside:
+    """``beside`` with the launch file that lies alone beside a config which leaves the sharding open.
+
+    Several are named in a remark instead, and so are those in the usual folders: which one is launched is not known.
+    """
+    if beside.accelerate or beside.deepspeed or not beside.look or any(document.table.get(key) for key in ("deepspeed", "fsdp")):
+        return beside
+    found = find_launch_files(document.path)
+    if len(found.beside) == 1:
+        path = found.beside[0]
+        reading.launch = path
+        reading.remark(
+            str(path), "the launch file beside this config is counted; --accelerate FILE says another, --accelerate none"
+        )
+        return replace(beside, **{"deepspeed" if path.suffix == ".json" else "accelerate": path})
+    reading.candidates = found.beside + found.usual
+    if reading.candidates:
+        names = ", ".join(show(str(path)) for path in reading.candidates[:_MOST_NAMED])
+        more = f" and {len(reading.candidates) - _MOST_NAMED} more" if len(reading.candidates) > _MOST_NAMED else ""
+        text = f"no launch file is said, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
+        reading.remark(str(document.path), text)
+    return beside
 
 
-def _axolotl(launch: Launch) -> str:
-    return (
-        f"{launch.accelerate_launch} -m axolotl.cli.train {launch.file}" if launch.accelerate else f"axolotl train {launch.file}"
-    )
+def _folders_up(folder: Path) -> Iterator[Path]:
+    """The folder and those above it, as they are written where that is possible."""
+    for _ in range(_MOST_FOLDERS_UP):
+        yield folder
+        above = folder.parent if folder.parent != folder and folder.name not in ("", "..") else None
+        if above is None:
+            return
+        folder = above
 
 
-def _trl(launch: Launch) -> str:
-    beside = f" --accelerate_config {shlex.quote(launch.accelerate)}" if launch.accelerate else ""
-    return f"trl sft --config {launch.file}{beside}"
+def _launch_files_in(folder: Path) -> list[Path]:
+    try:
+        if not folder.is_dir():
+            return []
+        names = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml", ".json"))
+    except OSError:
+        return []
+    return [path for path in names[:_MOST_FILES] if _is_launch_file(path)]
 
 
-def _transformers(launch: Launch) -> str:
-    if launch.accelerate:
-        return f"{launch.accelerate_launch} {SCRIPT} {launch.file}"
-    several = launch.gpus > 1 or launch.engine
-    return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT} {launch.file}" if several else f"python {SCRIPT} {launch.file}"
-
-
-def _deepspeed(launch: Launch) -> str:
-    return f"deepspeed --num_gpus {launch.gpus} {SCRIPT} --deepspeed {launch.file}"
-
-
-def _accelerate(launch: Launch) -> str:
-    return f"accelerate launch --config_file {launch.file} {SCRIPT}"
-
-
-def _own(launch: Launch) -> str:
-    """Our own file is read by nothing else."""
-    return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT}" if launch.gpus > 1 else f"python {SCRIPT}"
-
-
-_LINES: Mapping[str, Callable[[Launch], str]] = {
-    "llama-factory": _llama_factory,
-    "axolotl": _axolotl,
-    "trl": _trl,
-    "transformers": _transformers,
-    "deepspeed": _deepspeed,
-    "accelerate": _accelerate,
-    "plan": _own,
-}
+def _is_launch_file(path: Path) -> bool:
+    try:
+        text = read_text(path, _MOST_BYTES)
+    except InputFileError:
+        return False
+    return bool((_DEEPSPEED if path.suffix == ".json" else _ACCELERATE).search(text))

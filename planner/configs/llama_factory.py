@@ -5,17 +5,37 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
+from planner.configs.ages import Age, take_age
+from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.llama_factory_kinds import MEGATRON, V1, VISION_TEMPLATES
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer, say_liger
-from planner.errors import show
+from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
 STACK = "llama-factory"
 # Keys that no other tool has.
-MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"})
+MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}) | {
+    # Those of v1 that no other tool has, so that its files are known too.
+    *("dist_config", "kernel_config", "quant_config", "init_config", "model_class", "sample_backend", "batching_strategy"),
+}
+_OLD = Age("LLaMA-Factory 0.7 to 0.9.2", "llama-factory@0.8")
+# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3), with the name that Transformers has dropped by 4.55.
+_OLD_KEYS = (
+    "evaluation_strategy",
+    "new_special_tokens",
+    "split",
+    "reserved_label_len",
+    "visual_inputs",
+    "image_resolution",
+    "video_resolution",
+    "image_dir",
+    "train_mm_proj_only",
+)
+_GONE = ("new_special_tokens", "split", "reserved_label_len", "image_dir", "image_resolution", "video_resolution")
 
 _TABLE = {
     "cutoff_len": "seq",
@@ -23,7 +43,18 @@ _TABLE = {
     "lora_dropout": "lora_dropout",
     "use_reentrant_gc": "checkpoint_reentrant",
 }
-_ATTENTIONS = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash2", "fa3": "flash2"}
+# Up to 0.7.1 eager attention was called "off"; the last three are the names that v1 takes from Transformers.
+_ATTENTIONS = {
+    "disabled": "eager",
+    "off": "eager",
+    "false": "eager",
+    "sdpa": "sdpa",
+    "fa2": "flash2",
+    "true": "flash2",
+    "fa3": "flash2",
+    "eager": "eager",
+    "flash_attention_2": "flash2",
+}
 _UNMODELLED = {
     "use_dora": "DoRA is not modelled",
     "use_galore": "GaLore is not modelled",
@@ -48,44 +79,132 @@ _UNMODELLED = {
     "use_eaft_loss": "this loss is not modelled",
 }
 _STAGES = ("pt", "sft")
+_OTHER_STAGES = {
+    "dpo": "preference training",
+    "orpo": "preference training",
+    "kto": "preference training",
+    "rm": "training of a reward model",
+    "ppo": "reinforcement learning",
+}
+# What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
+_OTHER_TASKS = ("do_predict", "do_eval", "export_dir", "infer_backend", "task")
 
 
 def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a file of LLaMA-Factory says.
 
     Raises:
-        UsageError: a value that cannot be used.
+        UsageError: a value that cannot be used, or a file that does not train.
         NotModelledError: something that no formula covers.
     """
+    _refuse_other_kinds(keys)
     keys.refuse_switched_on(_UNMODELLED)
-    stage = keys.text("stage") or "sft"
-    if stage not in _STAGES:
-        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled; {' and '.join(_STAGES)} are")
-    model = keys.text("model_name_or_path")
-    if model is not None:
-        reading.say("model", model, keys.where("model_name_or_path"))
+    stage = _stage(keys)
+    _refuse_without_training(keys)
+    old = take_age(reading, _OLD, _old_places(keys))
     reading.take(keys, _TABLE)
-    reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
+    if old and reading.value("seq") is None:
+        reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
+    else:
+        reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
     _read_method(keys, reading)
+    read_checkpoint(keys, "model_name_or_path", reading)
     _read_packing(keys, reading, stage)
     if keys.flag("disable_gradient_checkpointing") is not None:
         where = keys.where("disable_gradient_checkpointing")
         reading.say("gradient_checkpointing", not keys.flag("disable_gradient_checkpointing"), where)
         keys.skip(("gradient_checkpointing",))
-    attention = keys.text("flash_attn")
-    if attention not in (None, "auto"):
-        if attention not in _ATTENTIONS:
-            raise keys.wrong("flash_attn", f"auto, {', '.join(_ATTENTIONS)}", attention)
-        reading.say("attention", _ATTENTIONS[attention], keys.where("flash_attn"))
-        if attention == "fa3":
-            reading.remark(keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not")
+    _read_attention(keys, reading)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
     _remark(keys, reading)
     read_trainer(keys, reading)
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
+    _read_reentrant(reading)
     keys.skip(LLAMA_FACTORY_HARMLESS)
+    keys.skip(_GONE)
+
+
+def _refuse_other_kinds(keys: Keys) -> None:
+    """Files that LLaMA-Factory reads in another way: those of its v1, of Megatron, and of models that see.
+
+    Raises:
+        NotModelledError: names the key.
+    """
+    for name in sorted(V1):
+        if keys.has(name) and not keys.has("model_name_or_path"):
+            raise keys.not_modelled(name, "a file of LLaMA-Factory v1 (llamafactory/v1), which trains otherwise and is not read")
+    for name in sorted(MEGATRON):
+        if keys.has(name):
+            raise keys.not_modelled(name, "training by Megatron (mcore_adapter, USE_MCA=1) is not modelled")
+    template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
+    text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
+    if template in VISION_TEMPLATES and not text_only:
+        raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
+    keys.refuse_switched_on({name: "training with images is not modelled" for name in ("visual_inputs", "train_mm_proj_only")})
+
+
+def _stage(keys: Keys) -> str:
+    stage = keys.text("stage") or "sft"
+    if stage not in _STAGES:
+        what = f" ({_OTHER_STAGES[stage]})" if stage in _OTHER_STAGES else ""
+        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled{what}; {' and '.join(_STAGES)} are")
+    return stage
+
+
+def _refuse_without_training(keys: Keys) -> None:
+    """Training runs only where ``do_train`` is true (train/sft/workflow.py); other tasks leave it out.
+
+    Raises:
+        UsageError: the file predicts, evaluates, merges or serves, or says that it does not train.
+    """
+    trains = keys.flag("do_train")
+    other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False, "huggingface", "hf")]
+    if trains is False or (trains is None and other):
+        where = keys.where("do_train" if trains is False else other[0])
+        raise UsageError(f"{where}: this file does not train: only do_train: true does; training is what is predicted")
+
+
+def _old_places(keys: Keys) -> list[str]:
+    places = [keys.where(name) for name in _OLD_KEYS if keys.has(name)]
+    # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
+    if keys.get("quantization_method") == "bitsandbytes":
+        places.append(keys.where("quantization_method"))
+    return places
+
+
+def _read_attention(keys: Keys, reading: Reading) -> None:
+    """``flash_attn``; where it is left to the tool, Gemma 2 and gpt-oss have kernels of their own choice.
+
+    Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
+    """
+    said = keys.get("flash_attn")
+    name, model = str("auto" if said is None else said).lower(), str(keys.get("model_name_or_path") or "").lower()
+    if name not in ("auto", *_ATTENTIONS):
+        raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
+    if "gemma-2-" in model and name == "auto":
+        reading.needs["attention"] = (
+            f"{keys.path}: LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention: "
+            "say --attention flash2 or eager"
+        )
+    elif "gpt-oss" in model:
+        place = "llamafactory 0.9.5 model/model_utils/attention.py:31-41: FlashAttention 3 from the Hub, whatever flash_attn says"
+        reading.default("attention", "flash2", place)
+    elif name != "auto":
+        reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
+    if name == "fa3":
+        reading.remark(keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not")
+
+
+def _read_reentrant(reading: Reading) -> None:
+    """FSDP2 turns reentrant checkpointing off, whatever the file says (model/model_utils/checkpointing.py:157-162)."""
+    if reading.value("sharding") not in ("fsdp", "fsdp-grad-op"):
+        return
+    reading.said.pop("checkpoint_reentrant", None)
+    reading.default(
+        "checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2"
+    )
 
 
 def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
@@ -147,7 +266,7 @@ def _read_numerics(keys: Keys, reading: Reading) -> None:
             raise keys.not_modelled("upcast_layernorm", "norms in fp32 over a base in 16 bits are not modelled")
         reading.switch("kbit_upcast", "norms", keys.where("upcast_layernorm"))
     maker = keys.text("quantization_method") or "bnb"
-    if bits is not None and maker not in ("bnb", "bitsandbytes"):
+    if bits is not None and maker.lower() not in ("bnb", "bitsandbytes"):
         raise keys.not_modelled("quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is")
     _read_bits(keys, reading, bits)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.configs import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, trl
 from planner.configs.document import Document, read_document
 from planner.configs.keys import Keys
+from planner.configs.launch import with_launch_file
+from planner.configs.other_tools import refuse_other_tools
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
+from planner.configs.sharding import Beside, remark_on_twice
 from planner.errors import InputFileError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
@@ -18,13 +20,17 @@ Reader = Callable[[Keys, Reading, Beside], None]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program that reads such files: its name here, its title with version, its stack and how its file is read."""
+    """A program that reads such files: its name here, its title with version, its stack and how its file is read.
+
+    ``launched``: how state is divided is usually left to the launch line, so launch files are looked for beside the config.
+    """
 
     name: str
     title: str
     stack: str
     marks: frozenset[str]
     read: Reader
+    launched: bool = False
 
 
 def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -35,15 +41,17 @@ def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
 _TRAINING = (
     Tool("llama-factory", llama_factory.TOOL, llama_factory.STACK, llama_factory.MARKS, llama_factory.read_llama_factory),
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
-    Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl),
+    Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
-    Tool("transformers", hf_trainer.TOOL, hf_trainer.STACK, hf_trainer.MARKS, hf_trainer.read_hf_trainer),
-    Tool("deepspeed", deepspeed.TOOL, "", frozenset({"zero_optimization", "train_micro_batch_size_per_gpu"}), _deepspeed),
+    Tool("transformers", hf_trainer.TOOL, hf_trainer.STACK, hf_trainer.MARKS, hf_trainer.read_hf_trainer, launched=True),
+    Tool("deepspeed", deepspeed.TOOL, "", deepspeed.MARKS, _deepspeed),
     Tool("accelerate", accelerate.TOOL, "", frozenset({"distributed_type", "compute_environment"}), accelerate.read_accelerate),
 )
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
+# ``--accelerate none``: no launch file, and none is looked for.
+_NO_FILE = Path("none")
 # What a file without the key leaves open, in the words of the flags.
 _NEEDS = {"model": "--model", "method": "--method", "seq": "--seq"}
 
@@ -60,14 +68,19 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         InputFileError: the file cannot be read, or no tool can be told.
         UnknownNameError: no such tool.
         UsageError: values that cannot be used.
-        NotModelledError: something that no formula covers.
+        NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
+    refuse_other_tools(document)
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
+    remark_on_twice(document, reading)
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")
-    chosen.read(keys, reading, beside or Beside())
+    beside = beside or Beside()
+    if beside.accelerate == _NO_FILE:
+        beside = replace(beside, accelerate=None, look=False)
+    chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
     for name, flag in _NEEDS.items():
         if reading.value(name) is None:
             reading.needs.setdefault(name, f"{path}: does not say the {name}: say {flag}")

@@ -37,6 +37,7 @@ class Reading:
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
     which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of
     the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
+    ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     """
 
     path: Path
@@ -48,6 +49,8 @@ class Reading:
     total_batch: tuple[int, str] | None = None
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     tool_name: str = ""
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.
@@ -67,6 +70,11 @@ class Reading:
             value = keys.get(name)
             if value is not None:
                 self.say(target, value, keys.where(name))
+
+    def take_stack(self, stack: str, origin: str, text: str) -> None:
+        """Enter another stack than the tool's newest, because a key tells the age of the file; ``text`` says which key means what."""
+        self.said["stack"] = Said("stack", stack, origin, text)
+        self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
 
     def default(self, name: str, value: Any, place: str) -> None:
         """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""

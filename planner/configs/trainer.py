@@ -5,6 +5,8 @@ Keys and defaults: Transformers 5.23.0 training_args.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from planner.configs.accelerate import read_accelerate
 from planner.configs.deepspeed import read_deepspeed
 from planner.configs.document import Document, read_document
@@ -59,6 +61,30 @@ _REMARKS = {
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
+# Fields of TrainingArguments that Transformers 4.57.1 has and 5.0.0 has not, and older ones (4.41.2).
+TRANSFORMERS_4 = (
+    "evaluation_strategy",
+    "overwrite_output_dir",
+    "half_precision_backend",
+    "fp16_backend",
+    "fp16_opt_level",
+    "fsdp_min_num_params",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "include_inputs_for_metrics",
+    "include_tokens_per_second",
+    "jit_mode_eval",
+    "past_index",
+    "per_gpu_train_batch_size",
+    "push_to_hub_model_id",
+    "push_to_hub_organization",
+    "push_to_hub_token",
+    "ray_scope",
+    "save_safetensors",
+    "dispatch_batches",
+    "split_batches",
+    "use_ipex",
+    "use_legacy_prediction_loop",
+)
 _FSDP_VERSION = 2
 # transformers 5.23.0 training_args.py: per_device_eval_batch_size.
 _EVAL_BATCH = 8
@@ -71,6 +97,7 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    refuse_no_training(keys)
     keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, _SIZES)
     reading.default("batch", 8, "transformers 5.23.0 training_args.py: per_device_train_batch_size")
@@ -90,6 +117,23 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     read_batches(keys, reading)
     keys.skip(("torch_compile_backend", "torch_compile_mode"))
     keys.skip(TRAINER_HARMLESS)
+
+
+def refuse_no_training(keys: Keys) -> None:
+    """Refuse a file whose job ends without a step of training.
+
+    Raises:
+        NotModelledError: ``do_train`` is false, or only a prediction is asked for.
+    """
+    train, predict = keys.flag("do_train"), keys.flag("do_predict")
+    if train is False or (predict and not train):
+        name = "do_predict" if train is None else "do_train"
+        raise keys.not_modelled(name, f"{show(keys.get(name))}: this file does not train; training is what is predicted")
+
+
+def first_held(keys: Keys, names: Iterable[str]) -> str | None:
+    """The first of these keys that the file gives, as a sign of its age."""
+    return next((name for name in names if keys.has(name)), None)
 
 
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:

@@ -9,7 +9,16 @@ from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import read_attention, read_distribution, read_precision, read_trainer
+from planner.configs.trainer import (
+    TRANSFORMERS_4,
+    first_held,
+    need_precision,
+    read_attention,
+    read_distribution,
+    read_precision,
+    read_trainer,
+    say_liger,
+)
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -36,10 +45,51 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _UNMODELLED = {
     "use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
-    "beta": "preference training is not modelled; supervised fine-tuning is",
-    "num_generations": "reinforcement learning is not modelled; supervised fine-tuning is",
-    "reward_model_path": "reward models are not modelled; supervised fine-tuning is",
 }
+_FILTERS = "this file filters a data set and does not train; training is what is predicted"
+_ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
+_PREFERENCE = "preference training is not modelled; supervised fine-tuning is"
+_REWARD = "reward models are not modelled; supervised fine-tuning is"
+# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  Before the last:
+# online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
+_OTHER_TRAININGS = {
+    "pass_rate_min": _FILTERS,
+    "pass_rate_max": _FILTERS,
+    "num_generations": _ONLINE,
+    "reward_funcs": _ONLINE,
+    "reward_weights": _ONLINE,
+    "max_completion_length": _ONLINE,
+    "num_ppo_epochs": _ONLINE,
+    "cliprange": _ONLINE,
+    "reward_model_path": _REWARD,
+    "center_rewards_coefficient": _REWARD,
+    "beta": _PREFERENCE,
+    "max_prompt_length": _PREFERENCE,
+    "precompute_ref_log_probs": _PREFERENCE,
+    "rpo_alpha": _PREFERENCE,
+    "simpo_gamma": _PREFERENCE,
+    "desirable_weight": _PREFERENCE,
+    "generate_during_eval": _PREFERENCE,
+    "ref_model_init_kwargs": _PREFERENCE,
+}
+# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what belongs to it; the mixers
+# are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype, Transformers 5 the others.
+_OLD = {
+    "trl@0": (
+        "max_seq_length",
+        "evaluation_strategy",
+        "use_liger",
+        "num_of_sequences",
+        "chars_per_token",
+        "dataset_batch_size",
+        "use_flash_attention_2",
+        "dataset_mixer",
+        "dispatch_batches",
+        "split_batches",
+    ),
+    "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
+}
+_SHARDS_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -49,7 +99,11 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    for name, why in _OTHER_TRAININGS.items():
+        if keys.has(name):
+            raise keys.not_modelled(name, why)
     keys.refuse_switched_on(_UNMODELLED)
+    old = _read_age(keys, reading)
     model = keys.text("model_name_or_path")
     if model is not None:
         reading.say("model", model, keys.where("model_name_or_path"))
@@ -62,15 +116,52 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
             _read_dtype(part, reading)
     if init is not None:
         init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
+    if keys.flag("use_liger"):
+        say_liger(reading, keys.where("use_liger"))
     if keys.flag("use_flash_attention_2"):
         reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
     _read_loss(keys, reading)
     read_trainer(keys, reading)
-    _read_precision(keys, reading)
+    _read_precision(keys, reading, old)
     read_distribution(keys, reading, beside)
+    if old:
+        _read_old_preparation(keys, reading)
     keys.skip(TRL_HARMLESS)
+    keys.skip(("num_of_sequences", "chars_per_token", "dataset_batch_size"))
+
+
+def _read_age(keys: Keys, reading: Reading) -> str:
+    """The stack of an older TRL where a key tells it, else nothing."""
+    for stack, names in _OLD.items():
+        name = first_held(keys, names)
+        if name is None and "torch_dtype" in names:
+            init = keys.get("model_init_kwargs")
+            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
+        if name is not None:
+            reading.take_stack(stack, keys.where(name), "a key that today's TRL and Transformers no longer have")
+            return stack
+    return ""
+
+
+def _read_old_preparation(keys: Keys, reading: Reading) -> None:
+    """What TRL up to 0.28 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head, storage in the named dtype.
+
+    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only, models/utils.py:538-565), and 0.15.2 to
+    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  alignment-handbook's own sets none.
+    """
+    if reading.value("quantization") not in ("nf4", "fp4"):
+        return
+    place = keys.where("load_in_4bit")
+    if reading.value("sharding") in _SHARDS_WEIGHTS:
+        reading.switch("kbit_upcast", "none", place)
+    elif reading.value("precision") == "bf16-mixed":
+        reading.switch("kbit_upcast", "norms", place)
+    dtype = reading.said.get("load_dtype")
+    if dtype is not None and dtype.value in _DTYPES and not keys.has("dataset_mixer"):
+        note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"
+        reading.default("quant_storage", dtype.value, note)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -151,14 +242,23 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
 
 
-def _read_precision(keys: Keys, reading: Reading) -> None:
-    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is said."""
+def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
+    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is said.
+
+    TRL before 0.19 turned nothing on (0.18.2 sft_config.py has no ``bf16``), so a file of that age is asked.
+    """
     read_precision(keys, reading)
     if reading.value("precision") is not None:
         return
-    if keys.flag("bf16") is None:
+    if keys.flag("bf16") is None and old == "trl@0":
+        need_precision(reading)
+    elif keys.flag("bf16") is None:
         reading.default("precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is")
-        return
+    else:
+        _take_weights_dtype(keys, reading)
+
+
+def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
     dtype = reading.value("load_dtype")
     if dtype == "checkpoint":
         reading.needs["precision"] = (

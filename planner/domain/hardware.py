@@ -11,6 +11,9 @@ NumberOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed
 MatmulShapes = Literal["any", "square"]
 """Among which products the best one was looked for: a search over all shapes, or square ones of a few sizes."""
 
+# Major compute capability, CUDA C++ Programming Guide, tensor cores by capability.
+_FIRST_WITH_BF16 = 8
+
 UNKNOWN_HOST = "unknown"
 """Id of the host of a job that names none."""
 
@@ -24,6 +27,7 @@ class GpuSpec:
     ``multiprocessors``: streaming multiprocessors that are switched on.
     ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product, among ``best_matmul_shapes``.
     ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
+    ``unified_memory``: GPU and CPU share one memory, so what the host holds comes off what the GPU has.
     Any other ``None`` is unknown as well: whatever needs that number is not answered.
     ``origins`` gives the origin of each known numeric field by the name it has here.
     """
@@ -50,6 +54,7 @@ class GpuSpec:
     best_matmul_flop_per_s: float | None = None
     multiprocessors: int | None = None
     best_matmul_shapes: MatmulShapes | None = None
+    unified_memory: bool = False
 
     @property
     def is_cuda(self) -> bool:
@@ -69,8 +74,10 @@ class GpuSpec:
 
     @property
     def supports_bf16(self) -> bool:
-        """Whether bf16 matrix units exist (compute capability 8.0 and later on NVIDIA)."""
-        return self.bf16_flop_per_s is not None
+        """Whether bf16 matrix units exist: compute capability 8.0 and later on NVIDIA, whether or not their rate is known."""
+        if self.is_cuda and self.generation != "unknown":
+            return int(self.compute_capability.partition(".")[0]) >= _FIRST_WITH_BF16
+        return self.bf16_flop_per_s is not None or self.vendor in ("amd", "apple")
 
     def origin_of(self, field: str) -> NumberOrigin:
         """Origin of one numeric field; raises ``KeyError`` for a field that has none."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.domain.interval import Interval, SpreadOf
 from planner.domain.recipe import Number
-from planner.domain.term import HostTerm, Phase, Term, TimeTerm
+from planner.domain.term import STATE_TERMS, HostTerm, Phase, Term, TimeTerm
 
 MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
@@ -43,6 +43,15 @@ class MemoryPrediction:
     must_have_bytes: Number
     limit_bytes: int | None
     order_spread_bytes: Number = 0
+
+    @property
+    def state_bytes(self) -> Number:
+        """Weights, adapters and optimizer states of one GPU: a lower bound of what the job needs on any device."""
+        total: Number = 0
+        for term in self.terms:
+            if term.name in STATE_TERMS and term.kind != "transient":
+                total = total + term.n_bytes
+        return total
 
 
 @dataclass(frozen=True, slots=True)

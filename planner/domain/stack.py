@@ -15,7 +15,8 @@ PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
-PinnedRounding = Literal["power_of_two", "exact"]
+PinnedRounding = Literal["power_of_two", "power_of_two_if_room", "exact"]
+LossPieces = Literal["eighths", "free_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class StackDefaults:
     """What a stack does where the user says nothing.
 
     ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit weights.
+    ``offload``: what leaves the GPU without being asked to, where every layer is checkpointed.
     """
 
     load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
@@ -34,6 +36,7 @@ class StackDefaults:
     padding: Padding
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
+    offload: Literal["none", "activations"]
     lora_rank: int
     lora_targets: tuple[str, ...]
     lora_dropout: float
@@ -48,7 +51,8 @@ class Stack:
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
-    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
+    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
+    the same, a product expands those of a layer together, and adapters stay apart from them.
     ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.  ``unpacks_by_branches``: the kernel
     that expands them finds each value by nested branches instead of a table.  ``adapter_kernels``: LoRA by separate
     operators; with scaling, addition and casts compiled into one; or added in place by the product itself.
@@ -77,6 +81,10 @@ class Stack:
     ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
+    ``pinned_rounding``: what torch makes of a pinned block; ``if_room``: blocks that host RAM has no room for are not pinned.
+    ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
+    ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
+    ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
     ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
@@ -123,12 +131,21 @@ class Stack:
     drops_long_samples: bool
     keeps_outgrown_blocks: bool
     saves_through_host: bool
+    quantizes_experts: bool
+    loss_pieces: LossPieces
+    offloaded_inputs_kept: int
+    keeps_expanded_weight: bool
     versions: tuple[tuple[str, str], ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
     extends: str = ""
     usual: tuple[tuple[str, str | bool], ...] = ()
     unmodelled: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def skips_experts(self) -> bool:
+        """Whether k-bit quantisers leave the weights of experts as they are."""
+        return self.fused_experts and not self.quantizes_experts
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""

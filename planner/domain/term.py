@@ -68,6 +68,8 @@ TermKind = Literal["replicated", "sharded", "transient"]
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
+# What stands on the device from setting up to saving, whatever the kernels and the allocator.
+STATE_TERMS: frozenset[TermName] = frozenset({"weights", "quantization_constants", "adapters", "master_weights", "optimizer_states"})
 # Label of the term of what changing shapes leave behind in the cache.
 LENGTH_CACHE = "length-varying cache"
 # Place of each allocated term in every table that has a row per term.

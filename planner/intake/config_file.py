@@ -23,7 +23,8 @@ class ConfigFile:
 
     ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
     stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
-    that asks for it.
+    that asks for it.  ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that
+    could be meant, where none is counted.
     """
 
     request: ScenarioRequest
@@ -33,6 +34,8 @@ class ConfigFile:
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
     tool_name: str = OWN_TOOL
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -54,7 +57,15 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
         return ConfigFile(from_toml(file), OWN_TOOL)
-    reading = read_config(file, tool, beside)
+    return config_of(read_config(file, tool, beside))
+
+
+def config_of(reading: Reading) -> ConfigFile:
+    """What was read, in the types of our fields.
+
+    Raises:
+        InputFileError: a value that cannot be used; names its place.
+    """
     return ConfigFile(
         request=ScenarioRequest(_parsed(reading)),
         tool=reading.tool,
@@ -63,6 +74,8 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
         tool_name=reading.tool_name,
+        launch=reading.launch,
+        candidates=reading.candidates,
     )
 
 

@@ -48,6 +48,8 @@ MAX_NAMES = 1_000
 _TIB = 1024 * GIB
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?")
+_TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s?([km])")
+_TOKEN_UNITS = {"k": 1_024, "m": 1_048_576}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 # Long dtype names as PyTorch writes them.
 _DTYPE_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
@@ -59,6 +61,7 @@ class RequestField:
 
     ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes for a ``size``;
     ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names`` value is a list with ``;`` or ``,``.
+    ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
     """
 
     name: str
@@ -70,6 +73,7 @@ class RequestField:
     above_low: bool = False
     below_high: bool = False
     on_command_line: bool = True
+    of_tokens: bool = False
 
     @property
     def flag(self) -> str:
@@ -110,6 +114,12 @@ def _text(field: RequestField, value: object) -> str:
     return text
 
 
+def _name(field: RequestField, value: object) -> str:
+    """Text, where a name may be a number that TOML does not quote (``gpu = 4090``)."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
+    return _text(field, str(value) if is_number else value)
+
+
 def _choice(field: RequestField, value: object) -> str:
     text = _text(field, value)
     folded = _fold(_DTYPE_SPELLINGS.get(text.lower(), text) if "bf16" in field.choices else text)
@@ -127,6 +137,8 @@ def _integer(field: RequestField, value: object) -> int:
         number = int(value)
     elif isinstance(value, str) and _INTEGER.fullmatch(value.strip().replace("_", "")):
         number = int(value.strip().replace("_", ""))
+    elif field.of_tokens and (tokens := _tokens(value)) is not None and tokens.is_integer():
+        number = tokens
     if number is None or not _in_range(field, number):
         raise _out_of_range(field, value, "a whole number")
     return int(number)
@@ -136,12 +148,19 @@ def _number(field: RequestField, value: object) -> float:
     number = math.nan
     if isinstance(value, str):
         text = value.strip()
-        number = float(text) if _NUMBER.fullmatch(text) else number
+        tokens = _tokens(text) if field.of_tokens else None
+        number = float(text) if _NUMBER.fullmatch(text) else number if tokens is None else tokens
     elif isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1000):
         number = float(value)
     if not math.isfinite(number) or not _in_range(field, number):
         raise _out_of_range(field, value, "a number")
     return number
+
+
+def _tokens(value: object) -> float | None:
+    """Tokens of ``4k``, ``8 K`` or ``1m``; ``None`` where it is not written so."""
+    match = _TOKENS.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    return None if match is None else float(match[1]) * _TOKEN_UNITS[match[2]]
 
 
 def _size(field: RequestField, value: object) -> int:
@@ -187,7 +206,8 @@ def _in_range(field: RequestField, number: float) -> bool:
 
 
 def _out_of_range(field: RequestField, value: object, noun: str) -> UsageError:
-    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}")
+    tokens = " (4k is 4,096, 1m is 1,048,576)" if field.of_tokens and isinstance(value, str) else ""
+    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}{tokens}")
 
 
 def _fold(name: str) -> str:
@@ -195,7 +215,7 @@ def _fold(name: str) -> str:
 
 
 _PARSERS = {
-    "text": _text,
+    "text": _name,
     "choice": _choice,
     "integer": _integer,
     "number": _number,
@@ -209,16 +229,16 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField
     return RequestField(name, "choice", help_text, choices=choices)
 
 
-def _count(name: str, help_text: str, high: int) -> RequestField:
-    return RequestField(name, "integer", help_text, low=1, high=high)
+def _count(name: str, help_text: str, high: int, *, of_tokens: bool = False) -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=high, of_tokens=of_tokens)
 
 
 def _degree(name: str, help_text: str) -> RequestField:
     return RequestField(name, "integer", help_text, low=1, high=65_536, on_command_line=False)
 
 
-def _amount(name: str, help_text: str, high: float) -> RequestField:
-    return RequestField(name, "number", help_text, low=0, high=high, above_low=True)
+def _amount(name: str, help_text: str, high: float, *, of_tokens: bool = False) -> RequestField:
+    return RequestField(name, "number", help_text, low=0, high=high, above_low=True, of_tokens=of_tokens)
 
 
 def _memory(name: str, help_text: str, low: int, high: int) -> RequestField:
@@ -248,7 +268,13 @@ _FIELDS = (
     _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
     _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
     _count("nodes", "Nodes in the job", 100_000),
-    _count("seq", "Sequence length in tokens: padded or packed length, or the cap on natural lengths", MAX_SEQ_TOKENS),
+    _count(
+        "seq",
+        "Sequence length in tokens, such as 4096 or 4k (the same; 1m is 1,048,576): padded or packed length, or the cap on "
+        "natural lengths",
+        MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
     _count("batch", "Samples per GPU and micro-step", 65_536),
     _count("grad_accum", "Micro-steps per optimizer step", 65_536),
     _one_of(
@@ -256,7 +282,7 @@ _FIELDS = (
         "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the longest of the batch)",
         PADDINGS,
     ),
-    _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS),
+    _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS, of_tokens=True),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
     RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),

@@ -11,7 +11,7 @@ from planner.domain.board import server_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
 from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.fields import REQUEST_FIELDS, show
 from planner.intake.ledger import Ledger
 from planner.units import GIGA
 
@@ -74,7 +74,7 @@ def _split_count(ledger: Ledger) -> tuple[str | None, int | None]:
         return said, None
     name, _, count = said.rpartition(":")
     if not name.strip():
-        raise UsageError(f"gpu '{said}' names no card before ':'")
+        raise UsageError(f"gpu '{show(said)}' names no card before ':'")
     return name.strip(), REQUEST_FIELDS["gpus"].parse(count)
 
 

@@ -56,7 +56,9 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     sharding = _resolve_sharding(ledger, hardware)
-    offload: Offload = ledger.choose("offload", "none", "assumed")
+    checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
+    every: int = ledger.choose("checkpoint_every", 1, origin)
+    offload = _resolve_offload(ledger, setting, every_layer=checkpoints and every == 1)
     numerics = _resolve_numerics(ledger, setting, _Basis(method, quantization, double_quant, sharding))
     return Recipe(
         method=method,
@@ -65,9 +67,9 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         optimizer=_resolve_optimizer(ledger, setting, sharding, offload),
         sharding=sharding,
         offload=offload,
-        gradient_checkpointing=ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin),
+        gradient_checkpointing=checkpoints,
         checkpoint_reentrant=ledger.choose("checkpoint_reentrant", defaults.checkpoint_reentrant, origin),
-        checkpoint_every=ledger.choose("checkpoint_every", 1, origin),
+        checkpoint_every=every,
         attention=_resolve_attention(ledger, setting, numerics),
         loss=ledger.choose("loss", defaults.loss, origin),
         batch=_resolve_batch(ledger, setting),
@@ -108,6 +110,13 @@ def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
     if hardware.world_size == 1:
         return ledger.choose("sharding", "none", "assumed")
     return ledger.choose("sharding", "ddp", "assumed", "several GPUs and nothing said: each holds everything")
+
+
+def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:
+    """What leaves the GPU; a stack that moves block inputs by itself does so where ``every_layer`` is checkpointed."""
+    if setting.defaults.offload == "none" or not every_layer:
+        return ledger.choose("offload", "none", "assumed")
+    return ledger.choose("offload", setting.defaults.offload, setting.origin, "its checkpointing moves block inputs to host RAM")
 
 
 def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numerics:

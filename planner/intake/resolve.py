@@ -26,13 +26,20 @@ _EVAL_BATCH = 8
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
-def resolve(request: ScenarioRequest, *, force: bool = False, reader: ConfigReader = model_from_config) -> Scenario:
+def resolve(
+    request: ScenarioRequest,
+    *,
+    force: bool = False,
+    reader: ConfigReader = model_from_config,
+    model: ModelSpec | None = None,
+) -> Scenario:
     """The scenario that ``request`` asks for.
 
     Args:
         request: what was said.
         force: turn refused combinations into warnings.
         reader: describes a model that the catalog does not have.
+        model: the model that the request names, where it is at hand: then no catalog is asked for it.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
@@ -40,7 +47,7 @@ def resolve(request: ScenarioRequest, *, force: bool = False, reader: ConfigRead
         RefusedCombinationError: settings that exclude each other (unless ``force``).
         NotModelledError: understood, but no formula covers it.
     """
-    return complete(request, look_up(request, reader), force=force)
+    return complete(request, look_up(request, reader, model=model), force=force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,16 @@ class LookedUp:
     entries: tuple[Assumption, ...]
 
 
-def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config, *, like: LookedUp | None = None) -> LookedUp:
+def look_up(
+    request: ScenarioRequest,
+    reader: ConfigReader = model_from_config,
+    *,
+    like: LookedUp | None = None,
+    model: ModelSpec | None = None,
+) -> LookedUp:
     """Model, hardware, stack and length of the run; no file is read and nobody is asked after this.
 
-    ``like``: what was looked up for the same model before, which is then not read again.
+    ``like``: what was looked up for the same model before, which is then not read again.  ``model``: the model itself.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
@@ -69,11 +82,13 @@ def look_up(request: ScenarioRequest, reader: ConfigReader = model_from_config, 
     """
     _refuse_parallel(request)
     ledger = Ledger(request)
-    if like is None:
-        model = _resolve_model(ledger, reader)
-    else:
+    if like is not None:
         ledger = Ledger(request, [entry for entry in like.entries if entry.name == "model"])
         model = like.model
+    elif model is None:
+        model = _resolve_model(ledger, reader)
+    else:
+        ledger.choose("model", model.id, "given", model.source)
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
     return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions)

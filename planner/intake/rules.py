@@ -21,11 +21,18 @@ def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
         RefusedCombinationError: something is refused and ``force`` is not set; names every rule that says so.
     """
     broken = [rule for rule in RULES if rule.applies(case)]
-    refused = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "refuse"]
+    refused = list(refusals(case).values())
     if refused and not force:
         raise RefusedCombinationError(f"{'; also: '.join(refused)}{FORCE_HINT}")
     warned = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "warn"]
     return (*(f"forced: {message}" for message in refused), *warned)
+
+
+def refusals(case: Case) -> dict[str, str]:
+    """What ``plan`` refuses about a resolved scenario: id of each rule and its sentence."""
+    return {
+        rule.id: f"{rule.message(case)} [{rule.id}]" for rule in RULES if rule.level == "refuse" and rule.applies(case)
+    }
 
 
 def rules_table() -> tuple[tuple[str, Level, str], ...]:

@@ -73,7 +73,7 @@ def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
         for linear in group.block.linears
         if linear.group == "expert" and linear.kind == "parameter" and counts(linear)
     )
-    return experts * DTYPE_BYTES[case.numerics.load_dtype] if case.stack.fused_experts else 0
+    return experts * DTYPE_BYTES[case.numerics.load_dtype] if case.stack.skips_experts else 0
 
 
 def _fp16_gradients(case: Case) -> bool:

@@ -191,7 +191,7 @@ SYSTEM_RULES = (
     Rule(
         "not-a-cuda-device",
         "warn",
-        "The memory formulas describe PyTorch's CUDA allocator; on another device they are a guide at most",
+        "The memory formulas describe PyTorch's CUDA allocator, so on another device there is no verdict",
         lambda case: not case.gpu.is_cuda,
         lambda case: case.gpu.name,
     ),
@@ -199,7 +199,14 @@ SYSTEM_RULES = (
         "gpu-memory-unknown",
         "warn",
         "How much memory this device makes visible is not known, so there is no memory verdict: say gpu_memory",
-        lambda case: case.gpu.visible_memory_bytes is None,
+        lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "shared-with-the-host",
+        "warn",
+        "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because it comes off the GPU's",
+        lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
         lambda case: case.gpu.name,
     ),
     Rule(

@@ -11,8 +11,8 @@ from planner.anatomy.norms import norm_amounts
 from planner.arrays import maximum
 from planner.domain.model import BlockSpec
 from planner.domain.recipe import Number
+from planner.memory.head import head_gradient_bytes
 from planner.memory.job import Job
-from planner.memory.logits import head_gradient_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Activations:
     """Saved and transient activations of all layers, in the order of the forward pass.
 
     ``layers``: all runs of equal layers.
-    ``shared``: bytes that all layers read and keep, until the backward of the first one.  ``kept``: bytes saved between forward
+    ``shared``: bytes that stay for all layers, until the backward of the first one.  ``kept``: bytes saved between forward
     and backward over all layers; ``one_layer``: the most that one layer keeps.
     ``forward_extra``: most bytes that one layer adds while the forward runs.  ``backward_extra``: the same in backward, weight
     gradients left out; ``adding_extra``: with the weight gradient that is being added to an existing one.
@@ -69,7 +69,8 @@ def activations(job: Job) -> Activations:
     for group in job.model.groups:
         groups.append([_layer_bytes(job, group.block, run) for run in _runs(job, first, group.count)])
         first += group.count
-    layers, shared = tuple(layer for group in groups for layer in group), rotary_table_bytes(job)
+    layers = tuple(layer for group in groups for layer in group)
+    shared = rotary_table_bytes(job) + staged_input_bytes(job)
     return Activations(
         layers=layers,
         shared=shared,
@@ -105,6 +106,18 @@ def rotary_table_bytes(job: Job) -> Number:
     """
     heads = [group.block.attention.head_dim for group in job.model.groups if group.block.attention.position == "rope"]
     return 2 * job.recipe.batch.seq_len * max(heads, default=0) * job.regime.outside
+
+
+def staged_input_bytes(job: Job) -> Number:
+    """Block inputs that lie on the GPU although checkpointing moves them to the host, beside that of the rebuilt layer.
+
+    Formula: switch ``offloaded_inputs_kept`` * tokens * hidden in the stream's dtype.  Source: the switch's.
+    Ignored: tensors too small to be moved (2 MiB in Unsloth), below 1 % of a peak; no second staging buffer on a full card.
+    """
+    recipe = job.recipe
+    if recipe.offload != "activations" or not recipe.gradient_checkpointing:
+        return 0
+    return job.stack.offloaded_inputs_kept * job.tokens * job.model.hidden_size * job.regime.residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,9 @@ def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tup
     Ignored: that then only one part is rebuilt at a time.
     """
     shared = (block.boundary if block.keeps_input else 0) + block.stored - block.boundary
+    if job.recipe.offload == "activations":
+        # What comes back from the host is the rebuilt layer's own.
+        shared = 0 * shared
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
     # While the layer is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
     # What int8 contexts hold from the first forward serves the backward; the rebuilding makes another set until it ends.

@@ -189,6 +189,9 @@ def _over(*shards: object) -> str:
 _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "weights:quantized_weight_bytes": _quantized,
     "weights:outlier_weight_bytes": _outliers,
+    "weights:expanded_weight_bytes": lambda job, _: (
+        f"{format_count(job.counts.largest_quantizable)} elements x {job.regime.compute} B and their scales"
+    ),
     "weights:quantization_constant_bytes": _quantized,
     "weights:unquantized_weight_bytes": _unquantized,
     "weights:adapter_bytes": _adapters,

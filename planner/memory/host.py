@@ -160,12 +160,19 @@ def pinned_cache_bytes(job: Job) -> Number:
 def offloaded_activation_bytes(job: Job) -> Number:
     """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
 
-    Source: unsloth 2026.10 models/llama.py (use_gradient_checkpointing); torch 2.13 CachingHostAllocator rounds to powers of two.
+    Where a stack pins only what there is room for (``power_of_two_if_room``), rounding takes no more than the host has left.
+    Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :115-137 and
+    _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
     if job.recipe.offload != "activations":
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
-    return job.model.n_layers * pinned_bytes(job, boundary)
+    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(job, boundary)
+    available = job.hardware.host.memory_bytes
+    if job.stack.pinned_rounding != "power_of_two_if_room" or available is None:
+        return pinned
+    room = available / job.hardware.gpus_per_node - process_baseline_bytes(job)
+    return minimum(pinned, maximum(exact, room))
 
 
 def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:

@@ -31,7 +31,7 @@ def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
     torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
     measured 1.78x for 2.25 GiB.
     """
-    return ceil_pow2(exact_bytes) if job.stack.pinned_rounding == "power_of_two" else exact_bytes
+    return exact_bytes if job.stack.pinned_rounding == "exact" else ceil_pow2(exact_bytes)
 
 
 def trained_tensors(job: Job) -> tuple[Tensors, ...]:
@@ -56,7 +56,7 @@ def frozen_tensors(job: Job) -> tuple[Tensors, ...]:
 
 
 def _base_tensors(job: Job) -> tuple[Tensors, ...]:
-    return _equal_together(job.model, _Storage(job.regime, job.stack.fused_experts, job.recipe.divides_base))
+    return _equal_together(job.model, _Storage(job.regime, job.stack.skips_experts, job.recipe.divides_base))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Storage:
     """What decides how a base is stored, whatever the sizes of the recipe."""
 
     regime: Regime
-    fused_experts: bool
+    skips_experts: bool
     divides_base: bool
 
 
@@ -92,8 +92,8 @@ def _model_tensors(model: ModelSpec, storage: _Storage) -> Iterator[Tensors]:
 def _block_tensors(storage: _Storage, block: BlockSpec, count: int) -> Iterator[Tensors]:
     regime = storage.regime
     for linear in block.linears:
-        copies = 1 if linear.kind == "parameter" and storage.fused_experts else linear.copies
-        kbit = regime.quantized and is_quantizable(linear, storage.fused_experts)
+        copies = 1 if linear.kind == "parameter" and storage.skips_experts else linear.copies
+        kbit = regime.quantized and is_quantizable(linear, storage.skips_experts)
         if not kbit or storage.divides_base:
             yield Tensors(linear.weight_count // copies, copies * count, 0.5 if kbit else regime.base)
         if linear.bias_count:

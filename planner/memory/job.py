@@ -105,7 +105,7 @@ class Job:
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     """Work out dtype regime, counts and shard counts of a scenario."""
     recipe, model = scenario.recipe, scenario.model
-    counts = param_counts(model, scenario.stack.fused_experts)
+    counts = param_counts(model, scenario.stack.skips_experts)
     adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0
     saved = saved_module_params(model, recipe.adapter.modules_to_save) if recipe.adapter else 0
     world = scenario.hardware.world_size

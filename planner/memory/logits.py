@@ -5,10 +5,9 @@ from __future__ import annotations
 from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.stack import LogitsCopy
+from planner.memory.head import head_gradient_bytes
 from planner.memory.job import Job
-
-# Chunks that chunked cross-entropy cuts a batch into.  Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py.
-_CHUNKS = 8
+from planner.memory.loss_pieces import made_in_forward_bytes, piece_tokens
 
 
 def logits_forward_bytes(job: Job) -> Number:
@@ -35,8 +34,8 @@ def _loss_bytes(job: Job, copies: tuple[LogitsCopy, ...]) -> Number:
     if job.recipe.loss == "liger":
         return liger_bytes(job)
     if job.recipe.loss == "chunked":
-        # Full logits in compute dtype would defeat the purpose: only one chunk exists at a time, with its fp32 chain.
-        return ceil_div(tokens, _CHUNKS) * vocab * _bytes_per_logit(job, copies)
+        # Full logits in compute dtype would defeat the purpose: only one piece exists at a time, with its fp32 chain.
+        return piece_tokens(job) * vocab * _bytes_per_logit(job, copies) + made_in_forward_bytes(job)
     return tokens * vocab * _bytes_per_logit(job, copies)
 
 
@@ -147,17 +146,3 @@ def head_backward_bytes(job: Job) -> Number:
     if loss == "chunked":
         return maximum(3 * gradient, gradient + logits_backward_bytes(job))
     return job.tokens * job.model.vocab_size * job.regime.compute + gradient
-
-
-def head_gradient_bytes(job: Job) -> int:
-    """Gradient of a trained head; 0 when it is frozen, or normalised and counted elsewhere.
-
-    Formula: vocabulary * hidden in the gradient's dtype.  Source: torch 2.13 derivatives.yaml, ``linear``.
-    """
-    model, adapter = job.model, job.recipe.adapter
-    if model.normhead:
-        return 0
-    if job.recipe.method == "full":
-        return model.head.weight_count * job.regime.gradient
-    saved = adapter is not None and any(name.rpartition(".")[2] == model.head.name for name in adapter.modules_to_save)
-    return model.head.weight_count * job.regime.outside if saved else 0

@@ -118,7 +118,8 @@ _ACTIVATION_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recom
 def _limit_bytes(job: Job) -> int | None:
     hardware = job.hardware
     visible = hardware.gpu.visible_memory_bytes
-    return None if visible is None else visible - hardware.gpu_reserved_bytes
+    # On another device than CUDA's a limit would be compared with numbers that are not its own.
+    return None if visible is None or not hardware.gpu.is_cuda else visible - hardware.gpu_reserved_bytes
 
 
 def _limiting_phase(allocated: dict[Phase, Number], outside: dict[Phase, Number]) -> Phase:

@@ -148,7 +148,7 @@ def block_unit_bytes(job: Job) -> Number:
     sizes: list[Number] = []
     for group in job.model.groups:
         block = group.block
-        kbit = sum(each.weight_count for each in block.linears if is_quantizable(each, job.stack.fused_experts))
+        kbit = sum(each.weight_count for each in block.linears if is_quantizable(each, job.stack.skips_experts))
         kbit = kbit if job.regime.quantized else 0
         sizes.append((block.param_count - kbit) * job.regime.compute + kbit * packed)
     return max(sizes) + job.adapter_params / max(job.model.n_layers, 1) * job.regime.adapter_seen

@@ -206,6 +206,14 @@ def _temporary_terms(job: Job) -> tuple[Term, ...]:
             "optimizer:optimizer_temporary_bytes",
             "transient",
         ),
+        *make_term(
+            "dequantization",
+            "buffer for expanded weights",
+            weights.expanded_weight_bytes(job),
+            STEPS,
+            "weights:expanded_weight_bytes",
+            "replicated",
+        ),
         *make_term("dequantization", "outlier columns", outliers, STEPS, "weights:outlier_weight_bytes", "replicated"),
         *make_term("dequantization", "16-bit copy while loading", loading, frozenset({"load"}), load, "transient"),
     )

@@ -132,6 +132,18 @@ def outlier_weight_bytes(job: Job) -> Number:
     return job.coefficients.int8_outlier_fraction * whole
 
 
+def expanded_weight_bytes(job: Job) -> int:
+    """Buffer into which 4-bit weights are expanded one after the other, where the stack keeps it (``keeps_expanded_weight``).
+
+    Formula: the largest 4-bit matrix in the compute dtype, and an fp32 scale of every 64 elements.
+    Source: unsloth 2026.10.9 kernels/utils.py:634-656 and 866-880.
+    """
+    if not job.stack.keeps_expanded_weight or job.recipe.numerics.quantization not in ("nf4", "fp4"):
+        return 0
+    elements = job.counts.largest_quantizable
+    return elements * job.regime.compute + elements // _BLOCK * 4
+
+
 def quantized_load_extra_bytes(job: Job) -> Number:
     """Extra bytes while loading: one matrix in 16-bit on its way to k-bit, and its fp16 copy on the way to int8; or nothing.
 

@@ -17,11 +17,11 @@ from planner.errors import InputFileError
 from planner.records.cells import parse_cell
 from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import (
-    ADDED_COLUMNS,
     ATTACHMENT_KEYS,
     COLUMNS,
     LIST_COLUMNS,
     RECORD_SCHEMA_ID,
+    REQUIRED_COLUMNS,
     attachment_models,
     border_model,
 )
@@ -31,24 +31,30 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_RECORD_FILE_BYTES = 64 * MIB
+MAX_TOLD = 10
 _MAX_ECHO_CHARS = 60
+# A line of CSV that begins so is not read.
+COMMENT = "#"
 _WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """One line as it was read; ``newer`` and ``broken`` say why there is no record in it."""
+
     line: int
     values: dict[str, Any]
     attachments: dict[str, Any] = field(default_factory=dict)
     newer: str = ""
+    broken: str = ""
 
 
 def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
-    ``by_row``: lines of a newer schema, ids that occur again and, beside files that exist, patterns that match nothing (a folder
-    that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending the reading; what remains must
-    not be nothing.
+    ``by_row``: lines that cannot be read, lines of a newer schema, ids that occur again and, beside files that exist, patterns
+    that match nothing (a folder that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending
+    the reading; what remains must not be nothing.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
@@ -64,7 +70,11 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
             if row.newer:
                 _leave_out(quarantined, Quarantined(str(path), row.line, row.newer, "newer_schema"), by_row)
                 continue
-            record = _record(path, row)
+            record = None if row.broken else _record(row)
+            if not isinstance(record, RunRecord):
+                problem = "; ".join(record) if record else row.broken
+                _leave_out(quarantined, Quarantined(str(path), row.line, problem, "unreadable"), by_row)
+                continue
             if record.id in places:
                 reason = f"the id '{_short(record.id)}' is already that of {places[record.id]}"
                 _leave_out(quarantined, Quarantined(str(path), row.line, reason, "repeated_id"), by_row)
@@ -74,8 +84,15 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
             if row.attachments:
                 attachments[record.id] = row.attachments
     if by_row and not records:
-        _leave_out(quarantined, replace(quarantined[0], reason=f"no record is left: {quarantined[0].reason}"), by_row=False)
+        raise InputFileError(quarantined[0].path, f"no record is left: {told_at_once(quarantined)}")
     return RecordSet(tuple(records), tuple(map(str, files)), places, attachments, tuple(quarantined))
+
+
+def told_at_once(lines: Iterable[Quarantined]) -> str:
+    """What is wrong with lines, each with its number: the first ten, and how many more there are."""
+    problems = [f"line {each.line}: {each.reason}" if each.line else each.reason for each in lines]
+    more = f"; and {len(problems) - MAX_TOLD} more" if len(problems) > MAX_TOLD else ""
+    return "; ".join(problems[:MAX_TOLD]) + more
 
 
 def _leave_out(quarantined: list[Quarantined], line: Quarantined, by_row: bool) -> None:
@@ -126,29 +143,30 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
     try:
         for cells in rows:
             start, line = line, rows.line_num + 1
-            if not cells:
+            if not cells or cells[0].lstrip().startswith(COMMENT):
                 continue
             if header is None:
                 header = _checked_header(path, cells, start)
                 continue
-            if len(cells) != len(header):
-                raise InputFileError(path, f"{len(cells)} cells, but the header has {len(header)} columns", start)
             n_rows += 1
+            if len(cells) != len(header):
+                yield _Row(start, {}, broken=f"{len(cells)} cells, but the header has {len(header)} columns")
+                continue
             yield _Row(start, {column: parse_cell(column, cell) for column, cell in zip(header, cells, strict=True)})
     except csv.Error as error:
         raise InputFileError(path, f"not valid CSV: {error}", rows.line_num) from None
     if not n_rows:
-        raise InputFileError(path, "a header and no rows" if header else "no header line")
+        raise InputFileError(path, "a header and no rows: write one line for each run" if header else "no header line")
 
 
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
-    if unknown := [name for name in cells if name not in COLUMNS]:
-        raise InputFileError(path, f"unknown column '{_short(unknown[0])}'", line)
-    if missing := [name for name in COLUMNS if name not in cells and name not in ADDED_COLUMNS]:
-        raise InputFileError(path, f"missing column '{missing[0]}'", line)
-    if len(set(cells)) < len(cells):
-        twice = next(name for name in cells if cells.count(name) > 1)
-        raise InputFileError(path, f"column '{twice}' occurs twice", line)
+    """The names of the columns; all that is wrong with them is told at once."""
+    problems = [f"unknown column '{_short(name)}'" for name in cells if name not in COLUMNS]
+    problems += [f"missing column '{name}'" for name in REQUIRED_COLUMNS if name not in cells]
+    problems += [f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1]
+    if problems:
+        more = f"; and {len(problems) - MAX_TOLD} more" if len(problems) > MAX_TOLD else ""
+        raise InputFileError(path, "; ".join(problems[:MAX_TOLD]) + more, line)
     return cells
 
 
@@ -164,8 +182,9 @@ def _read_jsonl(path: Path, quarantined: list[Quarantined]) -> Iterator[_Row]:
             if number == filled[-1]:
                 quarantined.append(Quarantined(str(path), number, f"not a complete line of JSON: {error}"))
                 return
-            raise InputFileError(path, f"not valid JSON: {error}", number) from None
-        yield _jsonl_row(path, number, data)
+            yield _Row(number, {}, broken=f"not valid JSON: {error}")
+            continue
+        yield _jsonl_row(number, data)
 
 
 def parse_json_line(line: bytes) -> Any:
@@ -197,19 +216,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"'{name}' is not a number")
 
 
-def _jsonl_row(path: Path, line: int, data: Any) -> _Row:
+def _jsonl_row(line: int, data: Any) -> _Row:
     if not isinstance(data, dict):
-        raise InputFileError(path, "a record must be a JSON object", line)
+        return _Row(line, {}, broken="a record must be a JSON object")
     schema = data.pop("schema", None)
     if isinstance(schema, str) and _is_newer(schema):
         return _Row(line, {}, newer=f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner")
     if schema != RECORD_SCHEMA_ID:
         found = "missing" if schema is None else f"'{_short(schema)}'"
-        raise InputFileError(path, f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'", line)
+        return _Row(line, {}, broken=f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'")
     attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
-    _check_attachments(path, line, attachments)
     lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
-    return _Row(line, data | lists, attachments)
+    return _Row(line, data | lists, attachments, broken=_problem_of(attachments))
 
 
 def _is_newer(schema: str) -> bool:
@@ -218,7 +236,8 @@ def _is_newer(schema: str) -> bool:
     return found is not None and int(found[1]) > int(version)
 
 
-def _check_attachments(path: Path, line: int, attachments: Mapping[str, Any]) -> None:
+def _problem_of(attachments: Mapping[str, Any]) -> str:
+    """The first thing that is wrong with what a line carries beside the columns; empty where nothing is."""
     from pydantic import ValidationError
 
     for key, value in attachments.items():
@@ -227,29 +246,31 @@ def _check_attachments(path: Path, line: int, attachments: Mapping[str, Any]) ->
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in (key, *first["loc"]))
-            raise InputFileError(path, f"{_short(where)}: {first['msg'][:1].lower()}{first['msg'][1:]}", line) from None
+            return f"{_short(where)}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return ""
 
 
-def _record(path: Path, row: _Row) -> RunRecord:
+def _record(row: _Row) -> RunRecord | list[str]:
+    """The record of a line, or what is wrong with each of its columns."""
     from pydantic import ValidationError
 
     try:
         checked = border_model().model_validate(row.values)
     except ValidationError as error:
-        raise InputFileError(path, _describe(error.errors(include_url=False)), row.line) from None
+        by_column = {detail["loc"][:1]: _describe(detail) for detail in reversed(error.errors(include_url=False))}
+        problems = list(reversed(by_column.values()))
+        more = [f"{len(problems) - MAX_TOLD} more columns"] if len(problems) > MAX_TOLD else []
+        return [*problems[:MAX_TOLD], *more]
     return RunRecord(**{name: getattr(checked, name) for name in COLUMNS})
 
 
-def _describe(details: list[ErrorDetails]) -> str:
-    first = details[0]
-    column = _short(first["loc"][0]) if first["loc"] else ""
-    more = len({detail["loc"][:1] for detail in details}) - 1
-    tail = f" (and {more} more columns)" if more else ""
-    if first["type"] == "extra_forbidden":
-        return f"unknown column '{column}'{tail}"
-    if first["type"] == "missing" or (first["input"] is None and first["type"].endswith("_type")):
-        return f"column '{column}' is missing or blank{tail}"
-    return f"column '{column}': {first['msg'][:1].lower()}{first['msg'][1:]}, but it is {_short(first['input'])}{tail}"
+def _describe(detail: ErrorDetails) -> str:
+    column = _short(detail["loc"][0]) if detail["loc"] else ""
+    if detail["type"] == "extra_forbidden":
+        return f"unknown column '{column}'"
+    if detail["type"] == "missing" or (detail["input"] is None and detail["type"].endswith("_type")):
+        return f"column '{column}' is missing or blank"
+    return f"column '{column}': {detail['msg'][:1].lower()}{detail['msg'][1:]}, but it is {_short(detail['input'])}"
 
 
 def _short(value: object) -> str:

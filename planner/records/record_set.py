@@ -17,7 +17,7 @@ class Quarantined:
     path: str
     line: int
     reason: str
-    rule: Literal["unfinished", "newer_schema", "repeated_id", "no_file"] = "unfinished"
+    rule: Literal["unfinished", "unreadable", "newer_schema", "repeated_id", "no_file"] = "unfinished"
 
     @property
     def place(self) -> str:

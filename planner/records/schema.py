@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 RECORD_SCHEMA_ID = "planner/record@1"
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord))
 LIST_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default == ())
-# Columns that came after the first files were written: a file without them says nothing about them.
-ADDED_COLUMNS: frozenset[str] = frozenset(
-    {"eval_samples", "eval_micro_batch", "peak_memory_percentile", "memory_limit_mib", "checkpoint_every"}
-)
+# What a record cannot do without; a file may leave out every other column, which then says nothing.
+REQUIRED_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord) if field.default is MISSING)
 # A JSONL line may carry these beside the columns: raw readings, environment and the verdict on the quality of the run.
 ATTACHMENT_KEYS = ("raw", "environment", "quality")
 

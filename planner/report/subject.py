@@ -57,8 +57,13 @@ def shown_peak_bytes(prediction: Prediction) -> Number:
 
 
 def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
-    """Whether the verdict is about the GPU alone: state is kept in host RAM, and nobody said how much of that there is."""
-    return scenario.recipe.offloads_something and prediction.host.available_bytes is None
+    """Whether the verdict is about the GPU alone: state is kept in host RAM, and nobody said how much of that there is.
+
+    Block inputs that need no more of it than loading the checkpoint does are no condition.
+    """
+    host = prediction.host
+    slight = scenario.recipe.offload == "activations" and host.required_per_node_bytes <= host.setup_per_node_bytes
+    return scenario.recipe.offloads_something and host.available_bytes is None and not slight
 
 
 def peaks_to_show(prediction: Prediction) -> PhasePeak:

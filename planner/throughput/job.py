@@ -146,7 +146,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     """Sums over ``model``; cached because walking the matrices takes longer than all formulas together."""
     targets = key.work.targets
     view = TrafficView(key.regime, key.stack, targets, key.dropout)
-    params = param_counts(model, key.stack.fused_experts)
+    params = param_counts(model, key.stack.skips_experts)
     saved = saved_module_params(model, key.work.modules_to_save)
     head_trained = targets is None or any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
     return Profile(

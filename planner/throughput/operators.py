@@ -65,7 +65,7 @@ def operators_of(model: ModelSpec, view: OperatorView) -> Operators:
         forward, backward = forward + group.count * ahead, backward + group.count * back
         modules += group.count * _modules(group.block, view.traffic)
         if view.quantization == "int8":
-            matrices = sum(is_quantizable(linear, view.traffic.stack.fused_experts) for linear in group.block.linears)
+            matrices = sum(is_quantizable(linear, view.traffic.stack.skips_experts) for linear in group.block.linears)
             synchronising += group.count * matrices * _QUANTIZED_OPERATORS["int8"][0]
     recompute = round(forward * view.rebuilt_share)
     synchronising += round(synchronising * view.rebuilt_share)

@@ -52,7 +52,7 @@ class TrafficView:
 
     def quantized(self, linear: LinearSpec) -> bool:
         """Whether this matrix is stored in 8 or 4 bits."""
-        return self.regime.quantized and is_quantizable(linear, self.stack.fused_experts)
+        return self.regime.quantized and is_quantizable(linear, self.stack.skips_experts)
 
     def input_bytes(self, linear: LinearSpec) -> int:
         """Bytes per element of the tensor that this matrix reads."""

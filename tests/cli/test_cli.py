@@ -463,6 +463,31 @@ def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captu
     assert " 22.03 " in lines["a10"]
 
 
+def test_a_part_of_a_name_lists_those_cards_alone(capsys: Captured) -> None:
+    """``plan gpus 4090`` shows desktop and laptop; a name that nothing holds is answered like a wrong --gpu."""
+    assert main(["gpus", "4090", "--json"]) == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["gpus"]] == ["rtx4090", "rtx4090-laptop", "rtx4090d"]
+    assert main(["gpus", "7900 xtx"]) == 0
+    assert "(24)" in capsys.readouterr().out
+    assert main(["gpus", "nosuchcard"]) == 2
+    assert "unknown GPU 'nosuchcard'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("memory", [[], ["--gpu-memory", "192GB"]])
+def test_a_device_without_cuda_has_no_verdict_and_a_lower_bound(capsys: Captured, memory: list[str]) -> None:
+    """Weights and states are the same anywhere; the allocator is not, so no memory that is named makes a verdict."""
+    job = ["--model", "7b", "--method", "full", "--seq", "512", "--json"]
+    assert main([*job, "--gpu", "mi300x", *memory]) == 6
+    answer = json.loads(capsys.readouterr().out)
+    main([*job, "--gpu", "h200-sxm"])
+    assert answer["fits_probability"] is None
+    states = re.search(r"not a CUDA device; .* at least ([0-9.]+) GiB", answer["reason"])
+    terms = json.loads(capsys.readouterr().out)["memory"]["terms"]
+    held = sum(term["bytes"] for term in terms if term["name"] in ("weights", "master_weights", "optimizer_states"))
+    assert states is not None
+    assert float(states[1]) == pytest.approx(held / 2**30, abs=0.01)
+
+
 def test_stacks_lists_the_whole_catalog(capsys: Captured) -> None:
     """Every stack is listed; JSON has each switch with what settled it."""
     assert main(["stacks", "--json"]) == 0

@@ -68,7 +68,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
             "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
-            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True, "checkpoint_reentrant": False,
             "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
         },
     ),
@@ -82,6 +82,18 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "lora_targets": "q_proj;k_proj;v_proj;o_proj", "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048,
             "padding": "packed", "optimizer": "adamw_torch", "gradient_checkpointing": True, "checkpoint_reentrant": False,
             "epochs": 3,
+        },
+    ),
+    (
+        "trl_2024.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "trl@0", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4", "double_quant": False,
+            "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05, "lora_targets": "q_proj;v_proj",
+            "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048, "optimizer": "adamw_torch", "loss": "hf",
+            "gradient_checkpointing": True, "checkpoint_reentrant": True, "epochs": 1, "eval_batch": 4,
+            "switches": "kbit_upcast=norms",
         },
     ),
     (

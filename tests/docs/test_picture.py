@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from readme_blocks import ROOT
+from blocks import ROOT
 
 from planner.calibration.drawn import (
     POINTS_FILE,

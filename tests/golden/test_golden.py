@@ -29,7 +29,7 @@ def test_the_prediction_is_the_stored_one(name: str) -> None:
     lines = difflib.unified_diff(stored.splitlines(), now.splitlines(), f"stored {name}", "predicted now", lineterm="")
     difference = "\n".join(lines)
     if difference:
-        pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}, and a line in CHANGELOG.md", pytrace=False)
+        pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}", pytrace=False)
 
 
 def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
@@ -38,7 +38,7 @@ def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
     lines = difflib.unified_diff(stored.splitlines(), calibrated_text().splitlines(), "stored", "now", lineterm="", n=0)
     difference = "\n".join(lines)
     if difference:
-        pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}, and a line in CHANGELOG.md", pytrace=False)
+        pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}", pytrace=False)
 
 
 def test_the_calibrated_jobs_are_on_both_sides_of_the_limit() -> None:

@@ -1,10 +1,10 @@
-"""The notebooks run from top to bottom, hold no logic of their own, and are committed without outputs."""
+"""The notebooks run from top to bottom, hold no logic of their own, and are stored with what a run prints."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 
+sys.path.insert(0, str(Path(__file__).parent))
+from execute import IMAGES, PICTURES, executed, pictures  # noqa: E402, needs the path above
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 40_000
+REWRITE = "python tests/notebooks/execute.py"
 _TRACED = ("torch", "transformers", "peft", "accelerate")
 
 
@@ -23,15 +26,12 @@ def _cells(path: Path, kind: str) -> list[Any]:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
 
 
-def _run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The notebook after a run in a kernel of its own, which imports the packages of this checkout."""
+def _run(path: Path) -> Any:
     for name in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    from nbclient import NotebookClient
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    notebook = executed(path)
+    if all(find_spec(name) for name in _TRACED):
+        assert _printed(notebook) == _printed(nbformat.read(path, as_version=4)), f"if this is meant: {REWRITE}"
     return notebook
 
 
@@ -41,21 +41,20 @@ def _printed(notebook: Any) -> str:
 
 
 def _pictures(notebook: Any) -> int:
-    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
-    return sum("image/png" in output.get("data", {}) for output in outputs)
+    return sum(len(pictures(cell)) for cell in notebook.cells)
+
+
+@pytest.mark.parametrize(("notebook", "cell"), PICTURES)
+def test_pictures_of_the_documents_are_those_of_the_notebooks(notebook: str, cell: str) -> None:
+    """A picture of a page is the one that its notebook stores."""
+    stored = nbformat.read(ROOT / "notebooks" / f"{notebook}.ipynb", as_version=4)
+    (drawn,) = (pictures(each) for each in stored.cells if each.id == cell)
+    assert drawn == [(IMAGES / PICTURES[notebook, cell]).read_bytes()], f"if this is meant: {REWRITE}"
 
 
 def test_there_are_four() -> None:
     """The notebooks are numbered in the order in which they are read."""
     assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04"]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_without_outputs(path: Path) -> None:
-    """No output and no execution count is kept, so that a change is a readable diff: ``python tests/notebooks/strip.py``."""
-    kept = [cell.id for cell in _cells(path, "code") if cell.outputs or cell.execution_count is not None]
-    assert kept == []
-    assert path.stat().st_size < MAX_BYTES
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -79,9 +78,9 @@ def test_paths_in_the_text_exist(path: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_bytes_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_by_hand() -> None:
     """Counted by hand, by the formulas and by the trace of the real modules, the peak is the same within 1 %."""
-    notebook = _run(NOTEBOOKS[0], monkeypatch)
+    notebook = _run(NOTEBOOKS[0])
     assert _pictures(notebook) == 1
     rows = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)$", _printed(notebook), re.MULTILINE)
     hand, plan = (
@@ -104,29 +103,29 @@ def test_nothing_is_shown_as_measured_that_was_not() -> None:
     assert {each for each in numbers if isinstance(each, int | float)} <= {1}
 
 
-def test_every_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_is_drawn() -> None:
     """Each table of the four documents becomes a picture of its memory, its time and its host RAM, as far as it has them."""
     from planner.calibration.published import QUANTITIES, core_validation
     from planner.calibration.tables import published_tables
 
     tables = [table for quantity in QUANTITIES for table in published_tables(core_validation().rows, quantity)]
-    notebook = _run(NOTEBOOKS[1], monkeypatch)
+    notebook = _run(NOTEBOOKS[1])
     assert len(tables) > 20
     assert _pictures(notebook) == len(tables)
     assert re.search(r"^memory +\d+ of \d+ measurements inside", _printed(notebook), re.MULTILINE)
 
 
-def test_the_calibration_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calibration_is_shown() -> None:
     """Posteriors, residuals and distributions are drawn; coverage is printed for each group that was held out."""
-    notebook = _run(NOTEBOOKS[2], monkeypatch)
+    notebook = _run(NOTEBOOKS[2])
     assert _pictures(notebook) == 3
     groups = set(re.findall(r"^memory +([\w-]+) +\d+ of \d+ inside", _printed(notebook), re.MULTILINE))
     assert groups == {"doc-001", "qwen-finetune", "doc-003", "doc-004"}
 
 
-def test_a_recipe_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_is_chosen() -> None:
     """The first try does not fit, the chosen recipe does, and the grid says up to which batch."""
-    notebook = _run(NOTEBOOKS[3], monkeypatch)
+    notebook = _run(NOTEBOOKS[3])
     printed = _printed(notebook)
     assert printed.startswith("does_not_fit - ")
     assert re.search(r"^fits +\d+%", printed, re.MULTILINE)

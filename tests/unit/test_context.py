@@ -67,12 +67,13 @@ def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> 
     assert "thread_memory_bytes 2048 B + context_bytes 200.0 MiB" in detail
 
 
-@pytest.mark.parametrize("gpu_id", [each for each in gpu_ids() if gpu_entry(each).multiprocessors is not None])
+@pytest.mark.parametrize("gpu_id", [each for each in gpu_ids() if {"multiprocessors", "fp32_tflop_per_s"} <= set(gpu_entry(each).origins)])
 def test_multiprocessors_agree_with_the_rated_fp32_rate(gpu_id: str) -> None:
     """Rate / (2 x lanes x multiprocessors) is a clock that such cards run at; a wrong count would make it another one."""
     gpu = load_gpu(gpu_id)
     assert gpu.multiprocessors is not None
     assert gpu.fp32_flop_per_s is not None
-    lanes = 64 if gpu.compute_capability in {"7.0", "7.5", "8.0"} else 128
+    lanes = 64 if gpu.compute_capability in {"6.0", "7.0", "7.5", "8.0"} else 128
     clock_hz = gpu.fp32_flop_per_s / (2 * lanes * gpu.multiprocessors)
-    assert 1.2 * GIGA - MEGA < clock_hz < 2.7 * GIGA
+    # Chips of laptops run at half the clock of a desktop card's when their power is held low.
+    assert (0.9 if "laptop" in gpu_id else 1.2) * GIGA - MEGA < clock_hz < 2.7 * GIGA

@@ -123,6 +123,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "trl"}),
     "default-not-modelled": ({"stack": "torchtitan"}, {"stack": "torchtitan", "gradient_checkpointing": True}),
     "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
+    "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
     "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
     "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),
     "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),

@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of every README: ``python tests/docs/update_readme.py``."""
+"""Rewrites the generated parts of README and docs: ``python tests/docs/update_docs.py``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
 
-from readme_blocks import ROOT, readme_files, updated  # noqa: E402, needs the path above
+from blocks import ROOT, pages, updated  # noqa: E402, needs the path above
 
 
 def main() -> None:
-    """Write every README whose generated parts are not what they should be."""
-    for path in readme_files():
+    """Write every page whose generated parts are not what they should be."""
+    for path in pages():
         text = path.read_text(encoding="utf-8")
         now = updated(text)
         if now != text:

@@ -1,8 +1,8 @@
-"""The generated parts of the README files: what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
+"""The generated parts of README and docs: what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
 B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
-``other-accuracy``, ``held-out``, ``misses``, ``rules``).
+``accuracy-summary``, ``other-accuracy``, ``held-out``, ``misses``, ``rules``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from planner.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "differential"))
-WIDTH = 100
+WIDTH = 80
 GENERATED = re.compile(r"(<!-- generated: (?P<key>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 CODE_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _SECTIONS = " | sections "
@@ -91,9 +91,9 @@ DOCUMENTS = {
 _QUANTITIES = {"memory": "GPU memory", "throughput": "throughput", "host_memory": "host RAM"}
 
 
-def readme_files() -> tuple[Path, ...]:
+def pages() -> tuple[Path, ...]:
     """Every markdown file of the project that people read."""
-    folders = ("", "planner", "data", "tests", "notebooks", "measure")
+    folders = ("", "docs", "planner", "data", "tests", "notebooks", "measure")
     found = [path for folder in folders for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")]
     return tuple(sorted({path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)}))
 
@@ -122,7 +122,7 @@ def example_folder() -> Iterator[Path]:
 
 @cache
 def run_plan(command: str) -> Answer:
-    """Run ``plan ...`` in this process, in :func:`example_folder`, as on a terminal of 100 columns without colours."""
+    """Run ``plan ...`` in this process, in :func:`example_folder`, as on a terminal of 80 columns without colours."""
     program, *arguments = shlex.split(command)
     if program != "plan":
         raise ValueError(f"not a plan command: {command}")
@@ -166,6 +166,7 @@ def generated(key: str, before: str = "") -> str:
     tables: dict[str, Callable[[], str]] = {
         "accuracy": accuracy_table,
         "other-accuracy": other_accuracy_table,
+        "accuracy-summary": accuracy_summary,
         "held-out": held_out_tables,
         "misses": misses_table,
         "other-tools": other_tools_table,
@@ -215,9 +216,9 @@ def last_python_block(text: str) -> str:
 
 
 def run_python(code: str) -> str:
-    """What a Python block prints."""
+    """What a Python block prints, run among the files of the examples."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with example_folder() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(out):
         exec(compile(code, "README", "exec"), {"__name__": "readme"})
     return out.getvalue()
 
@@ -292,6 +293,37 @@ def held_out_tables() -> str:
         "\n".join(anchors),
     )
     return "\n\n".join(blocks) + "\n"
+
+
+# Lines of the README's short table: title, then the goals of four reports and of other sources that it shows.
+_SUMMARY = (
+    ("GPU memory, mean error", "seeds, peak memory, mean error", "other grade-A sources, peak memory, macro-average"),
+    (
+        "time of a step, mean error",
+        "seeds, throughput, mean error, without offload",
+        "other grade-A sources, throughput, macro-average",
+    ),
+    (
+        "GPU memory, median half-width of the 90 % interval",
+        "seeds, memory, median half-width",
+        "other sources, memory, median half-width",
+    ),
+    ("time, median half-width of the 90 % interval", "seeds, time, median half-width", "other sources, time, median half-width"),
+)
+
+
+def accuracy_summary() -> str:
+    """The held-out figures that matter most to a user, from ``data/accuracy.toml``."""
+    goals = {goal["title"]: goal for goal in stored_accuracy()["goals"] if goal["fit"] == "held out"}
+    lines = ["| held out | four tuning reports | other sources |", "|---|--:|--:|"]
+    lines += [f"| {title} | {_reached(goals[ours])} | {_reached(goals[others])} |" for title, ours, others in _SUMMARY]
+    verdicts = stored_accuracy()["documents"].values()
+    counts = {key: sum(int(each.get(key, 0)) for each in verdicts) for key in ("ran_out", "false_fit", "ran", "false_oom")}
+    inside = {kind: _reached(goals[f"{kind}, inside the 90 % interval"]) for kind in ("memory", "time")}
+    inside_words = f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
+    out_words = f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were said to fit;"
+    ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were refused."
+    return "\n".join([*lines, "", f"{inside_words} {out_words} {ran_words}", ""])
 
 
 def _scale(scale: dict[str, float]) -> str:

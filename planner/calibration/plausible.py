@@ -1,0 +1,61 @@
+"""Whether what a record says can be: settings that ``plan`` refuses, readings that its card cannot hold."""
+
+from __future__ import annotations
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.run_record import RunRecord
+from planner.domain.scenario import Scenario
+from planner.domain.term import PHASES
+from planner.intake.request import ScenarioRequest, from_record
+from planner.intake.resolve import resolve
+from planner.intake.rules import Case, refusals
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+from planner.units import MIB
+
+# What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
+_DRIVER_MARGIN = 1.04
+# Weights that a record's stack may hold in fewer bits than the planner thinks are no reason to doubt its unit.
+_LEAST_SHARE_OF_WEIGHTS = 0.5
+# A program may make a model's table of positions longer, and its run shows that it did.
+_RUNS_ALL_THE_SAME = frozenset({"sequence-above-table"})
+
+ABOVE_CARD = "more memory than the card has: its unit or its GPU is wrong"
+BELOW_WEIGHTS = "less memory than the weights alone take: its unit or its model is wrong"
+
+
+def scenario_of(record: RunRecord) -> tuple[Scenario, str]:
+    """What the record ran, and why ``plan`` would refuse it; empty where it would not.
+
+    Raises:
+        UsageError: a name that no catalog knows, or a value outside its range.
+        NotModelledError: the record uses something that no formula covers.
+    """
+    request: ScenarioRequest = from_record(record)
+    scenario = resolve(request, force=True)
+    found = refusals(Case(scenario, request.values))
+    return scenario, "; also: ".join(message for rule, message in found.items() if rule not in _RUNS_ALL_THE_SAME)
+
+
+def below_weights(record: RunRecord, scenario: Scenario) -> str:
+    """What is wrong with a peak that the weights on the GPU do not fit into; empty where nothing is."""
+    if record.peak_memory_mib is None or record.phase_reached == "load":
+        return ""
+    terms = predict_memory(job_of(scenario, Coefficients())).terms
+    weights_bytes = sum(float(term.n_bytes) for term in terms if term.name == "weights" and len(term.phases) == len(PHASES))
+    cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
+    if record.peak_memory_mib * MIB >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
+        return ""
+    return f"{record.peak_memory_mib:g} MiB for weights of {weights_bytes * cards / MIB:.0f} MiB: {BELOW_WEIGHTS}"
+
+
+def above_card(record: RunRecord, scenario: Scenario) -> str:
+    """What is wrong with a peak above the card's memory; empty where nothing is."""
+    hardware = scenario.hardware
+    card_bytes = hardware.gpu.marketing_memory_bytes or hardware.gpu.visible_memory_bytes
+    if record.peak_memory_mib is None or card_bytes is None:
+        return ""
+    cards = hardware.world_size if record.memory_scope == "all_gpus" else 1
+    if record.peak_memory_mib * MIB <= card_bytes * cards * _DRIVER_MARGIN:
+        return ""
+    return f"{record.peak_memory_mib:.0f} MiB on {cards} x {hardware.gpu.id} of {card_bytes / MIB:.0f} MiB: {ABOVE_CARD}"

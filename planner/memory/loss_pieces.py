@@ -1,0 +1,70 @@
+"""How many pieces a loss in pieces is cut into, and what it makes beside them."""
+
+from __future__ import annotations
+
+from planner.arrays import ceil_div, maximum, minimum, where
+from planner.domain.recipe import Number
+from planner.memory.activations import activations
+from planner.memory.job import Job
+from planner.memory.runtime import context_bytes
+from planner.memory.weights import (
+    adapter_bytes,
+    quantization_constant_bytes,
+    quantized_weight_bytes,
+    saved_module_bytes,
+    unquantized_weight_bytes,
+)
+from planner.units import GIB, MIB
+
+# Pieces by the rule "eighths".  Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py.
+_PIECES = 8
+# The rule "free_memory".  Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:220-311.
+_PLANNED_BYTES_PER_LOGIT = 16
+_MOST_PLANNED_BYTES = 4 * GIB
+_PIECES_STEP = 4
+# Where nothing is free the job does not fit, whatever the plan.
+_LEAST_PLANNED_BYTES = 64 * MIB
+
+
+def piece_tokens(job: Job) -> Number:
+    """Tokens in one piece of a loss in pieces.
+
+    Formula: an eighth of them; or, by free memory, all of them where 16 bytes a logit are within what the loss allows itself
+    less the gradient of the head's input, else those of the least multiple of four pieces that are.
+    Source: the stack's ``loss_pieces`` switch.
+    """
+    tokens = job.tokens
+    if job.stack.loss_pieces == "eighths":
+        return ceil_div(tokens, _PIECES)
+    gradient, budget = made_in_forward_bytes(job), _planned_bytes(job)
+    budget = where(gradient < budget, budget - gradient, budget)
+    planned = tokens * job.model.vocab_size * _PLANNED_BYTES_PER_LOGIT
+    pieces = where(planned <= budget, 1, _PIECES_STEP * ceil_div(planned, _PIECES_STEP * budget))
+    return ceil_div(tokens, minimum(pieces, tokens))
+
+
+def _planned_bytes(job: Job) -> Number:
+    """What a loss by free memory allows itself: half of what is free when the first forward ends, at most 4 GiB.
+
+    Formula: the card less its context, the weights and adapters, and the most that the forward held, which stays cached.
+    Source: unsloth_zoo 2026.10.9 tiled_mlp.py:78-94 (``mem_get_info``), fused_losses/cross_entropy_loss.py:228-254.
+    """
+    hardware = job.hardware
+    visible = hardware.gpu.visible_memory_bytes
+    if visible is None:
+        return _MOST_PLANNED_BYTES
+    weights = quantized_weight_bytes(job) + quantization_constant_bytes(job) + unquantized_weight_bytes(job)
+    amounts = activations(job)
+    taken = context_bytes(job) + weights + adapter_bytes(job) + saved_module_bytes(job) + amounts.kept + amounts.forward_extra
+    half = (visible - hardware.gpu_reserved_bytes - taken) // 2
+    return minimum(maximum(half, _LEAST_PLANNED_BYTES), _MOST_PLANNED_BYTES)
+
+
+def made_in_forward_bytes(job: Job) -> Number:
+    """Gradient of the head's input, where a loss in pieces makes it while it computes the loss.
+
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:393 (``grad_inputs``).
+    """
+    if job.stack.loss_pieces == "eighths":
+        return 0
+    return job.tokens * job.model.hidden_size * job.regime.compute

@@ -1,0 +1,308 @@
+"""``planner.precheck`` and its callback read a Trainer's own objects; real Trainers on the CPU where they are installed."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+# The config of Llama 3.1 8B, which the catalog has as well.
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+
+
+class Arguments:
+    """Duck-typed arguments: what ``to_dict`` gives, and attributes that the launcher sets."""
+
+    def __init__(self, *, world_size: int = 1, n_gpu: int = 1, **table: Any) -> None:
+        self._table, self.world_size, self.n_gpu, self.max_steps = table, world_size, n_gpu, -1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments as a table."""
+        return dict(self._table)
+
+
+class TrainingArguments(Arguments):
+    """Stands for that of Transformers."""
+
+
+class SFTConfig(Arguments):
+    """Stands for that of TRL, which is told by its name."""
+
+
+class RewardConfig(Arguments):
+    """Stands for that of another trainer of TRL."""
+
+
+RewardConfig.__module__ = "trl.trainer.reward_config"
+
+
+class Lora(types.SimpleNamespace):
+    """Stands for PEFT's LoraConfig."""
+
+    def __init__(self, **said: Any) -> None:
+        rest = {"peft_type": "LORA", "r": 16, "lora_dropout": 0.05, "target_modules": "all-linear", "modules_to_save": None}
+        super().__init__(**(rest | said))
+
+
+def origin_of(answer: planner.Answer) -> dict[str, str]:
+    """Value of each setting."""
+    return {entry.name: entry.value for entry in answer.assumptions}
+
+
+def test_arguments_alone_say_what_the_flags_would() -> None:
+    """SFTConfig with a quantised model and PEFT is the job that the same flags describe, byte for byte."""
+    quantised = LLAMA_8B | {
+        "quantization_config": {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+        }
+    }
+    args = SFTConfig(per_device_train_batch_size=4, bf16=True, gradient_checkpointing=True, max_length=2048, packing=True)
+    lora = Lora(target_modules={"q_proj", "v_proj"})
+    answer = planner.precheck(args, model_config=quantised, peft_config=lora, gpu="4090")
+    same = planner.estimate(
+        model="llama-3.1-8b",
+        method="qlora",
+        gpu="4090",
+        stack="trl",
+        seq=2048,
+        batch=4,
+        padding="packed",
+        precision="bf16-mixed",
+        load_dtype="bf16",
+        lora_rank=16,
+        lora_dropout=0.05,
+        lora_targets="q_proj;v_proj",
+        gradient_checkpointing=True,
+    )
+    assert (answer.needs_bytes, answer.peak, answer.step) == (same.needs_bytes, same.peak, same.step)
+    assert (answer.verdict, answer.probability) == (same.verdict, same.probability)
+
+
+def test_flags_win_and_the_length_of_sft_is_read() -> None:
+    """``max_length`` and its old name are the length; a flag overrides it."""
+    lengths = [
+        origin_of(planner.precheck(args, model_config=LLAMA, gpu="4090", **flags))["seq"]
+        for args, flags in (
+            (SFTConfig(bf16=True, max_length=256), {}),
+            (SFTConfig(bf16=True, max_length=256), {"seq": 128}),
+            (TrainingArguments(bf16=True), {"seq": 64}),
+        )
+    ]
+    assert lengths == ["256", "128", "64"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "words"),
+    [
+        (TrainingArguments(bf16=True), {"gpu": "4090"}, ("seq=",)),
+        (TrainingArguments(bf16=True), {"gpu": "4090", "seq": 64, "model_config": None}, ("missing model",)),
+        (TrainingArguments(), {"gpu": "4090", "seq": 64}, ("precision=",)),
+        (TrainingArguments(bf16=True), {"gpu": "4090", "seqq": 64}, ("seqq", "seq")),
+        (TrainingArguments(bf16=True), {"gpu": "4090", "seq": 64, "peft_config": Lora(target_modules=None)}, ("target_modules",)),
+        (object(), {"gpu": "4090"}, ("Trainer",)),
+    ],
+    ids=["length", "model", "precision", "keyword", "targets", "no trainer"],
+)
+def test_what_is_missing_is_asked_for(args: Any, said: dict[str, Any], words: tuple[str, ...]) -> None:
+    """One sentence names the keyword; nothing is guessed."""
+    with pytest.raises(planner.UsageError) as raised:
+        planner.precheck(args, **({"model_config": LLAMA} | said))
+    assert all(word in str(raised.value) for word in words)
+    assert "--" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "peft", "word"),
+    [
+        (RewardConfig(bf16=True), None, "RewardConfig"),
+        (SFTConfig(bf16=True, use_dora=True), None, "DoRA"),
+        (TrainingArguments(bf16=True, n_gpu=2), None, "DataParallel"),
+        (TrainingArguments(bf16=True), Lora(peft_type="PREFIX_TUNING"), "PREFIX_TUNING"),
+        (TrainingArguments(bf16=True), Lora(use_dora=True), "DoRA"),
+        (TrainingArguments(bf16=True), Lora(rank_pattern={"q_proj": 64}), "rank_pattern"),
+        (TrainingArguments(bf16=True), Lora(target_modules=r".*\.q_proj"), "pattern"),
+        (TrainingArguments(bf16=True, optim="galore_adamw"), None, "galore_adamw"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_is_not_modelled_gets_no_number(args: Any, peft: Any, word: str) -> None:
+    """Other trainers, other adapters and several GPUs in one process end without a verdict."""
+    with pytest.raises(planner.NotModelledError, match=word):
+        planner.precheck(args, model_config=LLAMA, peft_config=peft, gpu="4090", seq=64)
+
+
+def test_other_quantisations_are_not_modelled() -> None:
+    """A base that is quantised by another library gets no number."""
+    config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    with pytest.raises(planner.NotModelledError, match="gptq"):
+        planner.precheck(TrainingArguments(bf16=True), model_config=config, peft_config=Lora(), gpu="4090", seq=64)
+
+
+def test_the_launcher_says_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes over nodes follow the environment of the launcher; without an engine that is DDP."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    args = TrainingArguments(bf16=True, world_size=8)
+    said = origin_of(planner.precheck(args, model_config=LLAMA, gpu="4090", seq=64))
+    assert (said["gpus"], said["nodes"], said["sharding"]) == ("4", "2", "ddp")
+    zero = TrainingArguments(bf16=True, world_size=8, deepspeed={"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}})
+    assert origin_of(planner.precheck(zero, model_config=LLAMA, gpu="4090", seq=64))["sharding"] == "zero3"
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(planner.UsageError, match="FSDP"):
+        planner.precheck(args, model_config=LLAMA, gpu="4090", seq=64)
+
+
+def test_what_accelerate_was_told_is_read_from_the_trainer() -> None:
+    """FSDP that ``accelerate launch`` switched on stands in the accelerator's state, not in the arguments."""
+    plugin = types.SimpleNamespace(
+        fsdp_version=2,
+        sharding_strategy=None,
+        reshard_after_forward=True,
+        cpu_offload=types.SimpleNamespace(offload_params=False),
+        activation_checkpointing=True,
+    )
+    state = types.SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=plugin)
+    args = TrainingArguments(bf16=True, world_size=2)
+    trainer = types.SimpleNamespace(args=args, model=None, accelerator=types.SimpleNamespace(state=state))
+    said = origin_of(planner.precheck(trainer, model_config=LLAMA, gpu="4090", seq=64))
+    assert (said["sharding"], said["gradient_checkpointing"]) == ("fsdp", "true")
+
+
+def test_the_card_is_the_one_that_torch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``gpu=`` the card of this process is asked for its name and memory; without one, the answer is a question."""
+    args, seen = TrainingArguments(bf16=True), 23 * 2**30
+    properties = types.SimpleNamespace(name="NVIDIA GeForce RTX 4090", total_memory=seen)
+    cuda = types.SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, get_device_properties=lambda _: properties)
+    monkeypatch.setitem(planner.precheck.__globals__["sys"].modules, "torch", types.SimpleNamespace(cuda=cuda))
+    answer = planner.precheck(args, model_config=LLAMA, seq=64)
+    assert origin_of(answer)["gpu"] == "rtx4090"
+    assert answer.limit_bytes == seen
+    cuda.is_available = lambda: False
+    with pytest.raises(planner.UsageError, match="no CUDA device is visible"):
+        planner.precheck(args, model_config=LLAMA, seq=64)
+
+
+@pytest.fixture(scope="module")
+def real() -> Any:
+    """Transformers and torch, and a way to train a tiny model for one step."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sample = {"input_ids": torch.arange(16), "labels": torch.arange(16)}
+
+    def model(**more: Any) -> Any:
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, **more}))
+
+    def trainer(model: Any, folder: Path, callback: Any = None, **said: Any) -> Any:
+        quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+        args = transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, **{**quiet, **said})
+        callbacks = [] if callback is None else [callback]
+        return transformers.Trainer(model=model, args=args, train_dataset=[sample] * 4, callbacks=callbacks)
+
+    return types.SimpleNamespace(model=model, trainer=trainer, torch=torch)
+
+
+def test_a_real_trainer_is_read(real: Any, tmp_path: Path) -> None:
+    """Dtype, kernel, checkpointing that the model was told, batch and samples come from the objects."""
+    model = real.model()
+    model.gradient_checkpointing_enable()
+    trainer = real.trainer(model, tmp_path, per_device_train_batch_size=2, num_train_epochs=2)
+    said = origin_of(planner.precheck(trainer, gpu="4090", seq=16))
+    expected = {"method": "full", "batch": "2", "samples": "4", "epochs": "2.0", "precision": "fp32", "load_dtype": "fp32"}
+    expected |= {"attention": "sdpa", "gradient_checkpointing": "true", "stack": "hf-trainer@5", "sharding": "none"}
+    assert {name: said[name] for name in expected} == expected
+
+
+def test_a_frozen_part_without_adapters_is_not_modelled(real: Any, tmp_path: Path) -> None:
+    """A model whose embeddings are frozen is no full fine-tune."""
+    model = real.model()
+    model.get_input_embeddings().weight.requires_grad_(False)
+    with pytest.raises(planner.NotModelledError, match="frozen"):
+        planner.precheck(real.trainer(model, tmp_path), gpu="4090", seq=16)
+
+
+def test_a_real_peft_model_is_read(real: Any, tmp_path: Path) -> None:
+    """Rank, matrices and dtype come from PEFT; the count of trained parameters agrees, or is warned about."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    trainer = real.trainer(peft.get_peft_model(real.model(), lora), tmp_path, bf16=True)
+    answer = planner.precheck(trainer, gpu="4090", seq=16)
+    said = origin_of(answer)
+    assert (said["method"], said["lora_rank"], said["modules_to_save"], said["adapter_dtype"]) == ("lora", "4", "lm_head", "fp32")
+    assert not any("parameters" in warning for warning in answer.warnings)
+    next(value for name, value in trainer.model.named_parameters() if ".modules_to_save." in name).requires_grad_(False)
+    assert any("trains" in warning for warning in planner.precheck(trainer, gpu="4090", seq=16).warnings)
+
+
+def test_the_callback_says_what_it_expects_and_compares(real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step the expected peak is said, after the last the measured one."""
+    said: list[str] = []
+    callback = planner.PrecheckCallback(gpu="4090", seq=16, say=said.append)
+    real.trainer(real.model(), tmp_path, callback, max_steps=1).train()
+    assert callback.answer is not None
+    assert callback.answer.fits
+    assert callback.answer.peak.allocated_bytes > 0
+    assert callback.measured is None
+    assert ["fits" in said[0], "no peak was measured" in said[1], len(said)] == [True, True, 2]
+    cuda = real.torch.cuda
+    for name, value in (("is_available", True), ("max_memory_allocated", 2**30), ("max_memory_reserved", 2**31)):
+        monkeypatch.setattr(cuda, name, lambda value=value: value)
+    callback.on_train_end(None, types.SimpleNamespace(is_world_process_zero=True), None)
+    assert callback.measured == planner.Measured(2**30, 2**31)
+    assert "2.00 GiB measured" in said[2]
+
+
+def test_the_callback_stops_a_job_that_does_not_fit(real: Any, tmp_path: Path) -> None:
+    """Short of memory: no step is made, or with ``warn`` it is said and training goes on."""
+    wide = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 8192}
+    said: list[str] = []
+    small = {"gpu": "4090", "gpu_memory": 64 * 2**20, "seq": 16, "say": said.append}
+    trainer = real.trainer(real.model(**wide), tmp_path, planner.PrecheckCallback(**small), max_steps=1)
+    with pytest.raises(planner.DoesNotFit) as raised:
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert raised.value.answer.verdict == "does_not_fit"
+    warned = planner.PrecheckCallback(on_short="warn", **small)
+    trainer = real.trainer(real.model(**wide), tmp_path, warned, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert any("warning" in line for line in said)
+    with pytest.raises(planner.UsageError, match="on_short"):
+        planner.PrecheckCallback(on_short="never")  # type: ignore[arg-type]
+
+
+def test_the_callback_does_not_stop_what_it_does_not_know(real: Any, tmp_path: Path) -> None:
+    """Without a formula there is no answer, and training goes on."""
+    said: list[str] = []
+    callback = planner.PrecheckCallback(gpu="4090", seq=16, say=said.append)
+    trainer = real.trainer(real.model(), tmp_path, callback, max_steps=1, label_smoothing_factor=0.1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert callback.answer is None
+    assert "no prediction" in said[0]

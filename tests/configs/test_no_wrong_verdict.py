@@ -1,0 +1,303 @@
+"""Files that were misread: each value that is read, or the sentence that says why there is no verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.request import from_flags
+
+LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
+TRAINER = "per_device_train_batch_size: 2\nbf16: true\n"
+ON_8 = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm:8"}
+
+
+def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    """A file with this text."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def deepspeed(folder: Path, keys: str, zero: str = '"stage": 2') -> ConfigFile:
+    """A DeepSpeed file with these keys, read."""
+    text = f'{{"zero_optimization": {{{zero}}}, "bf16": {{"enabled": true}}{", " if keys else ""}{keys}}}'
+    return read_config_file(written(folder, text, "ds.json"))
+
+
+def remarks(config: ConfigFile) -> str:
+    """All remarks of a config in one text."""
+    return "\n".join(remark.text for remark in config.remarks)
+
+
+TRAIN, MICRO, ACCUM = '"train_batch_size"', '"train_micro_batch_size_per_gpu"', '"gradient_accumulation_steps"'
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch", "accum"),
+    [
+        (f"{TRAIN}: 64", 8, 1),
+        (f"{TRAIN}: 64, {MICRO}: 2", 2, 4),
+        (f"{TRAIN}: 64, {ACCUM}: 4", 2, 4),
+        (f"{TRAIN}: 64, {MICRO}: 4, {ACCUM}: 2", 4, 2),
+        (f"{MICRO}: 4, {ACCUM}: 2", 4, 2),
+        (f"{MICRO}: 4", 4, None),
+        (f'{TRAIN}: 64, {MICRO}: "auto", {ACCUM}: "auto"', 8, 1),
+    ],
+)
+def test_the_batch_triad_is_deepspeeds(tmp_path: Path, keys: str, batch: int, accum: int | None) -> None:
+    """Whichever of the three are given, the others follow as in ``_set_batch_related_parameters``, on 8 GPUs."""
+    request = with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
+    assert (request.get("batch"), request.get("grad_accum")) == (batch, accum)
+
+
+@pytest.mark.parametrize("keys", [f"{TRAIN}: 20", f"{TRAIN}: 4", f"{TRAIN}: 64, {ACCUM}: 3", f"{TRAIN}: 64, {MICRO}: 3"])
+def test_a_batch_that_the_gpus_cannot_share_is_refused(tmp_path: Path, keys: str) -> None:
+    """DeepSpeed asserts that the product is the batch, so a remainder ends the job."""
+    with pytest.raises(UsageError, match="DeepSpeed refuses that"):
+        with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
+
+
+def test_stage_0_is_ddp_with_masters(tmp_path: Path) -> None:
+    """DeepSpeed's engine without ZeRO divides nothing and keeps fp32 masters; that is said."""
+    for config in (deepspeed(tmp_path, "", '"stage": 0'), read_config_file(written(tmp_path, f"{{{MICRO}: 2}}", "ds.json"))):
+        assert config.request.get("sharding") == "ddp"
+        assert config.request.get("switches") == ("trainable_fp32=true",)
+        assert "is counted as DDP" in remarks(config)
+
+
+def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
+    """DeepSpeed fills these fields by name as well, and a remark names the key as it is written."""
+    config = deepspeed(tmp_path, "", '"stage": 3, "max_live_parameters": 7, "gather_16bit_weights_on_model_save": true')
+    assert config.ignored == ()
+    assert [remark.origin.rpartition(".")[2] for remark in config.remarks] == ["max_live_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("adamw_bnb_8bit", "adamw_torch"), ("adafactor", "adamw_torch"), ("lion_32bit", "lion")]
+)
+def test_an_offloaded_optimizer_is_swapped_for_the_cpus(tmp_path: Path, before: str, after: str) -> None:
+    """Accelerate puts DeepSpeedCPUAdam in, or its Lion, unless the file forbids it."""
+    text = f"{LLAMA_FACTORY}optim: {before}\ndeepspeed: ds.json\n"
+    zero = '{"stage": 2, "offload_optimizer": {"device": "cpu"}}'
+    written(tmp_path, f'{{"zero_optimization": {zero}}}', "ds.json")
+    config = read_config_file(written(tmp_path, text))
+    assert config.request.get("optimizer") == after
+    assert ("swapped for DeepSpeedCPUAdam" in remarks(config)) == (after == "adamw_torch")
+    written(tmp_path, f'{{"zero_optimization": {zero}, "zero_force_ds_cpu_optimizer": false}}', "ds.json")
+    assert read_config_file(written(tmp_path, text)).request.get("optimizer") != "adamw_torch"
+
+
+def test_accelerates_own_keys_of_offload_swap_it_too(tmp_path: Path) -> None:
+    """Without a DeepSpeed file the launcher's keys do the same."""
+    launch = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu}\n"
+    beside = Beside(accelerate=written(tmp_path, launch, "launch/a.yaml"))
+    config = read_config_file(written(tmp_path, TRL + "optim: adamw_8bit\n"), None, beside)
+    assert (config.request.get("sharding"), config.request.get("offload")) == ("zero2", "optimizer")
+    assert config.request.get("optimizer") == "adamw_torch"
+
+
+@pytest.mark.parametrize(
+    ("named", "sharding", "offload"),
+    [
+        ("/workspace/axolotl/deepspeed_configs/zero2.json", "zero2", "optimizer"),
+        ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", "zero3", "params"),
+        ("/home/me/LLaMA-Factory/examples/deepspeed/ds_z3_config.json", "zero3", None),
+        ("../examples/deepspeed/ds_z0_config.json", "ddp", None),
+    ],
+)
+def test_stock_files_of_another_machine_are_known(tmp_path: Path, named: str, sharding: str, offload: str | None) -> None:
+    """A DeepSpeed file that comes with a tool is known by folder and name, which is said; others still have to be there."""
+    config = read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n"))
+    assert (config.request.get("sharding"), config.request.get("offload")) == (sharding, offload)
+    assert "is not here: taken as" in remarks(config)
+    with pytest.raises(InputFileError, match="neither beside this file"):
+        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: /mine/{Path(named).name}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        (TRL + "with_tracking: true\nuse_lora: true\nuse_qlora: true\n", "open-instruct"),
+        (TRAINER + "do_dpo_align: true\nreference_model_name_or_path: gpt2\n", "LMFlow"),
+        (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
+        ("tokenizer:\n  _component_: torchtune.models.llama3\n", "torchtune"),
+        ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
+    ],
+)
+def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(tmp_path: Path, text: str, program: str) -> None:
+    """The program and the key are named, whatever tool is asked for."""
+    for tool in (None, "transformers"):
+        with pytest.raises(NotModelledError, match=rf"a key of {program}.*are not read"):
+            read_config_file(written(tmp_path, text), tool)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (LLAMA_FACTORY + "lora_rnak: 8\n", r"lora_rnak: unknown key.*is lora_rank meant\?"),
+        (LLAMA_FACTORY + "sequence_parallel: true\n", r"'parallel'.*take it out"),
+        (AXOLOTL + "my_frozen_parts: [a]\n", "'frozen'"),
+        (TRL + "expert_dropout: 0.1\n", "'expert'"),
+        (TRAINER + "model_dtype: fp8\n", "'dtype'"),
+    ],
+)
+def test_an_unknown_key_that_may_change_memory_has_no_verdict(tmp_path: Path, text: str, sentence: str) -> None:
+    """The one rule, for every tool, with the known key that is nearest."""
+    with pytest.raises(NotModelledError, match=sentence):
+        read_config_file(written(tmp_path, text))
+
+
+def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> None:
+    """A key of a DeepSpeed file is named with its whole path; one that is null says nothing."""
+    with pytest.raises(NotModelledError, match=r"zero_optimization\.offload_everything"):
+        deepspeed(tmp_path, "", '"stage": 2, "offload_everything": true')
+    assert deepspeed(tmp_path, "", '"stage": 2, "offload_everything": null').request.get("sharding") == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("key", "stack"),
+    [
+        ("max_seq_length: 512", "trl@0"),
+        ("evaluation_strategy: epoch", "trl@0"),
+        ("use_liger: true", "trl@0"),
+        ("torch_dtype: bfloat16", "trl@0.24"),
+        ("overwrite_output_dir: true", "trl@0.24"),
+        ("model_init_kwargs: {torch_dtype: bfloat16}", "trl@0.24"),
+        ("max_length: 512", "trl"),
+    ],
+)
+def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
+    """A key that TRL or Transformers dropped takes the nearest older stack, with a remark; a flag still wins."""
+    config = read_config_file(written(tmp_path, f"{TRL}bf16: true\n{key}\n"))
+    assert config.request.get("stack") == stack
+    assert (f"the stack {stack} is counted" in remarks(config)) == (stack != "trl")
+    assert with_flags(config, from_flags({"stack": "unsloth"})).get("stack") == "unsloth"
+
+
+def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
+    """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked; later bf16 is the default."""
+    config = read_config_file(written(tmp_path, TRL + "max_seq_length: 512\n"))
+    with pytest.raises(UsageError, match="--precision"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert read_config_file(written(tmp_path, TRL + "torch_dtype: bfloat16\n")).request.get("precision") == "bf16-mixed"
+
+
+def test_old_trl_prepares_a_4_bit_base(tmp_path: Path) -> None:
+    """Norms in fp32 and bytes in the named dtype; under FSDP nothing is cast, so that shards stay alike."""
+    text = TRL + "load_in_4bit: true\nbf16: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n"
+    request = read_config_file(written(tmp_path, text)).request
+    assert (request.get("switches"), request.get("quant_storage")) == (("kbit_upcast=norms",), "bf16")
+    request = read_config_file(written(tmp_path, text + "fsdp: full_shard\n")).request
+    assert (request.get("switches"), request.get("sharding")) == (("kbit_upcast=none",), "fsdp")
+
+
+def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
+    """What Transformers 5 no longer has means Transformers 4."""
+    assert read_config_file(written(tmp_path, TRAINER)).request.get("stack") == "hf-trainer@5"
+    config = read_config_file(written(tmp_path, TRAINER + "overwrite_output_dir: true\n"))
+    assert config.request.get("stack") == "hf-trainer@4"
+    assert "no longer has" in remarks(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (TRAINER + "do_predict: true\n", "do_predict: .*does not train"),
+        (TRAINER + "do_train: false\ndo_eval: true\n", "do_train: .*does not train"),
+        (LLAMA_FACTORY + "do_predict: true\n", "does not train"),
+        (TRL + "pass_rate_min: 0.1\nnum_generations: 4\n", "filters a data set and does not train"),
+        (TRL + "beta: 0.1\nnum_generations: 8\n", "reinforcement learning"),
+        (TRL + "beta: 0.1\n", "preference training"),
+        (TRL + "max_prompt_length: 512\n", "preference training"),
+        (TRAINER + "use_lora: true\n", "what the script does with use_lora"),
+    ],
+)
+def test_what_is_no_supervised_training_says_what_it_is(tmp_path: Path, text: str, sentence: str) -> None:
+    """No verdict, and no question for a precision or a method that would not help."""
+    with pytest.raises(NotModelledError, match=sentence):
+        read_config_file(written(tmp_path, text))
+
+
+def test_a_job_that_trains_and_predicts_trains(tmp_path: Path) -> None:
+    """Prediction after training is no reason to refuse."""
+    assert read_config_file(written(tmp_path, TRAINER + "do_train: true\ndo_predict: true\n")).request.get("batch") == 2
+
+
+def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> None:
+    """As in the YAML readers of the tools, in nested tables and in the files that are referred to as well."""
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "cutoff_len: 512\ncutoff_len: 1024\n"))
+    assert config.request.get("seq") == 1024
+    assert [(remark.origin, remark.text) for remark in config.remarks if "twice" in remark.text] == [
+        (f"{tmp_path}/train.yaml:5", "key 'cutoff_len' is given twice: the last value counts")
+    ]
+    launch = written(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 4\n", "launch/a.yaml")
+    config = read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch))
+    assert config.request.get("gpus") == 4
+    assert "key 'num_processes' is given twice" in remarks(config)
+
+
+@pytest.mark.parametrize("value", ["'{{ model }}'", "${MODEL}", "<MODEL_NAME>"])
+def test_a_placeholder_is_named(tmp_path: Path, value: str) -> None:
+    """A template that nobody filled in is no job; a placeholder in a key without effect is left alone."""
+    with pytest.raises(InputFileError, match="key 'model_name_or_path' holds the placeholder"):
+        read_config_file(written(tmp_path, f"model_name_or_path: {value}\nfinetuning_type: lora\nbf16: true\n"))
+    assert read_config_file(written(tmp_path, f"{LLAMA_FACTORY}output_dir: {value}\n")).request.get("method") == "lora"
+
+
+LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
+
+
+def test_the_one_launch_file_beside_is_counted(tmp_path: Path) -> None:
+    """It says how state is divided, which the trainer's file leaves open; a remark names it and the way out."""
+    launch = written(tmp_path, LAUNCH, "fsdp.yaml")
+    config = read_config_file(written(tmp_path, TRL))
+    assert (config.request.get("sharding"), config.request.get("gpus"), config.launch) == ("fsdp1", 4, launch)
+    assert [remark.origin for remark in config.remarks if "--accelerate FILE" in remark.text] == [str(launch)]
+    alone = read_config_file(tmp_path / "train.yaml", None, Beside(accelerate=Path("none")))
+    assert (alone.request.get("sharding"), alone.launch, alone.candidates) == (None, None, ())
+
+
+def test_several_launch_files_are_named_and_none_is_counted(tmp_path: Path) -> None:
+    """Beside the config and in the usual folder of its repository."""
+    files = (
+        written(tmp_path, '{"zero_optimization": {"stage": 2}}', "recipes/sft/ds.json"),
+        written(tmp_path, LAUNCH, "recipes/sft/fsdp.yaml"),
+        written(tmp_path, LAUNCH, "recipes/accelerate_configs/zero3.yaml"),
+    )
+    written(tmp_path, "colour: red\n", "recipes/accelerate_configs/readme.yaml")
+    config = read_config_file(written(tmp_path, TRL, "recipes/sft/train.yaml"))
+    assert (config.request.get("sharding"), config.launch, config.candidates) == (None, None, files)
+    assert "DDP is assumed" in remarks(config)
+
+
+def test_a_file_in_a_usual_folder_is_named_and_not_counted(tmp_path: Path) -> None:
+    """Which of a repository's launch files is meant nobody can tell."""
+    launch = written(tmp_path, LAUNCH, "accelerate_configs/fsdp.yaml")
+    config = read_config_file(written(tmp_path, TRL, "sft/train.yaml"))
+    assert (config.request.get("sharding"), config.candidates) == (None, (launch,))
+
+
+@pytest.mark.parametrize("text", [TRL + "fsdp: full_shard\n", LLAMA_FACTORY, AXOLOTL])
+def test_no_launch_file_is_looked_for_where_the_config_decides(tmp_path: Path, text: str) -> None:
+    """A config that shards itself, and tools that launch by themselves."""
+    written(tmp_path, LAUNCH, "fsdp.yaml")
+    config = read_config_file(written(tmp_path, text))
+    assert (config.launch, config.candidates, config.request.get("gpus")) == (None, (), None)
+
+
+def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path) -> None:
+    """``gradient_accumulation_steps`` is a key of trainers as well: DeepSpeed's others decide."""
+    keys: dict[str, Any] = {"gpu": "a100-80-sxm:8", "model": "7b", "method": "full", "seq": 512}
+    text = '{"train_batch_size": 64, "gradient_accumulation_steps": 2, "steps_per_print": 1}'
+    config = read_config_file(written(tmp_path, text, "ds.json"))
+    assert config.tool.startswith("DeepSpeed")
+    assert with_flags(config, from_flags(keys)).get("batch") == 4

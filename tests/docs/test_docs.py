@@ -1,0 +1,123 @@
+"""What README and docs say is what the programs do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from blocks import CODE_BLOCK, EXAMPLE_JOB, EXAMPLE_TRAIN, GENERATED, ROOT, WIDTH, example_folder, generated, pages, run_plan
+
+from planner.errors import ExitCode
+
+UPDATE = "python tests/docs/update_docs.py"
+MAX_README_BYTES = 10_240
+# Commands that people are promised, as they have to stand in the README.
+PROMISED = ("plan --model 7b --method qlora --gpu 4090 --seq 1024", "pip install .", "make test")
+_LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_PATH = re.compile(r"`((?:planner|measure|data|tests|docs|notebooks)/[\w./-]+)`")
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _parts() -> list[tuple[str, str, str, str]]:
+    """(file, key, body, text before) of every generated part."""
+    found = []
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        for match in GENERATED.finditer(text):
+            found.append((str(path.relative_to(ROOT)), match["key"], match["body"], text[: match.start()]))
+    return found
+
+
+def _commands() -> list[str]:
+    """Every ``plan`` command in the shell blocks of all pages."""
+    commands = []
+    for path in pages():
+        for block in CODE_BLOCK.finditer(path.read_text(encoding="utf-8")):
+            if block["language"] == "sh":
+                pieces = re.split(r"\s*(?:;|&&|\n)\s*", block["text"].strip())
+                commands += [piece for piece in pieces if piece.startswith("plan ")]
+    return list(dict.fromkeys(commands))
+
+
+def _without_layout(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+@pytest.mark.parametrize(("file", "key", "body", "before"), _parts(), ids=[f"{part[0]}: {part[1]}" for part in _parts()])
+def test_generated_parts_are_current(file: str, key: str, body: str, before: str) -> None:
+    """Every output and table on a page is what the program says now."""
+    now = generated(key, before)
+    # How help is wrapped belongs to typer, whose version is not pinned; its words are ours.
+    same = _without_layout(now) == _without_layout(body) if key.endswith("--help") else now == body
+    if not same:
+        lines = difflib.unified_diff(body.splitlines(), now.splitlines(), f"{file}: {key}", "the program now", lineterm="")
+        pytest.fail("\n".join([*lines, "", f"If this is meant: {UPDATE}"]), pytrace=False)
+
+
+def test_the_readme_takes_two_minutes() -> None:
+    """It is short, and has the commands that people are promised."""
+    readme = _text("README.md")
+    assert len(readme.encode()) <= MAX_README_BYTES
+    assert [command for command in PROMISED if command not in readme] == []
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_works(command: str) -> None:
+    """Every command in a shell block ends with exit code 0 or "uncertain", prints a result, and nothing on standard error."""
+    answer = run_plan(command)
+    assert answer.code in (ExitCode.FITS, ExitCode.UNCERTAIN), answer.err
+    assert answer.out.strip()
+    assert answer.err == ""
+    if "--json" in shlex.split(command):
+        assert json.loads(answer.out)["schema"].startswith("planner/")
+
+
+def test_no_output_is_wider_than_a_terminal() -> None:
+    """No line of a generated output is wider than the terminal for which it was made, but for commands to copy."""
+    for file, key, body, _ in _parts():
+        if key.startswith("plan "):
+            assert max(len(line) for line in body.splitlines() if not line.startswith("plan ")) <= WIDTH, f"{file}: {key}"
+
+
+@pytest.mark.parametrize(("name", "text", "language"), [("job.toml", EXAMPLE_JOB, "toml"), ("train.yaml", EXAMPLE_TRAIN, "yaml")])
+def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:
+    """The files as the pages show them are those that the examples are run with."""
+    shown = {
+        block["text"] for path in pages() for block in CODE_BLOCK.finditer(path.read_text()) if block["language"] == language
+    }
+    assert text in shown
+    with example_folder() as folder:
+        assert (folder / name).read_text(encoding="utf-8") == text
+
+
+def test_every_exit_code_is_documented() -> None:
+    """The page about the report has each exit code that exists."""
+    report = _text("docs/report.md")
+    section = report[report.index("## The verdict") : report.index("## Levers")]
+    assert {int(code) for code in re.findall(r"\b\d\b", section)} >= {int(code) for code in ExitCode}
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_paths_lead_somewhere(path: Path) -> None:
+    """Relative links, their anchors and files named in backticks exist."""
+    text = path.read_text(encoding="utf-8")
+    missing = []
+    for target, anchor in _LINK.findall(text):
+        file = (path.parent / target).resolve() if target else path
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            missing.append(f"{target}#{anchor}")
+    missing += [name for name in _PATH.findall(text) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def _anchors(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
