@@ -59,7 +59,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         dynamo.skip(("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation"))
         if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
             reading.remark(dynamo.where("dynamo_backend"), "compilation is not counted: memory and time are those without it")
-    _read_counts(keys, reading)
+    _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
     _read_parallelism(keys)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
@@ -78,12 +78,16 @@ def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
             part.skip(part.left_over_here())
 
 
-def _read_counts(keys: Keys, reading: Reading) -> None:
+def _read_counts(keys: Keys, reading: Reading, kind: str) -> None:
+    """Machines and processes; without a kind of distribution one process is started (commands/launch.py ``simple_launcher``)."""
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
     processes = keys.count("num_processes")
     if processes is None:
+        return
+    if kind == "NO":
+        reading.say("gpus", 1, keys.where("distributed_type"))
         return
     if processes % nodes:
         raise UsageError(f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike")

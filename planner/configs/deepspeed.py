@@ -51,10 +51,8 @@ _HARMLESS = (
     "seq_parallel_communication_data_type",
     # How swapping to NVMe reads and writes (runtime/swap_tensor/aio_config.py).
     "aio",
-    "fp32_allreduce",
     "gradient_allreduce_op",
     "nebula",
-    "seed",
     "timers",
     "use_node_local_storage",
 )
@@ -77,6 +75,7 @@ _UNMODELLED = {
 _REMARKS = {
     "compile": "compilation is not counted: memory and time are those without it",
     "communication_data_type": "gradients are counted as reduced in their own dtype",
+    "fp32_allreduce": "gradients are counted as reduced in their own dtype",
 }
 _ENGINE_UNMODELLED = {
     "bf16_master_weights_and_grads": "16-bit masters are not modelled",

@@ -28,7 +28,7 @@ TRAINER_HARMLESS = _names(
     half_precision_backend past_index push_to_hub_model_id push_to_hub_organization push_to_hub_token
     ray_scope jit_mode_eval use_ipex split_batches dispatch_batches include_tokens_per_second include_inputs_for_metrics
     fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params predict_with_generate generation_max_length generation_num_beams
-    generation_config _n_gpu
+    generation_config _n_gpu fp16_opt_level use_legacy_prediction_loop mp_parameters tpu_num_cores tpu_metrics_debug
     """
 )
 """TrainingArguments: reports, schedules, evaluation, checkpoints, loading of data."""
@@ -79,6 +79,7 @@ TRL_HARMLESS = _names(
     dataset_mixer dataset_mixture dataset_splits dataset_configs dataset_id_or_path chat_template preprocessing_num_workers
     auto_insert_empty_system_msg text_column tokenizer_name_or_path tokenizer_name base_model_revision model_code_revision
     max_train_samples max_eval_samples system_prompt benchmarks callbacks wandb_entity wandb_project hub_tags
+    num_of_sequences chars_per_token dataset_batch_size
     """
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""

@@ -5,12 +5,12 @@ What trains, and in which dtype it is loaded, is the script's, so the file leave
 
 from __future__ import annotations
 
+from planner.configs.age import TRANSFORMERS_4, first_held
 from planner.configs.keys import Keys
+from planner.configs.model_args import read_dtype
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.trainer import (
-    TRANSFORMERS_4,
-    first_held,
     need_precision,
     read_attention,
     read_distribution,
@@ -27,6 +27,8 @@ _NEEDS = {
     "method": "what is trained is the script's: say --method full, lora, qlora or int8",
     "seq": "the length is the script's: say --seq",
 }
+# Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
+_TABLE = {"model_name_or_path": "model", "block_size": "seq", "max_seq_length": "seq", "model_max_length": "seq"}
 # What a script of one's own may read beside TrainingArguments: its meaning is the script's.
 _UNMODELLED = {
     name: f"what the script does with {name} is not known: say the job by flags"
@@ -68,12 +70,15 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    if (old := first_held(keys, TRANSFORMERS_4)) is not None:
+    if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
         reading.take_stack(OLD_STACK, keys.where(old), "a key that Transformers 5 no longer has")
     keys.refuse_switched_on(_UNMODELLED)
-    reading.take(keys, {"model_name_or_path": "model", "block_size": "seq"})
+    reading.take(keys, _TABLE)
+    read_dtype(keys, reading)
     read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)
+    if old is not None and reading.value("loss") == "liger":
+        reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
     read_precision(keys, reading)
     if reading.value("precision") is None:
         need_precision(reading)

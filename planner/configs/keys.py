@@ -16,12 +16,12 @@ _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "None", "no", "false")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies, what the step keeps, how long it is.
 _MATTERS = re.compile(
-    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|fr[eo]ez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
+    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
     "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
     "|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
 )
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``<name>``.
-_PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\$\{[^}]*\}|<[A-Z][A-Z0-9_]*>")
+_PLACEHOLDER = re.compile(r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|<[A-Z][A-Z0-9_]{0,80}>")
 
 
 class Keys:

@@ -5,6 +5,7 @@ A trainer's own file often says nothing about how state is divided over GPUs: th
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from planner.configs.document import Document
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.text_file import read_text
-from planner.errors import InputFileError, show
+from planner.errors import InputFileError
 
 # What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
 _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"zero_optimization"\s*:')
+# Keys with which a config says itself how state is divided.
+_SHARDS = ("deepspeed", "fsdp", "accelerate_config")
 # Folders of repositories that hold launch files: TRL's, alignment-handbook's, PEFT's, LLaMA-Factory's, Axolotl's.
 _USUAL = ("accelerate_configs", "accelerate_config", "accelerate", "deepspeed_configs", "deepspeed", "ds_configs")
 # How far up a repository is searched, how many files of a folder are looked at, and how large they may be.
@@ -52,7 +55,7 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
 
     Several are named in a remark instead, and so are those in the usual folders: which one is launched is not known.
     """
-    if beside.accelerate or beside.deepspeed or not beside.look or any(document.table.get(key) for key in ("deepspeed", "fsdp")):
+    if beside.accelerate or beside.deepspeed or not beside.look or any(map(document.table.get, _SHARDS)):
         return beside
     found = find_launch_files(document.path)
     if len(found.beside) == 1:
@@ -61,10 +64,10 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
         reading.remark(
             str(path), "the launch file beside this config is counted; --accelerate FILE says another, --accelerate none"
         )
-        return replace(beside, **{"deepspeed" if path.suffix == ".json" else "accelerate": path})
+        return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
     reading.candidates = found.beside + found.usual
     if reading.candidates:
-        names = ", ".join(show(str(path)) for path in reading.candidates[:_MOST_NAMED])
+        names = ", ".join(_name(path) for path in reading.candidates[:_MOST_NAMED])
         more = f" and {len(reading.candidates) - _MOST_NAMED} more" if len(reading.candidates) > _MOST_NAMED else ""
         text = f"no launch file is said, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
         reading.remark(str(document.path), text)
@@ -72,13 +75,15 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
 
 
 def _folders_up(folder: Path) -> Iterator[Path]:
-    """The folder and those above it, as they are written where that is possible."""
-    for _ in range(_MOST_FOLDERS_UP):
-        yield folder
-        above = folder.parent if folder.parent != folder and folder.name not in ("", "..") else None
-        if above is None:
-            return
-        folder = above
+    """The folder and some of those above it."""
+    whole = folder.absolute()
+    yield from (whole, *whole.parents)[:_MOST_FOLDERS_UP]
+
+
+def _name(path: Path) -> str:
+    """A path as a message may repeat it: from the working directory where that is shorter, printable."""
+    text = min(str(path), os.path.relpath(path), key=len)
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _launch_files_in(folder: Path) -> list[Path]:

@@ -72,7 +72,7 @@ class Reading:
                 self.say(target, value, keys.where(name))
 
     def take_stack(self, stack: str, origin: str, text: str) -> None:
-        """Enter another stack than the tool's newest, because a key tells the age of the file; ``text`` says which key means what."""
+        """Enter another stack than the tool's newest, because a key tells the age of the file, as ``text`` says."""
         self.said["stack"] = Said("stack", stack, origin, text)
         self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
 

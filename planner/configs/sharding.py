@@ -32,6 +32,7 @@ _HARMLESS = (
 )
 _SUFFIXES = (".json", ".yaml", ".yml")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
+ACCELERATE_FILE = "say where it is: --accelerate FILE"
 _UNMODELLED = {
     "xla": "FSDP of XLA is not modelled",
     "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",

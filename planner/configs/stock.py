@@ -1,4 +1,4 @@
-"""DeepSpeed files that come with a tool, known by their last folder and name: what they say, where they are not at hand."""
+"""Launch files that come with a tool, known by name: what they say, where they are not at hand (``data/launch_files.toml``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from planner.configs.document import Document
 
 
 def stock_file(named: Path) -> tuple[Document, str] | None:
-    """What a stock file with this folder and name says (``data/launch_files.toml``) with its source, ``None`` for others."""
-    entry = _files().get("/".join(named.parts[-2:]))
+    """What a stock DeepSpeed file with this folder and name says, with its source, ``None`` for others."""
+    return _document(named, _tables()["files"].get("/".join(named.parts[-2:])))
+
+
+def stock_launch_file(name: str) -> tuple[Document, str] | None:
+    """What the launch file that TRL ships under this name says, with its source, ``None`` for others."""
+    return _document(Path(f"{name}.yaml"), _tables()["accelerate"].get(name))
+
+
+def _document(path: Path, entry: dict[str, Any] | None) -> tuple[Document, str] | None:
     if entry is None:
         return None
-    return Document(named, {key: value for key, value in entry.items() if key != "source"}), entry["source"]
+    return Document(path, {key: value for key, value in entry.items() if key != "source"}), entry["source"]
 
 
 @cache
-def _files() -> dict[str, dict[str, Any]]:
-    files: dict[str, dict[str, Any]] = read_toml(data_dir() / "launch_files.toml")["files"]
-    return files
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    return read_toml(data_dir() / "launch_files.toml")

@@ -5,13 +5,13 @@ Keys and defaults: Transformers 5.23.0 training_args.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from planner.configs.accelerate import read_accelerate
+from planner.configs.age import refuse_no_training
 from planner.configs.deepspeed import read_deepspeed
 from planner.configs.document import Document, read_document
 from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.liger import say_liger as say_liger
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
 from planner.errors import UsageError, show
@@ -61,30 +61,6 @@ _REMARKS = {
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
-# Fields of TrainingArguments that Transformers 4.57.1 has and 5.0.0 has not, and older ones (4.41.2).
-TRANSFORMERS_4 = (
-    "evaluation_strategy",
-    "overwrite_output_dir",
-    "half_precision_backend",
-    "fp16_backend",
-    "fp16_opt_level",
-    "fsdp_min_num_params",
-    "fsdp_transformer_layer_cls_to_wrap",
-    "include_inputs_for_metrics",
-    "include_tokens_per_second",
-    "jit_mode_eval",
-    "past_index",
-    "per_gpu_train_batch_size",
-    "push_to_hub_model_id",
-    "push_to_hub_organization",
-    "push_to_hub_token",
-    "ray_scope",
-    "save_safetensors",
-    "dispatch_batches",
-    "split_batches",
-    "use_ipex",
-    "use_legacy_prediction_loop",
-)
 _FSDP_VERSION = 2
 # transformers 5.23.0 training_args.py: per_device_eval_batch_size.
 _EVAL_BATCH = 8
@@ -106,7 +82,7 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     _read_optimizer(keys, reading)
     read_checkpointing(keys, reading)
     if keys.flag("use_liger_kernel"):
-        say_liger(reading, keys.where("use_liger_kernel"))
+        say_liger(reading, keys.where("use_liger_kernel"), keys.part("liger_kernel_config"))
     keys.skip(("liger_kernel_config",))
     if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
         reading.remark(keys.where("torch_compile"), "compilation is not counted: memory and time are those without it")
@@ -119,39 +95,10 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     keys.skip(TRAINER_HARMLESS)
 
 
-def refuse_no_training(keys: Keys) -> None:
-    """Refuse a file whose job ends without a step of training.
-
-    Raises:
-        NotModelledError: ``do_train`` is false, or only a prediction is asked for.
-    """
-    train, predict = keys.flag("do_train"), keys.flag("do_predict")
-    if train is False or (predict and not train):
-        name = "do_predict" if train is None else "do_train"
-        raise keys.not_modelled(name, f"{show(keys.get(name))}: this file does not train; training is what is predicted")
-
-
-def first_held(keys: Keys, names: Iterable[str]) -> str | None:
-    """The first of these keys that the file gives, as a sign of its age."""
-    return next((name for name in names if keys.has(name)), None)
-
-
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:
     """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
     if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
         reading.remark(keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster")
-
-
-def say_liger(reading: Reading, origin: str) -> None:
-    """Enter Liger's loss, norms and feed-forward activation, as Transformers switches them on together.
-
-    Source: liger-kernel 0.8.5 transformers/monkey_patch.py:259-264 ``apply_liger_kernel_to_llama``: rms_norm, swiglu and
-    fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save their inputs only.
-    Ignored: families that Liger does not know keep their own kernels, with a warning.
-    """
-    reading.say("loss", "liger", origin)
-    reading.switch("fused_norm", True, origin)
-    reading.switch("fused_mlp", True, origin)
 
 
 def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -173,7 +120,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     if beside.accelerate is not None:
-        _read_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
+        read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         _finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
@@ -190,7 +137,13 @@ def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
     reading.finish(keys)
 
 
-def _read_file(document: Document, reading: Reading, beside: Beside) -> None:
+def read_launch_file(document: Document, reading: Reading, beside: Beside) -> None:
+    """Enter a configuration of ``accelerate launch``.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
     part = Keys.of(document)
     read_accelerate(part, reading, beside)
     reading.finish(part)
@@ -237,6 +190,13 @@ def read_batches(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    for backend in ("half_precision_backend", "fp16_backend"):
+        if keys.get(backend) == "apex":
+            raise keys.not_modelled(backend, "Apex is not modelled")
+    if keys.flag("adafactor"):
+        reading.say("optimizer", "adafactor", keys.where("adafactor"), "what Transformers 4 called optim: adafactor")
+        keys.skip(("optim",))
+        return
     name = keys.text("optim")
     if name is None:
         return

@@ -5,20 +5,24 @@ Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.model_args import read_dtype
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
+from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
+from planner.configs.stock import stock_launch_file
 from planner.configs.trainer import (
-    TRANSFORMERS_4,
-    first_held,
     need_precision,
     read_attention,
     read_distribution,
+    read_launch_file,
     read_precision,
     read_trainer,
     say_liger,
 )
+from planner.configs.trl_age import OLDEST, read_age, read_old_preparation
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -41,7 +45,6 @@ MARKS = frozenset(
 )
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
 HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
-_DTYPES = ("bfloat16", "float16", "float32")
 _UNMODELLED = {
     "use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
@@ -50,8 +53,8 @@ _FILTERS = "this file filters a data set and does not train; training is what is
 _ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
 _PREFERENCE = "preference training is not modelled; supervised fine-tuning is"
 _REWARD = "reward models are not modelled; supervised fine-tuning is"
-# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  Before the last:
-# online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
+# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  In this order,
+# because online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
 _OTHER_TRAININGS = {
     "pass_rate_min": _FILTERS,
     "pass_rate_max": _FILTERS,
@@ -72,24 +75,6 @@ _OTHER_TRAININGS = {
     "generate_during_eval": _PREFERENCE,
     "ref_model_init_kwargs": _PREFERENCE,
 }
-# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what belongs to it; the mixers
-# are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype, Transformers 5 the others.
-_OLD = {
-    "trl@0": (
-        "max_seq_length",
-        "evaluation_strategy",
-        "use_liger",
-        "num_of_sequences",
-        "chars_per_token",
-        "dataset_batch_size",
-        "use_flash_attention_2",
-        "dataset_mixer",
-        "dispatch_batches",
-        "split_batches",
-    ),
-    "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
-}
-_SHARDS_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -99,69 +84,65 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    for name, why in _OTHER_TRAININGS.items():
-        if keys.has(name):
-            raise keys.not_modelled(name, why)
+    _refuse_other_trainings(keys)
     keys.refuse_switched_on(_UNMODELLED)
-    old = _read_age(keys, reading)
+    old = read_age(keys, reading)
     model = keys.text("model_name_or_path")
     if model is not None:
         reading.say("model", model, keys.where("model_name_or_path"))
     _read_method(keys, reading)
     _read_lengths(keys, reading)
-    init = keys.part("model_init_kwargs")
-    for part in (keys, init):
-        if part is not None:
-            read_attention(part, "attn_implementation", reading)
-            _read_dtype(part, reading)
-    if init is not None:
-        init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
-    if keys.flag("use_liger"):
-        say_liger(reading, keys.where("use_liger"))
-    if keys.flag("use_flash_attention_2"):
-        reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
+    _read_model(keys, reading)
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
     _read_loss(keys, reading)
     read_trainer(keys, reading)
     _read_precision(keys, reading, old)
+    _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
     if old:
-        _read_old_preparation(keys, reading)
+        read_old_preparation(keys, reading)
     keys.skip(TRL_HARMLESS)
-    keys.skip(("num_of_sequences", "chars_per_token", "dataset_batch_size"))
 
 
-def _read_age(keys: Keys, reading: Reading) -> str:
-    """The stack of an older TRL where a key tells it, else nothing."""
-    for stack, names in _OLD.items():
-        name = first_held(keys, names)
-        if name is None and "torch_dtype" in names:
-            init = keys.get("model_init_kwargs")
-            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
-        if name is not None:
-            reading.take_stack(stack, keys.where(name), "a key that today's TRL and Transformers no longer have")
-            return stack
-    return ""
+def _refuse_other_trainings(keys: Keys) -> None:
+    for name, why in _OTHER_TRAININGS.items():
+        if keys.has(name):
+            raise keys.not_modelled(name, why)
 
 
-def _read_old_preparation(keys: Keys, reading: Reading) -> None:
-    """What TRL up to 0.28 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head, storage in the named dtype.
+def _read_model(keys: Keys, reading: Reading) -> None:
+    """How the model is loaded: attention and dtype, here or in ``model_init_kwargs``."""
+    init = keys.part("model_init_kwargs")
+    for part in (keys, init):
+        if part is not None:
+            read_attention(part, "attn_implementation", reading)
+            read_dtype(part, reading)
+    if init is not None:
+        init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
+    if keys.flag("use_flash_attention_2"):
+        reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
 
-    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only, models/utils.py:538-565), and 0.15.2 to
-    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  alignment-handbook's own sets none.
+
+def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Keys that TRL's command line hands on to ``accelerate launch``; a file given beside the config wins.
+
+    Source: trl 1.16.0 cli/commands/training.py:52-64 and cli/accelerate_config.py: a path, or the name of a file that TRL ships.
     """
-    if reading.value("quantization") not in ("nf4", "fp4"):
+    keys.skip(("env", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids"))
+    processes = keys.count("num_processes")
+    if processes is not None:
+        reading.say("gpus", processes, keys.where("num_processes"))
+    named = keys.text("accelerate_config")
+    if named is None or beside.accelerate is not None:
         return
-    place = keys.where("load_in_4bit")
-    if reading.value("sharding") in _SHARDS_WEIGHTS:
-        reading.switch("kbit_upcast", "none", place)
-    elif reading.value("precision") == "bf16-mixed":
-        reading.switch("kbit_upcast", "norms", place)
-    dtype = reading.said.get("load_dtype")
-    if dtype is not None and dtype.value in _DTYPES and not keys.has("dataset_mixer"):
-        note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"
-        reading.default("quant_storage", dtype.value, note)
+    stock = stock_launch_file(named)
+    document = referred(keys, "accelerate_config", ACCELERATE_FILE, reading) if stock is None else stock[0]
+    if stock is not None:
+        reading.remark(keys.where("accelerate_config"), f"{show(named)} is {stock[1]}")
+    if processes is not None:
+        document = replace(document, table={**document.table, "num_processes": processes})
+    read_launch_file(document, reading, beside)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -224,17 +205,9 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
 
 
-def _read_dtype(keys: Keys, reading: Reading) -> None:
-    for name in ("dtype", "torch_dtype"):
-        dtype = keys.text(name)
-        if dtype is None:
-            continue
-        if dtype not in ("auto", *_DTYPES):
-            raise keys.wrong(name, f"auto, {', '.join(_DTYPES)}", dtype)
-        reading.say("load_dtype", "checkpoint" if dtype == "auto" else dtype, keys.where(name))
-
-
 def _read_loss(keys: Keys, reading: Reading) -> None:
+    if keys.flag("use_liger"):
+        say_liger(reading, keys.where("use_liger"))
     kind = keys.text("loss_type")
     if kind in ("nll", "chunked_nll"):
         reading.say("loss", "chunked", keys.where("loss_type"))
@@ -250,7 +223,7 @@ def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
     read_precision(keys, reading)
     if reading.value("precision") is not None:
         return
-    if keys.flag("bf16") is None and old == "trl@0":
+    if keys.flag("bf16") is None and old == OLDEST:
         need_precision(reading)
     elif keys.flag("bf16") is None:
         reading.default("precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is")

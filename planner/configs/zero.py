@@ -14,8 +14,8 @@ TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
 _STAGE_0 = (
-    "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: it keeps 16-bit weights, 16-bit gradients "
-    "and fp32 masters, as many bytes"
+    "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: "
+    "it keeps 16-bit weights, 16-bit gradients and fp32 masters, as many bytes"
 )
 _ZERO_HARMLESS = (
     "stage3_gather_16bit_weights_on_model_save",

@@ -80,7 +80,10 @@ def test_files_that_stand_in_as_source_name_it(file: str) -> None:
 MAY_NAME_STACKS = {
     "planner/intake/resolve.py",
     "measure/case.py",
-    *(f"planner/configs/{reader}.py" for reader in ("read", "llama_factory", "axolotl", "trl", "hf_trainer")),
+    *(
+        f"planner/configs/{reader}.py"
+        for reader in ("read", "llama_factory", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")
+    ),
 }
 
 

@@ -98,11 +98,11 @@ def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str])
 def test_unknown_keys_and_values_not_taken_over_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Both stand below the table under the name of their file, with the job and the defaults that were taken."""
     path = tmp_path / "train.yaml"
-    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\nresize_vocab: true\n", encoding="utf-8")
+    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "colour: 8\nresize_vocab: true\n", encoding="utf-8")
     _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
     words = " ".join(out.split())
     assert "read as LLaMA-Factory 0.9.5" in words
-    assert "unknown key, ignored: lora_rnak" in words
+    assert "unknown key, ignored: colour" in words
     assert "resize_vocab: the vocabulary is counted as published" in words
     assert "default of LLaMA-Factory 0.9.5: double_quant=true, quant_storage=bf16" in words
 
@@ -123,12 +123,12 @@ def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """``plan --config`` gives the whole report of a file that ``plan check`` reads, and warns about what it ignored."""
     path = tmp_path / "train.yaml"
-    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "lora_rnak: 8\n", encoding="utf-8")
+    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "colour: 8\n", encoding="utf-8")
     code = main(["--config", str(path), "--gpu", "a100-80-sxm", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == 0
     assert document["scenario"]["stack"] == "llama-factory"
-    assert f"{path}:lora_rnak: unknown key, ignored" in document["warnings"]
+    assert f"{path}:colour: unknown key, ignored" in document["warnings"]
 
 
 def test_the_report_lists_settings_under_their_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

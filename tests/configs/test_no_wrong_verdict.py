@@ -11,6 +11,7 @@ from planner.configs.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
@@ -206,6 +207,10 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
     config = read_config_file(written(tmp_path, TRAINER + "overwrite_output_dir: true\n"))
     assert config.request.get("stack") == "hf-trainer@4"
     assert "no longer has" in remarks(config)
+    config = read_config_file(written(tmp_path, TRAINER + "adafactor: true\noptim: adamw_torch\n"))
+    assert (config.request.get("stack"), config.request.get("optimizer")) == ("hf-trainer@4", "adafactor")
+    config = read_config_file(written(tmp_path, TRAINER + "torch_dtype: bfloat16\nmodel_max_length: 512\n"))
+    assert [config.request.get(name) for name in ("stack", "load_dtype", "seq")] == ["hf-trainer@4", "bf16", 512]
 
 
 @pytest.mark.parametrize(
@@ -301,3 +306,40 @@ def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path)
     config = read_config_file(written(tmp_path, text, "ds.json"))
     assert config.tool.startswith("DeepSpeed")
     assert with_flags(config, from_flags(keys)).get("batch") == 4
+
+
+def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
+    """TRL's command line hands these keys on to ``accelerate launch``; the number of processes is the config's."""
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: zero3\nnum_processes: 2\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("zero3", 2)
+    assert "accelerate_configs/zero3.yaml" in remarks(config)
+    written(tmp_path, LAUNCH, "launch/mine.yaml")
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: launch/mine.yaml\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 4)
+    with pytest.raises(InputFileError, match="say where it is: --accelerate FILE"):
+        read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
+
+
+def test_without_a_kind_of_distribution_one_process_is_started(tmp_path: Path) -> None:
+    """``accelerate launch`` ignores the number of processes then."""
+    launch = written(tmp_path, "distributed_type: 'NO'\nnum_processes: 8\n", "launch/a.yaml")
+    assert read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch)).request.get("gpus") == 1
+
+
+def test_a_launch_file_is_found_from_the_configs_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config that is named without its folder is looked around like any other, and the way there is short."""
+    written(tmp_path, LAUNCH, "accelerate_configs/fsdp.yaml")
+    written(tmp_path, TRL, "recipes/train.yaml")
+    monkeypatch.chdir(tmp_path / "recipes")
+    assert "here are ../accelerate_configs/fsdp.yaml: say" in remarks(read_config_file("train.yaml"))
+
+
+def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> None:
+    """Without the fused loss the logits are whole, which is the larger part of what Liger saves."""
+    text = TRAINER + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
+    request = read_config_file(written(tmp_path, text)).request
+    assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=true",))
+    old = read_config_file(written(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n"))
+    assert old.request.get("switches") == ("fused_norm=true", "fused_mlp=true", "liger_loss=true")
+    flags = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
+    assert resolve(with_flags(old, from_flags(flags))).recipe.loss == "liger"
