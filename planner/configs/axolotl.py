@@ -5,7 +5,6 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 
 from __future__ import annotations
 
-from planner.configs.ages import Age, take_age
 from planner.configs.axolotl_parts import read_attention_keys, read_loss, read_numerics, read_plugins
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
@@ -37,7 +36,15 @@ MARKS = frozenset(
         "num_epochs",
     }
 )
-_OLD = Age("Axolotl 0.4 to 0.8", "axolotl@0.8")
+OLD_STACK = "axolotl@0.8"
+# These are of 2023 and were no longer in example files of 2024-08: Transformers 4.35 had no sdpa.
+_OLD_KEYS_2023 = (
+    "wandb_run_id",
+    "is_llama_derived_model",
+    "is_mistral_derived_model",
+    "is_falcon_derived_model",
+    "is_qwen_derived_model",
+)
 # Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few since 0.9.2, mostly
 # without a value, so that even an empty one tells the age.
 _OLD_KEYS = (
@@ -46,12 +53,8 @@ _OLD_KEYS = (
     "xformers_attention",
     "lora_fan_in_fan_out",
     "eval_table_max_new_tokens",
-    "wandb_run_id",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_falcon_derived_model",
-    "is_qwen_derived_model",
     "relora_steps",
+    *_OLD_KEYS_2023,
     "flash_attn_fuse_qkv",
 )
 _FSDP_VERSION = 1
@@ -112,6 +115,9 @@ _UNMODELLED = {
     "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
     "fused_attn_kernel": "attention kernels of Axolotl's own are not modelled",
     "llama4_linearized_experts": "experts as separate matrices are not modelled",
+    "trainer_cls": "a trainer of one's own is not read",
+    "model_kwargs": "what is handed to the loader as it stands is not read",
+    "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
 }
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -133,9 +139,28 @@ _REMARKS = {
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
-    "overrides_of_model_config": "the model is counted as published",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
+
+
+# Keys of a model's config.json that move no tensor of a step.
+_MODEL_CONFIG_HARMLESS = frozenset(
+    {
+        "output_router_logits",
+        "rope_scaling",
+        "rope_theta",
+        "rope_parameters",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "use_cache",
+        "attention_dropout",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "initializer_range",
+        "router_aux_loss_coef",
+    }
+)
 
 
 def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -148,7 +173,9 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_without_sft(keys)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
-    old = take_age(reading, _OLD, (keys.where(name) for name in _OLD_KEYS if keys.holds(name)))
+    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    if old is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
@@ -161,13 +188,16 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_checkpointing(keys, reading)
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
-    read_attention_keys(keys, reading, old=old)
+    read_attention_keys(keys, reading, old=old is not None)
+    if any(keys.holds(name) for name in _OLD_KEYS_2023):
+        reading.default("attention", "eager", "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa")
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading, old=old)
+    read_loss(keys, reading, old=old is not None)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     for name in ("val_set_size", "test_datasets"):
         # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
@@ -181,8 +211,7 @@ def _refuse_without_sft(keys: Keys) -> None:
     """Refuse what is trained from preferences or rewards, and files that merge.
 
     Raises:
-        UsageError: the file merges an adapter.
-        NotModelledError: another kind of training.
+        NotModelledError: another kind of training, or none.
     """
     kind = keys.get("rl")
     if kind:
@@ -191,7 +220,21 @@ def _refuse_without_sft(keys: Keys) -> None:
         what = "reinforcement learning" if reinforced else "preference training"
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     if keys.flag("merge_lora"):
-        raise UsageError(f"{keys.where('merge_lora')}: this file does not train; training is what is predicted")
+        raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+
+
+def _read_model_config(keys: Keys, reading: Reading) -> None:
+    """Values put in the place of those of config.json, by either name (utils/schemas/deprecated.py RemappedParameters)."""
+    for name in ("model_config", "overrides_of_model_config"):
+        part = keys.part(name)
+        if part is None:
+            continue
+        part.skip(_MODEL_CONFIG_HARMLESS)
+        if changed := part.left_over_here():
+            raise part.not_modelled(
+                show(changed[0]), "a model that differs from its published config.json is not read from a file"
+            )
+        reading.remark(keys.where(name), "the model is counted as published")
 
 
 def _read_total(keys: Keys, reading: Reading) -> None:
@@ -251,6 +294,9 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
+    elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
+        # axolotl 0.19.0 utils/data/streaming.py:224.
+        reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
     elif pads:
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     if keys.text("excess_length_strategy") == "truncate":

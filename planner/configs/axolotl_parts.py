@@ -10,7 +10,6 @@ from planner.errors import UsageError, show
 _OWN_PLUGINS = "axolotl.integrations."
 # Liger does nothing without its own keys; the others evaluate or track.
 _HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
-_UNCOUNTED_PLUGINS = ("kernels", "grokfast")
 # Switch -> keys of Liger's plugin that turn it on.
 _KERNELS = {
     "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
@@ -97,12 +96,13 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         return
     if old and not _is_llama(keys):
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
-        raise keys.not_modelled(name, "up to Axolotl 0.8 it changes Llama models only; take it out and say what runs")
+        reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
+        return
     _say_xformers(reading, keys.where(name))
 
 
 def _say_xformers(reading: Reading, origin: str) -> None:
-    """Like FlashAttention it saves its inputs, its output and one number per row (axolotl 0.19.0 monkeypatch/attention/xformers.py)."""
+    """Like FlashAttention it saves inputs, output and one number per row (axolotl 0.19.0 monkeypatch/attention/xformers.py)."""
     reading.say("attention", "flash2", origin)
     reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
 
@@ -114,21 +114,20 @@ def _is_llama(keys: Keys) -> bool:
 
 
 def read_plugins(keys: Keys, reading: Reading) -> None:
-    """Enter what plugins change: the loss; one of others' making is reported as ignored.
+    """Enter what plugins change: the loss.
 
     Raises:
-        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion...).
+        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion, GrokFast, which keeps old
+            gradients, kernels of experts...), or one of others' making, which may change anything.
     """
     for plugin in keys.names("plugins"):
         name = plugin.removeprefix(_OWN_PLUGINS).partition(".")[0] if plugin.startswith(_OWN_PLUGINS) else ""
         if not name:
-            reading.ignored.append(f"{keys.where('plugins')}: {show(plugin)}")
-        elif name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
+            raise keys.not_modelled("plugins", f"{show(plugin)} is not known; take it out if it changes nothing of the training")
+        if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
             reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
             text = "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where this keeps none"
             reading.remark(keys.where("plugins"), text)
-        elif name in _UNCOUNTED_PLUGINS:
-            reading.remark(keys.where("plugins"), f"what {name} changes is not counted")
         elif name not in _HARMLESS_PLUGINS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 

@@ -12,6 +12,7 @@ _QUANTISED = re.compile(
     r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|awq|aqlm|hqq|eetq|exl2|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|int[48]|[23468]-?bits?)(?=$|[-_.])",
     re.IGNORECASE,
 )
+_EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
 _SAYABLE = {"gptq": "gptq-int4", "bnb": "nf4"}
 _FIELDS = ("quantization", "double_quant", "quant_storage")
 
@@ -34,7 +35,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
     found = _QUANTISED.search(model.rstrip("/").rpartition("/")[2])
     if found is None:
         return
-    kind = _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
+    kind = None if _EIGHT.search(model) else _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
     if kind is None:
         raise keys.not_modelled(name, f"{show(model)} is quantised already ({found[1]}), which is not modelled")
     if kind == "nf4" and reading.value("quantization") == "nf4":

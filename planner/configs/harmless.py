@@ -84,10 +84,11 @@ TRL_HARMLESS = _names(
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""
 
-# axolotl 0.19.0 utils/schemas; the last lines are names of older versions.
+# axolotl 0.19.0 utils/schemas; the last lines are names of older versions.  ``eval_table_max_new_tokens`` is read by a callback
+# of evaluation alone (2023-11 utils/callbacks.py:358); ``gptq_groupsize`` and ``gptq_model_v1`` by nothing (2023-11 src).
 AXOLOTL_HARMLESS = _names(
     """
-    strict auto_resume_from_checkpoints mean_resizing_embeddings reinit_weights trainer_cls datasets
+    strict auto_resume_from_checkpoints mean_resizing_embeddings reinit_weights datasets
     shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
     skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
     dataset_exact_deduplication dataset_keep_in_memory push_dataset_to_hub hf_use_auth_token device device_map world_size ddp
@@ -103,7 +104,7 @@ AXOLOTL_HARMLESS = _names(
     total_supervised_tokens sample_packing_eff_est axolotl_config_path is_falcon_derived_model is_llama_derived_model
     is_mistral_derived_model is_qwen_derived_model generate_samples num_generation_samples base_model_config cls_model_config
     tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common tokenizer_type processor_type
-    tokenizer_save_jinja_files trust_remote_code revision_of_model overrides_of_model_kwargs
+    tokenizer_save_jinja_files trust_remote_code revision_of_model model_revision
     model_type type_of_model lora_alpha lora_fan_in_fan_out lora_alpha_pattern peft_use_rslora peft_init_lora_weights
     loftq_config peft lora_on_cpu qlora_sharded_model_loading loraplus_lr_ratio loraplus_lr_embedding merge_lora
     train_on_inputs embedding_lr embedding_lr_scale lr_scheduler lr_quadratic_warmup cosine_min_lr_ratio
@@ -128,7 +129,8 @@ AXOLOTL_HARMLESS = _names(
     model_quantization_config_kwargs peft_layers_pattern relora_prune_ratio relora_prune_method relora_cpu_offload dion_lr
     dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
     qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj
-    qgalore_queue_size lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
+    eval_table_max_new_tokens gptq_groupsize gptq_model_v1 qgalore_queue_size lisa_step_interval lisa_layers_attribute
+    scaling_softmax_factor scaling_softmax_bias
     """
 )
 """Axolotl: data, tokens, schedules, tracking, how models are loaded and saved.  The last lines are details of features that are

@@ -6,6 +6,7 @@ What trains, and in which dtype it is loaded, is the script's, so the file leave
 from __future__ import annotations
 
 from planner.configs.age import TRANSFORMERS_4, first_held
+from planner.configs.checkpoints import read_checkpoint
 from planner.configs.keys import Keys
 from planner.configs.model_args import read_dtype
 from planner.configs.reading import Reading
@@ -74,6 +75,7 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.take_stack(OLD_STACK, keys.where(old), "a key that Transformers 5 no longer has")
     keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, _TABLE)
+    read_checkpoint(keys, "model_name_or_path", reading)
     read_dtype(keys, reading)
     read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)

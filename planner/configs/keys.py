@@ -18,7 +18,7 @@ _OFF = (None, False, 0, "", "none", "None", "no", "false")
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
     "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
-    "|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
+    "|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
 )
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``<name>``.
 _PLACEHOLDER = re.compile(r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|<[A-Z][A-Z0-9_]{0,80}>")

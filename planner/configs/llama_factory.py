@@ -5,15 +5,16 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
-from planner.configs.ages import Age, take_age
+from planner.configs.age import first_held
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
-from planner.configs.llama_factory_kinds import MEGATRON, V1, VISION_TEMPLATES
+from planner.configs.liger import say_liger
+from planner.configs.llama_factory_kinds import V1, VISION_TEMPLATES
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer, say_liger
-from planner.errors import UsageError, show
+from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.errors import show
 
 TOOL = "LLaMA-Factory 0.9.5"
 STACK = "llama-factory"
@@ -22,7 +23,8 @@ MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit",
     # Those of v1 that no other tool has, so that its files are known too.
     *("dist_config", "kernel_config", "quant_config", "init_config", "model_class", "sample_backend", "batching_strategy"),
 }
-_OLD = Age("LLaMA-Factory 0.7 to 0.9.2", "llama-factory@0.8")
+OLD_STACK = "llama-factory@0.8"
+_OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
 # Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3), with the name that Transformers has dropped by 4.55.
 _OLD_KEYS = (
     "evaluation_strategy",
@@ -87,7 +89,7 @@ _OTHER_STAGES = {
     "ppo": "reinforcement learning",
 }
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
-_OTHER_TASKS = ("do_predict", "do_eval", "export_dir", "infer_backend", "task")
+_OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
 
 def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -101,7 +103,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     stage = _stage(keys)
     _refuse_without_training(keys)
-    old = take_age(reading, _OLD, _old_places(keys))
+    old = _old_place(keys)
+    if old:
+        reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
     if old and reading.value("seq") is None:
         reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
@@ -122,12 +126,14 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
     _read_reentrant(reading)
+    if old:
+        _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Files that LLaMA-Factory reads in another way: those of its v1, of Megatron, and of models that see.
+    """Files that LLaMA-Factory reads in another way: those of its v1 and of models that see.
 
     Raises:
         NotModelledError: names the key.
@@ -135,14 +141,11 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise keys.not_modelled(name, "a file of LLaMA-Factory v1 (llamafactory/v1), which trains otherwise and is not read")
-    for name in sorted(MEGATRON):
-        if keys.has(name):
-            raise keys.not_modelled(name, "training by Megatron (mcore_adapter, USE_MCA=1) is not modelled")
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES and not text_only:
         raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
-    keys.refuse_switched_on({name: "training with images is not modelled" for name in ("visual_inputs", "train_mm_proj_only")})
+    keys.refuse_switched_on(dict.fromkeys(("visual_inputs", "train_mm_proj_only"), "training with images is not modelled"))
 
 
 def _stage(keys: Keys) -> str:
@@ -154,43 +157,49 @@ def _stage(keys: Keys) -> str:
 
 
 def _refuse_without_training(keys: Keys) -> None:
-    """Training runs only where ``do_train`` is true (train/sft/workflow.py); other tasks leave it out.
+    """Training runs only where ``do_train`` is true (train/sft/workflow.py); a file of another task leaves it out.
 
     Raises:
-        UsageError: the file predicts, evaluates, merges or serves, or says that it does not train.
+        NotModelledError: the file evaluates, merges or serves.
     """
-    trains = keys.flag("do_train")
     other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False, "huggingface", "hf")]
-    if trains is False or (trains is None and other):
-        where = keys.where("do_train" if trains is False else other[0])
-        raise UsageError(f"{where}: this file does not train: only do_train: true does; training is what is predicted")
+    if other and not keys.flag("do_train"):
+        raise keys.not_modelled(other[0], "this file does not train, because do_train is not true; training is what is predicted")
 
 
-def _old_places(keys: Keys) -> list[str]:
-    places = [keys.where(name) for name in _OLD_KEYS if keys.has(name)]
+def _old_place(keys: Keys) -> str:
+    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
+    if (name := first_held(keys, _OLD_KEYS)) is not None:
+        return keys.where(name)
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":
-        places.append(keys.where("quantization_method"))
-    return places
+        return keys.where("quantization_method")
+    # All example files up to 0.9.1 have the first key and not the second; of those of 0.9.3 and later two or fewer.
+    if keys.flag("overwrite_cache") and not keys.holds("dataloader_num_workers"):
+        return keys.where("overwrite_cache")
+    return ""
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:
-    """``flash_attn``; where it is left to the tool, Gemma 2 and gpt-oss have kernels of their own choice.
+    """``flash_attn``; Gemma 2 and gpt-oss have kernels of LLaMA-Factory's own choice.
 
     Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
+
+    Raises:
+        InputFileError: a kernel that it does not know.
+        NotModelledError: gpt-oss, which gets a kernel from the Hub whatever the file says.
     """
     said = keys.get("flash_attn")
     name, model = str("auto" if said is None else said).lower(), str(keys.get("model_name_or_path") or "").lower()
     if name not in ("auto", *_ATTENTIONS):
         raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
-    if "gemma-2-" in model and name == "auto":
-        reading.needs["attention"] = (
-            f"{keys.path}: LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention: "
-            "say --attention flash2 or eager"
+    if "gpt-oss" in model:
+        raise keys.not_modelled(
+            "model_name_or_path", "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled"
         )
-    elif "gpt-oss" in model:
-        place = "llamafactory 0.9.5 model/model_utils/attention.py:31-41: FlashAttention 3 from the Hub, whatever flash_attn says"
-        reading.default("attention", "flash2", place)
+    if "gemma-2-" in model and name == "auto":
+        choice = "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention"
+        reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
     if name == "fa3":
@@ -205,6 +214,19 @@ def _read_reentrant(reading: Reading) -> None:
     reading.default(
         "checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2"
     )
+
+
+def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
+    """Up to 0.9.3 weights load in the compute dtype; from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
+
+    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
+    """
+    place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
+    sharded = reading.value("sharding") in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
+    if fp32_in_shards and sharded and reading.value("quantization") is None:
+        reading.default("load_dtype", "fp32", place)
+    elif (precision := reading.value("precision")) is not None:
+        reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
 
 
 def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:

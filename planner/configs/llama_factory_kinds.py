@@ -22,35 +22,12 @@ V1 = frozenset(
 )
 """Keys of v1: llamafactory 0.9.5 v1/config/model_args.py, training_args.py, data_args.py and sample_args.py."""
 
-MEGATRON = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "expert_model_parallel_size",
-        "sequence_parallel",
-        "use_distributed_optimizer",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "moe_grouped_gemm",
-        "moe_token_dispatcher_type",
-        "overlap_grad_reduce",
-        "overlap_param_gather",
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-    }
-)
-"""Keys of mcore_adapter's training arguments: hiyouga/LLaMA-Factory examples/megatron/*.yaml; llamafactory 0.9.5
-hparams/training_args.py:29-35 takes them in the place of those of Transformers."""
-
-VISION_TEMPLATES = frozenset(
-    """
+_VISION_TEMPLATES = """
     dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl kimi_vl
     lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen llava_next_video llava_next_video_mistral
     llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v minicpm_v_4_6 ministral3 mistral_small mllama paligemma
     paligemma_chat pixtral qwen2_audio qwen2_omni qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl
     qwen3_vl_nothink video_llava yi_vl youtu_vl
-    """.split()
-)
+"""
+VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
 """Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py, ``mm_plugin=get_mm_plugin``."""

@@ -32,7 +32,8 @@ _MARKS = {
             "truncate_to_model_max_length",
         }
     ),
-    # NVIDIA/Megatron-LM megatron/core/model_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter.
+    # NVIDIA/Megatron-LM megatron/core/model_parallel_config.py; also what LLaMA-Factory hands to
+    # mcore_adapter (examples/megatron).
     "Megatron": frozenset(
         {
             "tensor_model_parallel_size",
@@ -41,6 +42,14 @@ _MARKS = {
             "expert_model_parallel_size",
             "use_distributed_optimizer",
             "recompute_granularity",
+            "recompute_method",
+            "recompute_num_layers",
+            "moe_grouped_gemm",
+            "moe_token_dispatcher_type",
+            "overlap_grad_reduce",
+            "overlap_param_gather",
+            "bias_activation_fusion",
+            "apply_rope_fusion",
         }
     ),
     # mosaicml/llm-foundry scripts/train/yamls.

@@ -11,7 +11,7 @@ from planner.configs.deepspeed import read_deepspeed
 from planner.configs.document import Document, read_document
 from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
-from planner.configs.liger import say_liger as say_liger
+from planner.configs.liger import say_liger
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
 from planner.errors import UsageError, show

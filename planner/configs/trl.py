@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.model_args import read_dtype
@@ -87,10 +88,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_other_trainings(keys)
     keys.refuse_switched_on(_UNMODELLED)
     old = read_age(keys, reading)
-    model = keys.text("model_name_or_path")
-    if model is not None:
-        reading.say("model", model, keys.where("model_name_or_path"))
     _read_method(keys, reading)
+    read_checkpoint(keys, "model_name_or_path", reading)
     _read_lengths(keys, reading)
     _read_model(keys, reading)
     if keys.flag("activation_offloading"):

@@ -268,14 +268,20 @@ def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
     assert read_config_file(written(tmp_path, TRL)).request.get("seq") == 1024
 
 
-def test_plugins_of_axolotl_are_counted_remarked_on_or_reported(tmp_path: Path) -> None:
-    """Cut cross entropy is a loss without full logits; what tracks is harmless; what nobody knows is named."""
-    own = [f"axolotl.integrations.{name}" for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")]
-    path = written(tmp_path, AXOLOTL + f"plugins: [{', '.join(own)}, mine.Plugin]\n")
-    config = read_config_file(path)
+def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
+    """Cut cross entropy is a loss without full logits; what tracks is harmless; what nobody knows may change anything."""
+    own = ", ".join(
+        f"axolotl.integrations.{name}" for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")
+    )
+    config = read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}]\n"))
     assert config.request.get("loss") == "liger"
-    assert config.ignored == (f"{path}:plugins: mine.Plugin",)
-    assert len(config.remarks) == 1
+    assert (config.ignored, len(config.remarks)) == ((), 1)
+    for other, sentence in (
+        ("mine.Plugin", "mine.Plugin is not known"),
+        ("axolotl.integrations.grokfast.GrokfastPlugin", "grokfast"),
+    ):
+        with pytest.raises(NotModelledError, match=sentence):
+            read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}, {other}]\n"))
 
 
 @pytest.mark.parametrize(("base", "half"), [(LLAMA_FACTORY.replace("bf16: true\n", ""), "bf16: true"), (AXOLOTL, "bf16: auto")])

@@ -343,3 +343,14 @@ def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> Non
     assert old.request.get("switches") == ("fused_norm=true", "fused_mlp=true", "liger_loss=true")
     flags = {"model": "7b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
     assert resolve(with_flags(old, from_flags(flags))).recipe.loss == "liger"
+
+
+@pytest.mark.parametrize("text", [TRL, "model_name_or_path: Qwen/Qwen2.5-0.5B\n" + TRAINER])
+def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: str) -> None:
+    """Its name says how it is stored, and --model by hand does not change that."""
+    flags = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b", "method": "lora", "seq": 512})
+    with pytest.raises(UsageError, match="is quantised already: say --quantization gptq-int4"):
+        with_flags(read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ"))), flags)
+    for name in ("AWQ", "GPTQ-Int8"):
+        with pytest.raises(NotModelledError, match="quantised already"):
+            read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))

@@ -1,0 +1,187 @@
+"""Axolotl's files, value by value: what its source makes of a small file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import NotModelledError, UsageError
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
+LORA = BASE + "adapter: lora\nlora_r: 16\n"
+LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
+OFF, FUSED = (False, "eager"), (True, "fused")
+
+
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
+    """Whether MLP and adapters run fused, on one card."""
+    stack = resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).stack
+    return stack.fused_mlp, stack.adapter_kernels
+
+
+@pytest.mark.parametrize(
+    ("text", "kernels"),
+    [
+        ("", FUSED),
+        ("lora_dropout: 0.05\n", FUSED),
+        ("lora_mlp_kernel: true\n", (True, "eager")),
+        ("lora_qkv_kernel: true\nlora_o_kernel: true\n", OFF),
+        ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\n", FUSED),
+        ("lora_mlp_kernel: false\n", OFF),
+        ("lora_embedding_kernel: true\n", OFF),
+        ("lora_embedding_kernel: false\n", OFF),
+        ("load_in_8bit: true\n", OFF),
+        ("trust_remote_code: true\n", OFF),
+        ("fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", OFF),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", FUSED),
+        # Before 0.16 dropout kept the kernels off, and before 0.10 nothing turned them on.
+        ("flash_attention: true\n", FUSED),
+        ("flash_attention: true\nlora_dropout: 0.05\n", OFF),
+        ("flash_attention: true\nlocal_rank:\n", OFF),
+        ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n", FUSED),
+    ],
+)
+def test_adapter_kernels_are_on_where_axolotl_turns_them_on(tmp_path: Path, text: str, kernels: tuple[bool, str]) -> None:
+    """check_auto_enable_lora_kernels: all of them where none of the four keys is set and nothing speaks against it."""
+    assert kernels_of(tmp_path, LORA + text) == kernels
+
+
+def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
+    """There is nothing to fuse."""
+    assert kernels_of(tmp_path, BASE) == OFF
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("gradient_checkpointing: true\n", {"gradient_checkpointing": True, "checkpoint_reentrant": True}),
+        (
+            "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: false}\n",
+            {"gradient_checkpointing": True, "checkpoint_reentrant": False},
+        ),
+        ("gradient_checkpointing: false\n", {"gradient_checkpointing": False, "checkpoint_reentrant": None}),
+        (
+            "gradient_checkpointing: true\nfsdp_config: {fsdp_activation_checkpointing: true}\n",
+            {"gradient_checkpointing": True, "checkpoint_reentrant": False, "sharding": "fsdp1"},
+        ),
+        ("attn_implementation: flash_attention_2\n", {"attention": "flash2", "stack": "axolotl"}),
+        ("attn_implementation: xformers\n", {"attention": "flash2"}),
+        ("flash_attention: true\n", {"attention": "flash2", "stack": "axolotl"}),
+        ("sdp_attention: true\n", {"attention": "sdpa"}),
+        ("eager_attention: true\n", {"attention": "eager"}),
+        ("flash_attention: true\nsdp_attention: true\n", {"attention": "flash2"}),
+        # Keys that only files up to 0.8 have, mostly empty.
+        ("local_rank:\n", {"stack": "axolotl@0.8", "attention": None}),
+        ("xformers_attention:\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
+        ("is_llama_derived_model: true\n", {"stack": "axolotl@0.8", "attention": "eager"}),
+        ("is_llama_derived_model: true\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
+        ("sample_packing: true\npad_to_sequence_len: true\n", {"padding": "packed"}),
+        ("pad_to_sequence_len: true\n", {"padding": "max_length"}),
+        ("pretraining_dataset: a\npretraining_sample_concatenation: true\n", {"padding": "packed"}),
+        ("micro_batch_size: 2\nbatch_size: 8\n", {"batch": 2, "grad_accum": 4}),
+        ("model_config: {output_router_logits: true}\n", {"method": "full"}),
+    ],
+)
+def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
+    """Each value is what utils/schemas, utils/config and loaders/model.py of axolotl 0.19.0 make of the key."""
+    request = read(tmp_path, BASE + text).request
+    assert {name: request.get(name) for name in values} == values
+
+
+def test_xformers_changes_llama_alone_in_old_versions(tmp_path: Path) -> None:
+    """Up to 0.8 it patched Llama's attention; on another model it did nothing, which is said."""
+    assert read(tmp_path, LLAMA + "xformers_attention: true\n").request.get("attention") == "flash2"
+    config = read(tmp_path, LORA + "xformers_attention: true\n")
+    assert config.request.get("attention") is None
+    assert any("has no effect" in remark.text for remark in config.remarks)
+
+
+def test_attention_said_twice_is_refused(tmp_path: Path) -> None:
+    """As Axolotl refuses it."""
+    with pytest.raises(UsageError, match="beside attn_implementation"):
+        read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
+
+
+LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "switches"),
+    [
+        (
+            LIGER + "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\nliger_glu_activation: true\n",
+            "liger",
+            ("fused_norm=true", "fused_mlp=true", "adapter_kernels=eager"),
+        ),
+        ("liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\n", None, ("fused_mlp=false", "adapter_kernels=eager")),
+        ("chunked_cross_entropy: true\n", "chunked", ("fused_mlp=false", "adapter_kernels=eager")),
+    ],
+)
+def test_keys_of_liger_act_through_its_plugin_alone(
+    tmp_path: Path, text: str, loss: str | None, switches: tuple[str, ...]
+) -> None:
+    """integrations/liger/args.py reads them only where plugins names it; else that is said."""
+    config = read(tmp_path, BASE + text)
+    assert (config.request.get("loss"), config.request.get("switches")) == (loss, switches)
+    assert any("has no effect" in remark.text for remark in config.remarks) == ("liger" in text and "plugins" not in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rl: dpo\n", "rl: preference training (dpo)"),
+        ("rl: grpo\n", "rl: reinforcement learning (grpo)"),
+        ("processor_type: AutoProcessor\n", "processor_type: training with images"),
+        ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
+        ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
+        ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
+        ("unfrozen_parameters: [lm_head]\n", "unfrozen_parameters: training some layers only"),
+        ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
+        ("relora_steps: 150\n", "relora_steps: ReLoRA"),
+        ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
+        ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
+        ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
+        ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
+        ("model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers: a model that differs"),
+        ("trainer_cls: mine.Trainer\n", "trainer_cls: a trainer of one's own"),
+        ("adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.up_proj'\n", "lora_target_modules: the pattern"),
+        ("merge_lora: true\n", "this file does not train"),
+        ("s2_attention: true\n", "s2_attention: this attention"),
+    ],
+)
+def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sentence: str) -> None:
+    """Exit 6 that names the key, also where --model names the shape by hand."""
+    with pytest.raises(NotModelledError) as caught:
+        with_flags(read(tmp_path, BASE + text), from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
+    assert sentence in str(caught.value)
+
+
+def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
+    """utils/config/__init__.py turns it off whatever the file says."""
+    text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-4-E2B-it") + "gradient_checkpointing: true\n"
+    assert (
+        read(tmp_path, text + "gradient_checkpointing_kwargs: {use_reentrant: true}\n").request.get("checkpoint_reentrant")
+        is False
+    )
+
+
+@pytest.mark.parametrize(("name", "said"), [("Qwen2.5-0.5B-GPTQ", "gptq-int4"), ("Qwen2.5-0.5B-bnb-4bit", "nf4")])
+def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: str, said: str) -> None:
+    """Its name says how it is stored; a 4-bit one that the file loads in 4 bits is nothing new."""
+    config = read(tmp_path, LORA.replace("Qwen2.5-0.5B", name))
+    with pytest.raises(UsageError, match=f"say --quantization {said}"):
+        with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
+    four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true").replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-bnb-4bit")
+    assert read(tmp_path, four).needs == {}

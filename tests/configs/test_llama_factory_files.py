@@ -1,0 +1,198 @@
+"""LLaMA-Factory's files, value by value: what its source makes of a small file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+BASE = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
+OLD = "llama-factory@0.8"
+
+
+def read(folder: Path, text: str, **beside: Path) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path, None, Beside(**beside))
+
+
+def recipe_of(folder: Path, text: str) -> Any:
+    """The recipe of a file on one card, with what the stack adds."""
+    return resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        # What nothing is said about.
+        (
+            "",
+            {"stack": "llama-factory", "seq": 2048, "method": "lora", "batch": 8, "grad_accum": 1, "epochs": 3, "padding": None},
+        ),
+        ("flash_attn: auto\n", {"attention": None}),
+        ("flash_attn: fa2\n", {"attention": "flash2"}),
+        ("flash_attn: fa3\n", {"attention": "flash2"}),
+        ("flash_attn: flash_attention_2\n", {"attention": "flash2"}),
+        ("flash_attn: true\n", {"attention": "flash2"}),
+        ("flash_attn: sdpa\n", {"attention": "sdpa"}),
+        ("flash_attn: disabled\n", {"attention": "eager"}),
+        # YAML reads off as false; it is what 0.7 called eager attention.
+        ("flash_attn: off\n", {"attention": "eager"}),
+        ("packing: true\n", {"padding": "packed"}),
+        ("neat_packing: true\n", {"padding": "packed"}),
+        ("stage: pt\n", {"padding": "packed"}),
+        ("stage: pt\npacking: false\n", {"padding": None}),
+        ("quantization_bit: 4\n", {"quantization": "nf4", "double_quant": True, "quant_storage": "bf16"}),
+        ("quantization_bit: 4\ndouble_quantization: false\n", {"quantization": "nf4", "double_quant": False}),
+        ("quantization_bit: 4\nquantization_method: BNB\n", {"quantization": "nf4", "stack": "llama-factory"}),
+        ("quantization_bit: 8\n", {"quantization": "int8", "double_quant": None, "quant_storage": None}),
+        ("use_reentrant_gc: false\n", {"checkpoint_reentrant": False}),
+        ("disable_gradient_checkpointing: true\n", {"gradient_checkpointing": False}),
+        ("enable_liger_kernel: true\n", {"loss": "liger", "switches": ("fused_norm=true", "fused_mlp=true")}),
+        ("optim: adamw_torch\n", {"optimizer": "adamw_torch"}),
+        ("loraplus_lr_ratio: 16\npissa_init: true\n", {"method": "lora", "optimizer": None}),
+        ("lora_target: q_proj,v_proj\nlora_rank: 64\n", {"lora_targets": ("q_proj", "v_proj"), "lora_rank": 64}),
+        (
+            "lora_target: all\nadditional_target: embed_tokens\n",
+            {"lora_targets": ("all-linear",), "modules_to_save": ("embed_tokens",)},
+        ),
+    ],
+)
+def test_a_key_means_what_llama_factory_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
+    """Each value is what hparams/*.py, parser.py and model_utils of llamafactory 0.9.5 make of the key."""
+    request = read(tmp_path, BASE + text).request
+    assert {name: request.get(name) for name in values} == values
+
+
+def test_the_newest_defaults_are_those_of_0_9_5(tmp_path: Path) -> None:
+    """Checkpointing on and reentrant, fused AdamW, rank 8 on all linear layers, the loss of Transformers."""
+    recipe = recipe_of(tmp_path, BASE)
+    assert (recipe.gradient_checkpointing, recipe.checkpoint_reentrant, recipe.optimizer) == (True, True, "adamw_torch_fused")
+    assert (recipe.adapter.rank, recipe.adapter.targets, recipe.attention, recipe.loss) == (8, ("all-linear",), "sdpa", "hf")
+
+
+@pytest.mark.parametrize(
+    ("sign", "old"),
+    [
+        ("evaluation_strategy: steps\n", True),
+        ("new_special_tokens: <a>\n", True),
+        ("quantization_method: bitsandbytes\n", True),
+        ("overwrite_cache: true\n", True),
+        ("overwrite_cache: true\ndataloader_num_workers: 4\n", False),
+        ("eval_strategy: steps\noverwrite_output_dir: true\n", False),
+    ],
+)
+def test_keys_of_an_old_file_take_the_stack_of_then(tmp_path: Path, sign: str, old: bool) -> None:
+    """Up to 0.9.2 the optimizer was AdamW by foreach whatever the version of torch; the remark says which key tells the age."""
+    text = BASE + "cutoff_len: 1024\n" + sign
+    config = read(tmp_path, text)
+    assert config.request.get("stack") == (OLD if old else "llama-factory")
+    assert any("LLaMA-Factory 0.7 to 0.9.2" in remark.text for remark in config.remarks) == old
+    assert recipe_of(tmp_path, text).optimizer == ("adamw_torch" if old else "adamw_torch_fused")
+
+
+def test_an_old_file_without_a_length_has_two_defaults_and_asks(tmp_path: Path) -> None:
+    """1,024 tokens up to 0.8 and 2,048 since."""
+    config = read(tmp_path, BASE + "evaluation_strategy: steps\n")
+    with pytest.raises(UsageError, match="say --seq"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("overwrite_cache: true\n", "bf16"),
+        ("overwrite_cache: true\ndeepspeed: ds.json\n", "fp32"),
+        ("evaluation_strategy: steps\ndeepspeed: ds.json\n", "bf16"),
+        ("overwrite_cache: true\ndeepspeed: ds.json\nquantization_bit: 4\n", "bf16"),
+        ("deepspeed: ds.json\n", None),
+    ],
+)
+def test_old_files_load_in_the_compute_dtype_or_in_fp32_under_zero3(tmp_path: Path, text: str, dtype: str | None) -> None:
+    """llamafactory 0.8.3 model/patcher.py:98-102 and 0.7.1 patcher.py:72; newer ones load as the checkpoint is."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}', encoding="utf-8")
+    assert read(tmp_path, BASE + "cutoff_len: 1024\n" + text).request.get("load_dtype") == dtype
+
+
+@pytest.mark.parametrize(("version", "reentrant"), [(2, False), (1, None)])
+def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, reentrant: bool | None) -> None:
+    """model/model_utils/checkpointing.py does so whatever the file says."""
+    text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {{fsdp_version: {version}}}\n"
+    (tmp_path / "fsdp.yaml").write_text(text, encoding="utf-8")
+    config = read(tmp_path, BASE, accelerate=tmp_path / "fsdp.yaml")
+    assert config.request.get("checkpoint_reentrant") is reentrant
+    config = read(tmp_path, BASE + "use_reentrant_gc: true\n", accelerate=tmp_path / "fsdp.yaml")
+    assert config.request.get("checkpoint_reentrant") is (version == 1)
+
+
+V1 = "model: Qwen/Qwen3-4B\nmodel_class: llm\ntemplate: qwen3_nothink\ncutoff_len: 2048\nmicro_batch_size: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (V1 + "flash_attn: flash_attention_2\n", "model_class: a file of LLaMA-Factory v1"),
+        ("model: Qwen/Qwen3-4B\ndist_config: {name: fsdp2}\nbf16: true\n", "dist_config: a file of LLaMA-Factory v1"),
+        (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
+        (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
+        (BASE.replace("qwen\n", "qwen2_vl\n"), "template: 'qwen2_vl' is for a model that sees or hears"),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
+        (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
+        (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ"), "is quantised already (AWQ)"),
+        (BASE + "stage: dpo\n", "stage 'dpo' is not modelled (preference training)"),
+        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
+        (BASE + "do_predict: true\n", "this file does not train"),
+        (BASE + "do_train: false\n", "this file does not train"),
+        (BASE + "do_eval: true\n", "do_eval: this file does not train"),
+        (BASE + "export_dir: merged\n", "export_dir: this file does not train"),
+        (BASE + "infer_backend: vllm\n", "infer_backend: this file does not train"),
+        (BASE + "use_galore: true\n", "use_galore: GaLore"),
+        (BASE + "use_badam: true\n", "use_badam: BAdam"),
+        (BASE + "use_apollo: true\n", "use_apollo: APOLLO"),
+        (BASE + "lora_layers: 8\n", "lora_layers: unknown key"),
+    ],
+)
+def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sentence: str) -> None:
+    """Exit 6 that names the key, also where --model names the shape by hand."""
+    with pytest.raises(NotModelledError) as caught:
+        with_flags(read(tmp_path, text), from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
+    assert sentence in str(caught.value)
+
+
+def test_a_task_beside_training_trains(tmp_path: Path) -> None:
+    """Evaluation after training changes nothing of it; a text model in a template that can see is text."""
+    assert read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request.get("method") == "lora"
+    text_only = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-3-1b-it").replace("template: qwen", "template: gemma3")
+    assert read(tmp_path, text_only).request.get("model") == "google/gemma-3-1b-it"
+
+
+def test_a_gptq_checkpoint_asks_for_its_quantisation(tmp_path: Path) -> None:
+    """The checkpoint's quantisation wins over that of the file, and --model does not change it."""
+    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ-Int4") + "quantization_bit: 4\n")
+    flags = {"gpu": "4090", "model": "qwen2.5-0.5b"}
+    with pytest.raises(UsageError, match="quantised already: say --quantization gptq-int4"):
+        with_flags(config, from_flags(flags))
+    request = with_flags(config, from_flags(flags | {"quantization": "gptq-int4"}))
+    assert (request.get("quantization"), request.get("quant_storage")) == ("gptq-int4", None)
+
+
+def test_gemma_2_asks_which_attention_is_installed(tmp_path: Path) -> None:
+    """model/model_utils/attention.py takes FlashAttention 2 where it is installed, else eager attention, never sdpa."""
+    text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-2-2b")
+    with pytest.raises(UsageError, match="say --attention flash2 or eager"):
+        with_flags(read(tmp_path, text), from_flags({"gpu": "4090"}))
+    assert read(tmp_path, text + "flash_attn: disabled\n").request.get("attention") == "eager"
+
+
+def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
+    """As its parser refuses it."""
+    with pytest.raises(InputFileError, match="flash_attn' must be auto, disabled, sdpa, fa2 or fa3"):
+        read(tmp_path, BASE + "flash_attn: fa9\n")
