@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from planner.api.files import CheckOptions, answer_file, flags_of
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.writing import output_of, write_all
+from planner.configs.launch import NO_LAUNCH_FILE
 from planner.configs.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file
@@ -105,13 +107,20 @@ def _answered(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str 
         failed = replace(failed, tool=read.tool)
         checked = answer_file(job.config, read, said, job.options)
         file = file_job(job.config, read, said, job.options)
-        checked = _with_lines(replace(checked, accelerate=failed.accelerate), file, job, said, allow)
+        checked = replace(checked, accelerate=failed.accelerate, **_launch_files_left(checked, read))
+        checked = _with_lines(checked, file, job, said, allow)
         return (with_fixes(file, checked) if advise else checked), file
     except PlannerError as error:
         return replace(failed, failure=str(error), failure_code=error.exit_code), None
     except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
         text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
         return replace(failed, failure=text, failure_code=ExitCode.INTERNAL_ERROR), None
+
+
+def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:
+    """Launch files that were not taken belong to what is assumed, which says so only where there are several GPUs."""
+    remarks = tuple(remark for remark in checked.remarks if not remark[1].startswith(NO_LAUNCH_FILE))
+    return {"candidates": tuple(map(str, read.candidates)), "remarks": remarks}
 
 
 def _own_launch_file(job: CheckJob) -> str:
@@ -132,13 +141,33 @@ def _with_lines(checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRe
         words += [f"--{flag}", value] if value else []
     flags = job.typed or flags_of(said)
     command = " ".join(part for part in (shlex.join(words), flags, "--force" if options.force else "") if part)
-    beside = "" if file.files.accelerate is None else str(file.files.accelerate.path)
-    return replace(checked, command=command, launch=_launch(file, beside, checked.subject), launch_file=beside)
+    names = _LaunchNames.of(file)
+    said_alone = names.accelerate or names.deepspeed or (options.accelerate or "")
+    return replace(checked, command=command, launch=_launch(file, names, checked.subject), launch_file=said_alone)
 
 
-def _launch(file: FileJob, beside: str, subject: Subject | None) -> str:
+@dataclass(frozen=True, slots=True)
+class _LaunchNames:
+    """Files that the line which starts the job has to name."""
+
+    accelerate: str
+    deepspeed: str
+
+    @classmethod
+    def of(cls, file: FileJob) -> _LaunchNames:
+        """The launch file, and a DeepSpeed file that no other file names."""
+        files = file.files
+        inside = files.accelerate.table.get("deepspeed_config") if files.accelerate is not None else None
+        named = files.config.table.get("deepspeed") or (isinstance(inside, dict) and inside.get("deepspeed_config_file"))
+        accelerate = "" if files.accelerate is None else str(files.accelerate.path)
+        deepspeed = "" if files.deepspeed is None or named else str(files.deepspeed.path)
+        return cls(accelerate, deepspeed)
+
+
+def _launch(file: FileJob, names: _LaunchNames, subject: Subject | None) -> str:
     if subject is None:
         return ""
     hardware, recipe = subject.scenario.hardware, subject.scenario.recipe
     engine = recipe.uses_deepspeed or recipe.uses_fsdp
-    return launch_line(file.files.tool, Launch(file.config, beside, hardware.gpus_per_node, hardware.nodes, engine))
+    launch = Launch(file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes, engine)
+    return launch_line(file.files.tool, launch)

@@ -70,7 +70,7 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
     path = Path(config)
     document = Document(path, tomllib.loads(read_text(path))) if read.tool_name == OWN_TOOL else read_document(path)
     files = Files(read.tool_name, document)
-    given = [Path(name) for name in (options.accelerate, options.deepspeed) if name is not None]
+    given = [Path(name) for name in (read.launch, options.accelerate, options.deepspeed) if name is not None]
     for other in (*_other_files(read, path), *given):
         try:
             document = read_document(other)

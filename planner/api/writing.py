@@ -77,7 +77,8 @@ def _options(job: FileJob, moved: Mapping[Path, Path]) -> CheckOptions:
     options, files = job.options, job.files
     if files.accelerate is not None:
         options = replace(options, accelerate=str(moved.get(files.accelerate.path, files.accelerate.path)))
-    if options.deepspeed is not None and files.deepspeed is not None:
+    named = files.config.table.get("deepspeed") or files.accelerate is not None
+    if files.deepspeed is not None and (options.deepspeed is not None or not named):
         options = replace(options, deepspeed=str(moved.get(files.deepspeed.path, files.deepspeed.path)))
     return options
 

@@ -18,10 +18,15 @@ _OTHER_NODES = "sbatch YOUR_JOB.sh"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What decides how a job is started.  ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node."""
+    """What decides how a job is started.
+
+    ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.  ``engine``: whether DeepSpeed
+    or FSDP runs it; ``gpus``: of one node.
+    """
 
     config: str
     accelerate: str = ""
+    deepspeed: str = ""
     gpus: int = 1
     nodes: int = 1
     engine: bool = False
@@ -45,29 +50,34 @@ def launch_line(tool: str, launch: Launch) -> str:
 
 
 def _llama_factory(launch: Launch) -> str:
+    # Arguments after the file are key=value (hparams/parser.py read_args).
+    beside = f" deepspeed={shlex.quote(launch.deepspeed)}" if launch.deepspeed else ""
     if launch.accelerate:
-        return f"{launch.accelerate_launch} src/train.py {launch.file}"
+        return f"{launch.accelerate_launch} src/train.py {launch.file}{beside}"
     # It starts torchrun by itself for several GPUs; an engine on one GPU has to ask for it.
     alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
-    return f"{alone}llamafactory-cli train {launch.file}"
+    return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
 def _axolotl(launch: Launch) -> str:
-    return (
-        f"{launch.accelerate_launch} -m axolotl.cli.train {launch.file}" if launch.accelerate else f"axolotl train {launch.file}"
-    )
+    start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
+    return f"{start} {launch.file}{_deepspeed_flag(launch)}"
 
 
 def _trl(launch: Launch) -> str:
     beside = f" --accelerate_config {shlex.quote(launch.accelerate)}" if launch.accelerate else ""
-    return f"trl sft --config {launch.file}{beside}"
+    return f"trl sft --config {launch.file}{beside}{_deepspeed_flag(launch)}"
 
 
 def _transformers(launch: Launch) -> str:
+    end = f"{SCRIPT} {launch.file}{_deepspeed_flag(launch)}"
     if launch.accelerate:
-        return f"{launch.accelerate_launch} {SCRIPT} {launch.file}"
-    several = launch.gpus > 1 or launch.engine
-    return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT} {launch.file}" if several else f"python {SCRIPT} {launch.file}"
+        return f"{launch.accelerate_launch} {end}"
+    return f"torchrun --nproc_per_node {launch.gpus} {end}" if launch.gpus > 1 or launch.engine else f"python {end}"
+
+
+def _deepspeed_flag(launch: Launch) -> str:
+    return f" --deepspeed {shlex.quote(launch.deepspeed)}" if launch.deepspeed else ""
 
 
 def _deepspeed(launch: Launch) -> str:

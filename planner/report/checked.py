@@ -22,6 +22,7 @@ _WORST_FIRST = (
     ExitCode.UNCERTAIN,
     ExitCode.FITS,
 )
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Checked:
     ``tool``: what the file is for (empty where that was not told).  ``flags``: the same job in words of ``plan``.
     ``remarks``: place and text of each key that is not counted as it stands.  ``ignored``: unknown keys, as ``file:key``.
     ``accelerate``: the launch file that it was read with, where several were given; ``launch_file``: the one that was read in any
-    case.  ``command``: the check itself, ``launch`` what starts the job.  ``fixes``: the first levers, ``None`` where nobody looked.  ``remedy``: changes that together make it
-    fit.
+    case; ``candidates``: those that could be meant where none was read.  ``command``: the check itself, ``launch``: what starts
+    the job.  ``fixes``: the first levers, ``None`` where nobody looked.  ``remedy``: changes that together make it fit.
     """
 
     config: str
@@ -77,6 +78,7 @@ class Checked:
     ignored: tuple[str, ...] = ()
     accelerate: str = ""
     launch_file: str = ""
+    candidates: tuple[str, ...] = ()
     command: str = ""
     launch: str = ""
     fixes: tuple[Fix, ...] | None = None
@@ -113,17 +115,18 @@ def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = 
 
 def assumed_of(checked: Checked) -> tuple[Assumed, ...]:
     """Plain DDP and full samples, where nothing says them."""
-    return () if checked.subject is None else tuple(_assumed(checked.subject, launched=bool(checked.launch_file)))
+    return () if checked.subject is None else tuple(_assumed(checked, checked.subject))
 
 
-def _assumed(subject: Subject, *, launched: bool) -> Iterator[Assumed]:
+def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
     scenario = subject.scenario
     origins = {each.name: each.origin for each in scenario.assumptions}
     recipe, batch = scenario.recipe, scenario.recipe.batch
     plain = recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed"
-    if plain and not launched:
+    if plain and not checked.launch_file:
         text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
-        yield Assumed("sharding", "ddp", text, ("--accelerate FILE", "--sharding NAME"))
+        named = [f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}" for name in checked.candidates]
+        yield Assumed("sharding", "ddp", text, (*(named[:_MOST_NAMED] or ["--accelerate FILE"]), "--sharding NAME"))
     if batch.padding != "packed" and origins.get("tokens_per_sample") == "assumed":
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"

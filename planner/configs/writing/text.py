@@ -155,9 +155,9 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
         return text[: found.start()] + text[found.end() :]
     rest = found["rest"]
     ends = [at for at, char in enumerate(rest) if char == "#"]
-    for end in (*ends, len(rest)):
-        if _is_toml(f"value = {rest[:end]}"):
-            kept = rest[len(rest[:end].rstrip()) :]
+    for at in (*ends, len(rest)):
+        if _is_toml(f"value = {rest[:at]}"):
+            kept = rest[len(rest[:at].rstrip()) :]
             return text[: found.start("rest")] + json.dumps(edit.value, ensure_ascii=False) + kept + text[found.end("rest") :]
     raise InputFileError(path, f"key '{name}' has a value of several lines: write it in one, then it can be changed")
 

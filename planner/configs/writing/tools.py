@@ -122,7 +122,7 @@ def _trl_method(_: Table, value: Any) -> Settings | None:
     quantised = {"qlora": "load_in_4bit", "int8": "load_in_8bit"}
     if value == "qlora":
         return {("use_peft",): True, ("load_in_4bit",): True, ("load_in_8bit",): REMOVED, ("use_bnb_nested_quant",): True}
-    bits = {(name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()}
+    bits: Settings = {(name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()}
     return {("use_peft",): value != "full", **bits} if value in ("full", "lora", "int8") else None
 
 
