@@ -186,7 +186,7 @@ def test_a_lever_of_the_deepspeed_file_is_printed_with_its_name_and_both_files_a
     (folder / "ds").mkdir()
     Path("ds/z1.json").write_text(stage1, encoding="utf-8")
     text = LLAMA_FACTORY.replace("lora\nquantization_bit: 4", "full").replace("8\n", "1\n") + "deepspeed: ds/z1.json\n"
-    text = text.replace("Llama-3.1-8B", "Llama-3.1-8B") + "enable_liger_kernel: true\n"
+    text += "enable_liger_kernel: true\n"
     Path("train.yaml").write_text(text, encoding="utf-8")
     flags = ("--gpu", "a100-40-sxm:8")
     result = one(capsys, "train.yaml", *flags)
@@ -276,7 +276,7 @@ def test_a_fitting_check_ends_with_the_line_for_a_launch_script(
 ) -> None:
     """The same check, and what starts the job if it fits."""
     Path(name).write_text(text, encoding="utf-8")
-    said = ("--model", "7b", "--method", "full", "--gpu", gpu, "--seq", "512")
+    said = ("--model", "7b", "--method", "full", "--gpu", gpu, "--seq", "512", "--batch", "1")
     flags = said if name in ("args.json", "ds.json", "launch.yaml") else ("--gpu", gpu)
     code, out, _ = run(capsys, name, *flags)
     assert code == 0
