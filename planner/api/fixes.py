@@ -120,10 +120,10 @@ def fix_of(job: FileJob, subject: Subject, lever: Lever, before: Sequence[Edit] 
         for flag, value in lever.flags.items()
     }
     plain = Fix(lever, saves_bytes=lever.saves_bytes)
-    edits = edits_for(_with(job.files, before), changes)
-    if not edits:
-        return plain
     try:
+        edits = edits_for(_with(job.files, before), changes)
+        if not edits:
+            return plain
         checked = job.asked_with((*before, *edits))
     except PlannerError:
         return plain

@@ -121,7 +121,7 @@ def test_yaml_keeps_comments_order_quotes_and_indentation() -> None:
     old, new = YAML.splitlines(), written.splitlines()
     # An empty value is written in another way, which every reader reads alike.
     assert [line for line in old if line not in new] == ["nested: {a: 1, b: ~}", "learning_rate: 1e-4"]
-    assert new[-4:] == ["last: yes", "new: true", "deep:", "    stage: 3"]
+    assert new[-4:] == ["last: yes", "new: true", "deep:", "  stage: 3"]
     assert with_edits(path, YAML, (Edit(path, ("last",), REMOVED),)).count("last") == 0
     windows = with_edits(path, YAML.replace("\n", "\r\n"), edits)
     assert windows.count("\r\n") == windows.count("\n")
