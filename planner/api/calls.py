@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable
 from typing import Any, Unpack, overload
 
-from planner.api.answers import Answer, FileAnswer, FileFailure, answer_of, file_answer_of
+from planner.api.answers import Answer, FileAnswer, FileFailure
+from planner.api.building import answer_of, file_answer_of
 from planner.api.files import CheckOptions, answer_file, check_file
 from planner.api.found import SearchAnswer, search_answer_of
 from planner.api.job import How, answer_job
-from planner.api.keywords import JobFlags, SearchFlags, Text, job_flags, path_text, search_flags, text_of
+from planner.api.keywords import JobFlags, SearchKeywords, Text, job_flags, path_text, search_flags, text_of
 from planner.api.searches import SearchOptions, answer_search
 from planner.errors import UsageError
 from planner.intake.config_file import read_config_file
@@ -77,17 +78,7 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
-def search(  # noqa: PLR0913, the options of the command line
-    *,
-    config: Text | None = None,
-    calibration: str | None = None,
-    confidence: float | None = None,
-    top: int | None = None,
-    solve: str | None = None,
-    global_batch: int | None = None,
-    beyond_context: bool = False,
-    **flags: Unpack[SearchFlags],
-) -> SearchAnswer:
+def search(**said: Unpack[SearchKeywords]) -> SearchAnswer:
     """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint; a list gives choices.
 
     >>> import planner
@@ -103,22 +94,24 @@ def search(  # noqa: PLR0913, the options of the command line
         solve: find instead the largest ``batch`` or ``seq`` that fits, or the fewest ``gpus``.
         global_batch: samples per optimizer step on all GPUs, kept by accumulation.
         beyond_context: solve for lengths above what the model was made for, too.
-        flags: what the job is, as for :func:`estimate`.
+        said: these, and what the job is, as for :func:`estimate`.
 
     Raises:
         UsageError: something that was said cannot be used, or no model or no card was said.
         NotModelledError: understood, but no formula covers it.
     """
+    given: dict[str, Any] = dict(said)
+    own = {name: given.pop(name, None) for name in _SEARCH}
     options = SearchOptions(
-        config=path_text(config),
-        calibration=calibration,
-        confidence=text_of(confidence),
-        top=text_of(top),
-        global_batch=text_of(global_batch),
-        solve=solve,
-        beyond_context=beyond_context,
+        config=path_text(own["config"]),
+        calibration=own["calibration"],
+        confidence=text_of(own["confidence"]),
+        top=text_of(own["top"]),
+        global_batch=text_of(own["global_batch"]),
+        solve=own["solve"],
+        beyond_context=bool(own["beyond_context"]),
     )
-    return search_answer_of(answer_search(search_flags(flags, _SEARCH), options), calibration)
+    return search_answer_of(answer_search(search_flags(given, _SEARCH), options), options.calibration)
 
 
 def _either(checked: Checked) -> FileAnswer | FileFailure:

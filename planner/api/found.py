@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from planner.api.answers import REPORT_COLUMNS, plain_console, whole, whole_interval
+from planner.api.answers import REPORT_COLUMNS, plain_console
+from planner.api.building import whole, whole_interval
 from planner.domain.interval import Interval
 from planner.domain.prediction import Verdict
 from planner.searching.answer import Answer as Found

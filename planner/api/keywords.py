@@ -108,6 +108,18 @@ class SearchFlags(TypedDict, total=False):
     price: float | str | Sequence[float]
 
 
+class SearchKeywords(SearchFlags, total=False):
+    """What a search takes, beside what the job is."""
+
+    config: Text | None
+    calibration: str | None
+    confidence: float | None
+    top: int | None
+    solve: str | None
+    global_batch: int | None
+    beyond_context: bool
+
+
 def job_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
     """Keywords as the intake takes flags; ``also``: the function's own keywords, which a wrong one may have meant.
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
-from planner.api.answers import Answer, answer_of
+from planner.api.answers import Answer
+from planner.api.building import answer_of
 from planner.api.held import (
     Held,
     arguments_of,

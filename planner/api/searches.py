@@ -50,7 +50,8 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
         raise UsageError("--beyond-context belongs to --solve seq; a length that is said may be above the model's own anyway")
     space = replace(_space(flags, options), beyond_context=options.beyond_context)
     confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
-    top = 3 if options.top is None else int(_TOP.parse(options.top))
+    # Many ways of training: the best of each is enough to choose a stack by.
+    top = (1 if "stack" in space.choices else 3) if options.top is None else int(_TOP.parse(options.top))
 
     quantity: Quantity | None = None if options.solve is None else _SOLVE.parse(options.solve)
 

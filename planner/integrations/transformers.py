@@ -90,7 +90,8 @@ class PrecheckCallback(TrainerCallback):
         except NotModelledError as error:
             self._tell(state, f"no prediction: {error}")
             return
-        self._tell(state, expectation(self.answer))
+        for line in (expectation(self.answer), *(f"note: {each}" for each in self.answer.warnings)):
+            self._tell(state, line)
         try:
             self.answer.raise_if_short()
         except DoesNotFit as error:
@@ -124,7 +125,7 @@ def expectation(answer: Answer) -> str:
         line += f" ({format_gib(low)} to {format_gib(high)})"
     if answer.step is not None:
         line += f"; about {answer.step.seconds:.3g} s a step"
-    return "; ".join((line, *answer.warnings))
+    return line
 
 
 def comparison(answer: Answer, measured: Measured) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.prediction import Verdict
-from planner.searching.attempt import Tried, state_of
+from planner.searching.attempt import Tried, rank, state_of
 from planner.searching.levers import Lever, levers
 from planner.searching.pool import Pool, Training
 from planner.searching.space import ASSUMED_SEQ_TOKENS, Space
@@ -78,7 +78,7 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
     refused = [error for errors in pool.refusals.values() for error in errors]
     if not pool.n_tried and refused:
         raise refused[0]
-    groups = tuple(_group(pool, training, choice) for training in sorted(pool.by_training, key=lambda each: _place(pool, each)))
+    groups = tuple(sorted((_group(pool, training, choice) for training in pool.by_training), key=place_of))
     n_fit = sum(group.n_fit for group in groups)
     return Answer(
         groups=groups,
@@ -93,11 +93,17 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
     )
 
 
-def _place(pool: Pool, training: Training) -> tuple[int, bool]:
-    """Order of ways of training: what fits without the host, then with it, then what does not; adapters before all weights."""
-    fitting = [each for each in pool.by_training[training] if pool.fits(each)]
-    state = 2 if not fitting else 1 if all(each.offloads for each in fitting) else 0
-    return state, dict(training).get("method") == "full"
+def place_of(group: Group) -> tuple[int, bool, float]:
+    """Order of ways of training: what fits without the host, then with it, then what does not; adapters before all weights.
+
+    Among equals that with the cheapest or fastest recipe is first.
+    """
+    first = (group.rows or (group.nearest,))[0]
+    full = first is not None and first.scenario.recipe.method == "full"
+    if not group.rows:
+        return 2, full, math.inf
+    state = 1 if all(each.offloads for each in group.rows) else 0
+    return state, full, rank(group.rows[0])[0]
 
 
 def _notes(space: Space) -> tuple[str, ...]:

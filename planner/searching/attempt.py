@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from planner.units import HOUR_S
 
 Model = Coefficients | Calibration
 ModelFor = Callable[[Scenario], Model]
+# Times that differ by less are the same for choosing.
+_SAME_TIME = math.log(1.01)
 DEFAULT_CONFIDENCE = 1 - TAIL
 """P(fits) from which ``plan`` says "fits" rather than "uncertain"."""
 
@@ -97,6 +100,14 @@ def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | R
         return RefusedCombinationError(str(error).removesuffix(FORCE_HINT))
     offloads = "offload" in option.flags and not space.said("offload")
     return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file, offloads)
+
+
+def rank(tried: Tried) -> tuple[float, int, float, float]:
+    """Best first: the cheapest sample where prices are known, else the fastest; of equals the plainest, then the roomiest."""
+    effort = tried.sample_s if tried.sample_usd is None else tried.sample_usd
+    if effort is None:
+        return math.inf, tried.n_changes, -tried.room, math.inf
+    return round(math.log(effort) / _SAME_TIME), tried.n_changes, -tried.room, effort
 
 
 def state_of(prediction: Prediction, confidence: float) -> Verdict:

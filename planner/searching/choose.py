@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -10,12 +9,11 @@ from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.resolve import complete, look_up
 from planner.searching.answer import Answer, answer_of
-from planner.searching.attempt import Model, ModelFor, Tried
+from planner.searching.attempt import Model, ModelFor, Tried, rank
 from planner.searching.pool import Pool
 from planner.searching.space import MICRO_BATCHES, Option, Options, Said, Space, options_over, sizes
 
-# Times that differ by less are the same for choosing, and so is room of less than this share of the card.
-_SAME_TIME = math.log(1.01)
+# Room that differs by less than this share of the card is the same for choosing.
 _SAME_ROOM = 0.05
 
 
@@ -88,14 +86,6 @@ def all_options(pool: Pool, model_for: ModelFor, every: Iterable[Said]) -> Itera
         for options in options_over(space, place, found):
             model = model or model_for(complete(space.outline(options.first[0].flags), found, force=True))
             yield options, model
-
-
-def rank(tried: Tried) -> tuple[float, int, float, float]:
-    """Best first: the cheapest sample where prices are known, else the fastest; of equals the plainest, then the roomiest."""
-    effort = tried.sample_s if tried.sample_usd is None else tried.sample_usd
-    if effort is None:
-        return math.inf, tried.n_changes, -tried.room, math.inf
-    return round(math.log(effort) / _SAME_TIME), tried.n_changes, -tried.room, effort
 
 
 def listed(fitting: list[Tried], top: int) -> tuple[Tried, ...]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from planner.errors import PlannerError
 from planner.searching.answer import Answer, OtherStack
-from planner.searching.attempt import ModelFor, Tried
-from planner.searching.choose import all_options, rank, try_sizes
+from planner.searching.attempt import ModelFor, Tried, rank
+from planner.searching.choose import all_options, try_sizes
 from planner.searching.moves import COMMON_STACKS
 from planner.searching.pool import Explorer, Pool
 from planner.searching.solve import explorer_of, size_of

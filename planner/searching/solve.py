@@ -10,9 +10,9 @@ from functools import partial
 from planner.domain.recipe import Number
 from planner.errors import UsageError
 from planner.intake.fields import REQUEST_FIELDS
-from planner.searching.answer import Answer, Group, Quantity, answer_of
-from planner.searching.attempt import Model, ModelFor, Tried
-from planner.searching.choose import all_options, by_place, rank, try_sizes
+from planner.searching.answer import Answer, Group, Quantity, answer_of, place_of
+from planner.searching.attempt import Model, ModelFor, Tried, rank
+from planner.searching.choose import all_options, by_place, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.pool import Explorer, Pool, Training
 from planner.searching.space import Option, Said, Space, sizes
@@ -71,8 +71,14 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
         pool.explore_all(options, model, explorer)
     answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
     every = [tried for group in pool.by_training.values() for tried in group]
-    groups = tuple(replace(group, above=_above(group, every, quantity)) for group in answer.groups)
+    groups = tuple(replace(group, above=_above(group, every, quantity)) for group in _largest_first(answer.groups, quantity))
     return replace(answer, solved=quantity, groups=groups)
+
+
+def _largest_first(groups: tuple[Group, ...], quantity: Quantity) -> list[Group]:
+    """Of ways of training between which nothing else decides, that with the most first."""
+    size = size_of(quantity)
+    return sorted(groups, key=lambda group: (*place_of(group)[:2], -float(size(group.rows[0])) if group.rows else 0.0))
 
 
 def explorer_of(pool: Pool, quantity: Quantity) -> Explorer:

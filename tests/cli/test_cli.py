@@ -60,8 +60,9 @@ def refused(capsys: Captured, *arguments: str, code: int = 2) -> str:
     return err
 
 
-def test_a_prediction_needs_no_sub_command(capsys: Captured) -> None:
+def test_a_prediction_needs_no_sub_command(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's command prints a report on standard output, nothing on standard error, and exits with 0."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(JOB) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()

@@ -408,3 +408,78 @@ def test_without_a_calibration_the_verdict_alone_decides(capsys: Captured) -> No
     assert main(["search", *shlex.split(ONE_CARD), "--calibration", "none"]) == 0
     assert "P(fits) of" not in capsys.readouterr().out
     assert "leave it out" in refused(capsys, f"{ONE_CARD} --calibration none --confidence 0.9")
+
+
+A6000_OR_A100 = "--model llama-3.1-70b --method qlora --solve seq"
+
+
+def test_a_larger_card_goes_as_far_and_offload_is_told_apart(capsys: Captured) -> None:
+    """80 GB are never answered with less than 48 GB, and what fits without offload is told beside what needs it."""
+    longest = {}
+    for card in ("rtx-a6000", "a100-80-sxm"):
+        (group,) = answer_to(capsys, f"{A6000_OR_A100} --gpu {card}")["groups"]
+        longest[card] = group["recipes"][0]["seq_len"]
+        assert group["recipes"][0]["offload"] == "optimizer+params"
+    assert longest["a100-80-sxm"] >= longest["rtx-a6000"] > 0
+    assert any(recipe["offload"] == "none" for recipe in group["recipes"])
+    assert main(["search", *shlex.split(f"{A6000_OR_A100} --gpu a100-80-sxm")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"Longest sequence: (\d+) \(.*?\) with offload and [\d.]+ GiB of host RAM .*?; without offload: (\d+) ", out)
+    assert found is not None
+    assert int(found[1]) == longest["a100-80-sxm"] > int(found[2]) > 0
+
+
+def test_adapters_come_before_all_weights_that_need_the_host(capsys: Captured) -> None:
+    """On one 24 GiB card a full fine-tune rests on host RAM, so it is the last way of training."""
+    titles = [group["training"] for group in answer_to(capsys, "--model 8b --gpu 4090 --seq 2048")["groups"]]
+    assert titles[-1] == "full"
+    assert set(titles) == {"full", "lora", "qlora"}
+
+
+def test_the_best_stack_that_was_not_asked_for_is_named(capsys: Captured) -> None:
+    """Where another common stack does more as it is, it is named, and ``plan`` says the same of it; not where one was said."""
+    flags = "--model mistral-small-24b --method qlora --gpu 4090 --seq 4096"
+    other = answer_to(capsys, flags)["other_stack"]
+    assert other["offload"] in ("none", "activations")
+    named = other["arguments"][other["arguments"].index("--stack") + 1]
+    assert main([*other["arguments"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["must_have_bytes"] == other["must_have_bytes"]
+    assert main(["search", *shlex.split(flags)]) == 0
+    assert f"Not asked for: --stack {named}" in " ".join(capsys.readouterr().out.split())
+    assert answer_to(capsys, f"{flags} --stack hf-trainer@5")["other_stack"] is None
+
+
+def test_any_stack_asks_for_the_common_ones(capsys: Captured) -> None:
+    """``--stack any`` lists each common stack, that with the fastest recipe first."""
+    groups = answer_to(capsys, "--model 8b --method qlora --gpu 4090 --seq 2048 --stack any")["groups"]
+    assert {group["training"] for group in groups} == {
+        f"qlora, stack {name}" for name in ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
+    }
+    speeds = [group["recipes"][0]["samples_per_s"] for group in groups]
+    assert speeds[0] == max(speeds)
+
+
+def test_lengths_beyond_the_models_own_are_solved_for_when_asked(capsys: Captured) -> None:
+    """A length stops at what the model was made for, unless the flag lifts that limit, which belongs to lengths alone."""
+    flags = "--model llama-2-7b --method qlora --gpu a100-80-sxm --solve seq"
+    within, beyond = (answer_to(capsys, each)["groups"][0]["recipes"][0] for each in (flags, f"{flags} --beyond-context"))
+    assert within["seq_len"] == 4096
+    assert beyond["seq_len"] > 8192
+    assert any("4,096" in warning for warning in beyond["warnings"])
+    assert "--solve seq" in refused(capsys, "--model 7b --gpu 4090 --seq 512 --beyond-context")
+
+
+def test_no_line_is_wider_than_the_terminal_and_no_flag_is_cut(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns the tables, the levers and the commands fit, and commands can be read back whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for flags in ("--model 8b --gpu 4090,rtxpro6000-bw --seq 2048 --price 1,2", "--model 70b --method qlora --gpu 4090 --offload none"):
+        main(["search", *shlex.split(flags)])
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "100 %" not in out
+        words = out.replace("\\\n", " ").split()
+        assert {word for word in words if word.startswith("--")} <= {
+            "--model", "--gpu", "--seq", "--price", "--method", "--sharding", "--offload", "--quant-storage", "--loss", "--batch",
+            "--gradient-checkpointing", "--no-gradient-checkpointing", "--optimizer", "--attention", "--stack", "--host-memory.",
+            "--global-batch", "--seq.", "--solve", "--lora-rank", "--gpu-memory",
+        }  # fmt: skip

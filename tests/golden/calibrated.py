@@ -21,6 +21,19 @@ PATH = Path(__file__).resolve().parent / "calibrated" / "predictions.txt"
 
 # Beside the jobs of the golden tables: other cards, lengths, stacks and ways to spread a job, on both sides of the limit.
 _MORE: dict[str, str] = {
+    "lora-llama31-8b-no-checkpointing": "model=llama-3.1-8b method=lora gpu=a100-80-sxm seq=2048 batch=2"
+    " lora_rank=16 gradient_checkpointing=false",
+    "int8-7b-rtx3090": "model=llama-2-7b method=int8 gpu=3090 seq=512 batch=4",
+    "gptq-qwen7b-zero2": "model=qwen-7b method=lora quantization=gptq-int4 gpu=a100-80-sxm seq=1024"
+    " grad_accum=8 sharding=zero2 stack=qwen-finetune",
+    "lora-qwen25-14b-zero3": "model=Qwen/Qwen2.5-14B-Instruct method=lora lora_rank=8 gpu=4090:2 sharding=zero3"
+    " offload=optimizer+params batch=16 seq=51",
+    "full-gpt2-fp32": "model=gpt2 method=full gpu=rtx3060-12g seq=512 batch=4 load_dtype=fp32 precision=fp32",
+    "qlora-70b-long-liger": "model=llama-3.1-70b method=qlora gpu=h100-sxm seq=32768 loss=liger attention=flash2",
+    "full-8b-hsdp-4-nodes": "model=llama-3.1-8b method=full gpu=h100-sxm:8 nodes=4 seq=8192 sharding=hsdp"
+    " gradient_checkpointing=true",
+    "full-3b-paged-8bit": "model=llama-3.2-3b method=full gpu=4090 seq=2048 optimizer=paged_adamw_8bit"
+    " gradient_checkpointing=true padding=longest tokens_per_sample=900 batch=2 samples=10000 epochs=2 price=0.5",
     "qlora-7b-t4": "model=7b method=qlora gpu=t4 seq=1024",
     "qlora-7b-8gb": "model=7b method=qlora gpu=rtx4060ti-16g gpu_memory=8GB seq=1024",
     "qlora-13b-3090": "model=13b method=qlora gpu=3090 seq=2048",

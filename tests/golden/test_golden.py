@@ -1,4 +1,4 @@
-"""Predictions of a dozen scenarios, kept as text: any change of a formula shows as a difference that people can read."""
+"""Reports of a handful of scenarios, kept as text: any change of a formula shows as a difference that people can read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _prediction(name: str) -> Prediction:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_prediction_is_the_stored_one(name: str) -> None:
-    """Terms, phases, host RAM, time and assumptions are exactly those of the file; else the difference is printed."""
+def test_the_report_is_the_stored_one(name: str) -> None:
+    """Verdict, terms, phases, host RAM, time, levers and assumptions are those of the file; else the difference is printed."""
     stored = golden_path(name).read_text(encoding="utf-8") if golden_path(name).is_file() else ""
     now = golden_text(name)
     lines = difflib.unified_diff(stored.splitlines(), now.splitlines(), f"stored {name}", "predicted now", lineterm="")

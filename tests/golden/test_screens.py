@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
+from calibrated import JOBS as GOLDEN
 from golden_tables import SCENARIOS
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
@@ -54,20 +55,22 @@ LONG: dict[str, Mapping[str, object]] = {
     "unknown card": {"model": "7b", "method": "qlora", "gpu": "b100", "seq": 1024, "samples": 100},
     "nothing is enough": {"model": "llama-3.1-405b", "method": "full", "gpu": "rtx4060ti-16g", "seq": 8192, "sharding": "none"},
 }
-JOBS: dict[str, Mapping[str, object]] = {**SCENARIOS, **LONG}
+JOBS: dict[str, Mapping[str, object]] = {**GOLDEN, **LONG}
+_SCREENS = [*((name, 80) for name in JOBS), *((name, columns) for name in (*SCENARIOS, *LONG) for columns in (60, 120))]
 _WORDS = "|".join(re.escape(word) for word, _ in VERDICTS.values())
 
 
 def arguments(flags: Mapping[str, object]) -> list[str]:
     """The flags as they are typed."""
-    return [
-        f"--{'no-' if value is False else ''}{name.replace('_', '-')}{'' if isinstance(value, bool) else f'={value}'}"
-        for name, value in flags.items()
-    ]
+    switches = {True: "--", False: "--no-", "true": "--", "false": "--no-"}
+    words = []
+    for name, value in flags.items():
+        switch, flag = switches.get(value) if isinstance(value, bool | str) else None, name.replace("_", "-")
+        words.append(f"--{flag}={value}" if switch is None else f"{switch}{flag}")
+    return words
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(("name", "columns"), _SCREENS)
 def test_the_first_answer_is_whole_on_a_screen(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 22 lines, none wider than the screen, the verdict at both ends, and every flag whole."""
     with Terminal(columns, 24) as terminal:

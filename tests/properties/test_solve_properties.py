@@ -14,8 +14,8 @@ from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.answer import Quantity
-from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, state_of
-from planner.searching.choose import choose, front, rank
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, rank, state_of
+from planner.searching.choose import choose, front
 from planner.searching.pool import Pool
 from planner.searching.solve import SEQ_STEP_TOKENS, size_of, solve
 from planner.searching.space import Space, read_choices

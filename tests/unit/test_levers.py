@@ -88,7 +88,9 @@ def test_the_stack_is_offered_before_host_ram_and_data() -> None:
     fitting = [lever for lever in found if lever.fits]
     assert fitting[0].flags == {"stack": "unsloth"}
     assert "host RAM" not in fitting[0].cost_text
-    said = levers(scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096", "stack": "hf-trainer@5"}))
+    said = levers(
+        scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096", "stack": "hf-trainer@5"})
+    )
     assert not any("stack" in lever.flags for lever in said)
 
 
