@@ -14,6 +14,7 @@ from planner.errors import UsageError, show
 
 TOOL = "Accelerate 1.15.0"
 _FSDP_VERSION = 1
+_COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2
 
 _HARMLESS = (
@@ -54,11 +55,13 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     if kind not in _KINDS:
         raise keys.not_modelled("distributed_type", f"{show(kind)} is not modelled; {', '.join(_KINDS)} are")
     keys.refuse_switched_on({"use_cpu": "training on a CPU is not modelled by this file: say --gpu cpu"})
+    if str(keys.get("dynamo_backend") or "no").lower() != "no":
+        reading.remark(keys.where("dynamo_backend"), _COMPILED)
     dynamo = keys.part("dynamo_config")
     if dynamo is not None:
         dynamo.skip(("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation"))
         if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
-            reading.remark(dynamo.where("dynamo_backend"), "compilation is not counted: memory and time are those without it")
+            reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
     _read_parallelism(keys)

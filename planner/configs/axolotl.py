@@ -194,6 +194,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
+    _remark_on_fp32_embeddings(keys, reading)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -221,6 +222,21 @@ def _refuse_without_sft(keys: Keys) -> None:
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+
+
+def _remark_on_fp32_embeddings(keys: Keys, reading: Reading) -> None:
+    """Say where a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, which is not counted.
+
+    They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
+    (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290); DeepSpeed's engine casts them as well.
+    """
+    sharding = str(reading.value("sharding") or "ddp")
+    cast = reading.value("method") != "full" or sharding != "ddp" or reading.value("attention") == "flash2"
+    if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
+        return
+    name = next((name for name in ("sdp_attention", "eager_attention") if keys.has(name)), "attn_implementation")
+    reason = "without FlashAttention embeddings, head and norms stay in fp32, which is not counted and needs more"
+    reading.remark(keys.where(name), f"{reason}; attn_implementation: flash_attention_2 keeps them in 16 bits")
 
 
 def _read_model_config(keys: Keys, reading: Reading) -> None:

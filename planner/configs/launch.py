@@ -63,9 +63,8 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
     if len(found.beside) == 1:
         path = found.beside[0]
         reading.launch = path
-        reading.remark(
-            str(path), "the launch file beside this config is counted; --accelerate FILE says another, --accelerate none"
-        )
+        text = "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate none counts none"
+        reading.remark(str(path), text)
         return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
     reading.candidates = found.beside + found.usual
     if reading.candidates:

@@ -9,7 +9,7 @@ from planner.errors import NotModelledError
 _MARKS = {
     # allenai/open-instruct open_instruct/finetune.py and dpo_tune.py; the scripts of Transformers without a Trainer have the
     # first three as well (examples/pytorch/language-modeling/run_clm_no_trainer.py).
-    "open-instruct, or a script with a loop of its own": frozenset(
+    "open-instruct or of a script with a loop of its own": frozenset(
         {
             "with_tracking",
             "use_slow_tokenizer",
@@ -77,5 +77,5 @@ def refuse_other_tools(document: Document) -> None:
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     return NotModelledError(
-        f"{document.path}:{key}: a key of {program}, whose files are not read: say the job by flags, as in plan --help"
+        f"{document.path}:{key}: a key of {program}: such files are not read; say the job by flags (plan --help)"
     )

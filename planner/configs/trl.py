@@ -10,6 +10,7 @@ from dataclasses import replace
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.liger import say_liger
 from planner.configs.model_args import read_dtype
 from planner.configs.reading import Reading
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
@@ -21,7 +22,6 @@ from planner.configs.trainer import (
     read_launch_file,
     read_precision,
     read_trainer,
-    say_liger,
 )
 from planner.configs.trl_age import OLDEST, read_age, read_old_preparation
 from planner.errors import UsageError, show

@@ -185,3 +185,18 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
         with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
     four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true").replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-bnb-4bit")
     assert read(tmp_path, four).needs == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BASE, True),
+        (BASE + "attn_implementation: sdpa\n", True),
+        (BASE + "attn_implementation: flash_attention_2\n", False),
+        (BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", False),
+        (LORA, False),
+    ],
+)
+def test_fp32_embeddings_of_a_full_fine_tune_are_said(tmp_path: Path, text: str, said: bool) -> None:
+    """They go back to 16 bits for FlashAttention, adapters and FSDP only (loaders/model.py), and are not counted in fp32."""
+    assert any("stay in fp32" in remark.text for remark in read(tmp_path, text).remarks) == said

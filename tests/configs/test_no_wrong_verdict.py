@@ -137,7 +137,7 @@ def test_stock_files_of_another_machine_are_known(tmp_path: Path, named: str, sh
 def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(tmp_path: Path, text: str, program: str) -> None:
     """The program and the key are named, whatever tool is asked for."""
     for tool in (None, "transformers"):
-        with pytest.raises(NotModelledError, match=rf"a key of {program}.*are not read"):
+        with pytest.raises(NotModelledError, match=rf"a key of {program}.*: such files are not read"):
             read_config_file(written(tmp_path, text), tool)
 
 
