@@ -198,7 +198,7 @@ def _read(each: Checked, subject: Subject, folder: str, *, brief: bool) -> Secti
     blocks = tuple(_details(each, subject, _keys_of(each), defaults=False))
     if not brief and each.remedy:
         said = "; ".join(line.strip() for fix in each.remedy for line in fix_lines(each.config, fix))
-        blocks += (Note(f"Fits with {said}", "good"),)
+        blocks += (Note(f"With {said}: {_then(each.remedy[-1])}", "good"),)
     if not blocks:
         return Section("", ())
     about = Note(f"{_short(each.name, folder)}, read as {each.tool}: {short_job_line(subject.scenario)}", "strong")
