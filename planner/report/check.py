@@ -54,7 +54,7 @@ def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tupl
     reason = () if prediction.verdict in ("fits", "uncertain") else (Note(f"{_capital(prediction.reason)}."),)
     head = (
         verdict_note(subject),
-        Note(uses_text(prediction)),
+        Note(uses_text(subject)),
         *reason,
         Note(f"{_base(each.config)}, read as {each.tool}: {short_job_line(subject.scenario)}", "dim"),
         step_note(prediction),
