@@ -120,7 +120,7 @@ SEARCH_OPTIONS: OwnOptions = {
         ],
         False,
     ),
-    "confidence": (_own("--confidence", "X", "P(fits) from which a recipe counts as fitting (0.95, as plan says fits)"), None),
+    "confidence": (_own("--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"), None),
     "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
     "config": (Config, None),
     "calibration": (_Calibration, None),
