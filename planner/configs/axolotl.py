@@ -119,6 +119,8 @@ _UNMODELLED = {
     "model_kwargs": "what is handed to the loader as it stands is not read",
     "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
 }
+# Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11 utils/models.py:294, 0.8.0:928).
+_OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
     "context_parallel_size": "a context-parallel degree",
@@ -139,6 +141,7 @@ _REMARKS = {
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
+    "ray_num_workers": "the number of GPUs is that of --gpu, not that of Ray's workers",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
 
@@ -211,7 +214,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _refuse_without_sft(keys: Keys) -> None:
-    """Refuse what is trained from preferences or rewards, and files that merge.
+    """Refuse what is trained from preferences or rewards, other model code, and files that merge.
 
     Raises:
         NotModelledError: another kind of training, or none.
@@ -222,6 +225,8 @@ def _refuse_without_sft(keys: Keys) -> None:
         reinforced = str(kind).lower() in ("grpo", "gdpo", "ebft")
         what = "reinforcement learning" if reinforced else "preference training"
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
+    if keys.get("model_type") in _OWN_CLASSES:
+        raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 

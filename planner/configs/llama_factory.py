@@ -245,6 +245,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("new_special_tokens_config", "the vocabulary is counted as published"),
         ("adapter_name_or_path", "an adapter is trained as lora_rank and lora_target say, whatever it was made with"),
         ("enable_torch_profiler", "what the profiler holds is not counted"),
+        ("ray_num_workers", "the number of GPUs is that of --gpu, not that of Ray's workers"),
         ("moe_aux_loss_coef", "the routers' loss is not counted"),
     ):
         if keys.get(name) not in (None, False):

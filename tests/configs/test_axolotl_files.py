@@ -257,3 +257,17 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(tmp_path: Path, t
 def test_the_first_qwen_brings_its_attention_along(tmp_path: Path, text: str, attention: str) -> None:
     """Its own code takes flash-attn, which Axolotl installs, where nothing is said."""
     assert read(tmp_path, INT8 + "Qwen/Qwen-7B\n" + text).request.get("attention") == attention
+
+
+@pytest.mark.parametrize("name", ["MixFormerSequentialForCausalLM", "MambaLMHeadModel"])
+def test_model_code_of_its_own_is_not_modelled(tmp_path: Path, name: str) -> None:
+    """Its attention and loss are not those of the model in Transformers (2023-11 models/phi uses flash-attn unasked)."""
+    with pytest.raises(NotModelledError, match="model_type"):
+        read(tmp_path, BASE + f"model_type: {name}\n")
+    assert read(tmp_path, BASE + "model_type: LlamaForCausalLM\n").request.get("method") == "full"
+
+
+def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) -> None:
+    """Sharding over 4 of 8 GPUs needs more on each, so the reader must know which number is counted."""
+    config = read(tmp_path, BASE + "use_ray: true\nray_num_workers: 4\n")
+    assert any(remark.origin.endswith("ray_num_workers") for remark in config.remarks)
