@@ -199,7 +199,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
     read_kbit_tables(keys, reading, of_2023=of_2023)
-    _remark_on_fp32_embeddings(keys, reading, of_2023=of_2023)
+    _remark_on_fp32_embeddings(keys, reading, old=old is not None, of_2023=of_2023)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -231,18 +231,19 @@ def _refuse_without_sft(keys: Keys) -> None:
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
-def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
     """Say where a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, which is not counted.
 
     They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
     (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290); DeepSpeed's engine casts them as well.
-    Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11).
+    Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8
+    xFormers cast none: it does as a value of attn_implementation (0.19.0 utils/schemas/enums.py:168).
 
     Raises:
         NotModelledError: FlashAttention of that time, whose files have the long packed batches for which this is gigabytes.
     """
     sharding = str(reading.value("sharding") or "ddp")
-    flash = reading.value("attention") == "flash2"
+    flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
     cast = reading.value("method") != "full" or sharding != "ddp" or (flash and (not of_2023 or is_llama(keys)))
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
@@ -250,7 +251,8 @@ def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, of_2023: bool) -
         why = "Axolotl of 2023 trains models other than Llama with embeddings, head and norms in fp32, which is not modelled"
         name = next(name for name in _OLD_KEYS_2023 if keys.holds(name))
         raise keys.not_modelled(name, f"{why}; take the key out for the Axolotl of 2024")
-    name = next((name for name in ("sdp_attention", "eager_attention") if keys.has(name)), "attn_implementation")
+    others = ("xformers_attention", "sdp_attention", "eager_attention")
+    name = next((name for name in others if keys.flag(name)), "attn_implementation")
     reason = "without FlashAttention embeddings, head and norms stay in fp32, which is not counted and needs more"
     reading.remark(keys.where(name), f"{reason}; attn_implementation: flash_attention_2 keeps them in 16 bits")
 
