@@ -52,16 +52,19 @@ app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
 def _check(configs: list[str], **said: Any) -> Outcome:
-    """Will these jobs fit?  One line for each config file, and the worst exit code: 1, 2, 6, 3, 5, 4, 0.
+    """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2, 6, 3, 5, 4, 0.
 
     Reads our own TOML and the files of LLaMA-Factory, Axolotl, TRL, Transformers, DeepSpeed and Accelerate; flags win.
+
+    Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """
     from planner.api.files import CheckOptions
-    from planner.cli.check import check_configs
+    from planner.cli.check import CheckRun, check_configs
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    own = {name: said.pop(name) for name in ("tool", "deepspeed", "accelerate", "calibration", "force")}
-    return check_configs(configs, said, CheckOptions(output_format, **own))
+    own = {name: said.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
+    run = CheckRun(said.pop("accelerate") or (), said.pop("allow"), said.pop("write"))
+    return check_configs(configs, said, CheckOptions(output_format, **own), run)
 
 
 app.command("check", short_help="Will the jobs of config files fit?")(with_scenario_options(_check, CHECK_OPTIONS))

@@ -1,36 +1,74 @@
-"""``plan check CONFIG...``: will these jobs fit here?  One line each, and the exit code of the worst."""
+"""``plan check CONFIG...``: will these jobs fit here?  What would make them fit, and the exit code of the worst."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from planner.api.files import CheckOptions, check_file
+from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs
+from planner.api.files import CheckOptions
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import UsageError
-from planner.intake.request import from_flags
-from planner.report.check import check_sections, worst_exit_code
+from planner.intake.request import ScenarioRequest, from_flags
+from planner.report.check import BRIEF_ABOVE, check_sections
+from planner.report.checked import Checked, worst_exit_code
 
 MAX_CONFIGS = 10_000
 
 
-def check_configs(configs: Sequence[str], flags: Mapping[str, object], options: CheckOptions) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """What is asked beside how files are read: launch files, what may pass, and where the changed file goes."""
+
+    accelerate: Sequence[str] = ()
+    allow: str | None = None
+    write: str | None = None
+
+
+def check_configs(
+    configs: Sequence[str], flags: Mapping[str, object], options: CheckOptions, run: CheckRun = CheckRun()
+) -> Outcome:
     """Answer each config with the same flags, which win over it; one that cannot be answered does not stop the others.
 
     Raises:
         UsageError: a flag that cannot be used.
+        InputFileError: a changed file cannot be written.
     """
-    said = from_flags(flags)
-    if len(configs) > MAX_CONFIGS:
-        raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(configs):,} are given")
-    checked = [check_file(config, said, options) for config in configs]
-    code = worst_exit_code(checked)
+    said, allowed = from_flags(flags), allowed_codes(run.allow)
+    jobs = [replace(job, typed=_typed(flags)) for job in check_jobs(configs, options, run.accelerate)]
+    if len(jobs) > MAX_CONFIGS:
+        raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(jobs):,} are given")
+    checked = _checked(jobs, said, run)
+    code = worst_exit_code(checked, allowed)
     if options.output_format == "json":
         from planner.report.check_json import check_json
 
-        return Outcome(check_json(checked), code)
-    sections = check_sections(checked)
+        return Outcome(check_json(checked, code), code)
+    sections = check_sections(checked, allowed)
     if options.output_format == "markdown":
         from planner.report.markdown import to_markdown
 
         return Outcome(to_markdown(sections), code)
     return Outcome(human_text(sections), code)
+
+
+def _checked(jobs: Sequence[CheckJob], said: ScenarioRequest, run: CheckRun) -> list[Checked]:
+    if run.write is not None:
+        if len(jobs) != 1:
+            raise UsageError(f"--write takes one config with one launch file at a time, but {len(jobs)} jobs are asked for")
+        return [check_and_write(jobs[0], said, run.write, run.allow)]
+    advise = len(jobs) <= BRIEF_ABOVE
+    return [check_job(job, said, advise=advise, allow=run.allow) for job in jobs]
+
+
+def _typed(flags: Mapping[str, object]) -> str:
+    """The flags as they were typed."""
+    words: list[str] = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)

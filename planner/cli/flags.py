@@ -63,7 +63,40 @@ CHECK_OPTIONS: OwnOptions = {
         None,
     ),
     "accelerate": (
-        Annotated[str | None, typer.Option("--accelerate", metavar="FILE", help="The config of accelerate launch")],
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--accelerate",
+                metavar="FILE",
+                help="The config of accelerate launch; given again, each is answered; CONFIG=FILE is for that config alone",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "write": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--write",
+                metavar="FILE",
+                help="Write the config with the first changes that make it fit and read it again; the exit code is then FILE's. "
+                "Nothing is overwritten but the config itself, by its own name",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "allow": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--allow",
+                metavar="WORDS",
+                help="What counts as fitting in the exit code, too: uncertain, not-modelled, or both with a comma",
+                show_default=False,
+            ),
+        ],
         None,
     ),
     "calibration": _ANSWER_OPTIONS["calibration"],
@@ -87,7 +120,7 @@ SEARCH_OPTIONS: OwnOptions = {
         ],
         False,
     ),
-    "confidence": (_own("--confidence", "X", "P(fits) from which a recipe counts as fitting (0.95, as plan says fits)"), None),
+    "confidence": (_own("--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"), None),
     "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
     "config": (Config, None),
     "calibration": (_Calibration, None),

@@ -29,6 +29,8 @@ _MOST_FOLDERS_UP = 4
 _MOST_FILES = 200
 _MOST_BYTES = 65_536
 _MOST_NAMED = 4
+NO_LAUNCH_FILE = "no launch file is said"
+"""How the remark begins that lists launch files of which none was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
     if reading.candidates:
         names = ", ".join(_name(path) for path in reading.candidates[:_MOST_NAMED])
         more = f" and {len(reading.candidates) - _MOST_NAMED} more" if len(reading.candidates) > _MOST_NAMED else ""
-        text = f"no launch file is said, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
+        text = f"{NO_LAUNCH_FILE}, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
         reading.remark(str(document.path), text)
     return beside
 

@@ -73,7 +73,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     document = read_document(path)
     refuse_other_tools(document)
     chosen = recognise(document) if tool is None else _named(tool)
-    keys, reading = Keys.of(document), Reading(path, chosen.title)
+    keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
     remark_on_twice(document, reading)
     if chosen.stack:
         reading.say("stack", chosen.stack, str(path), f"the keys are those of {chosen.title}")

@@ -35,8 +35,8 @@ class Reading:
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
     ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.
-    ``switches``: those of the stack that the file sets, with their places.
+    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of
+    the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
     ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     """
 
@@ -48,6 +48,7 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tool_name: str = ""
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
 

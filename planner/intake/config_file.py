@@ -21,10 +21,10 @@ OWN_TOOL = "plan"
 class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
-    ``tool``: the program that it is for.  ``remarks``: keys that are not counted as they stand.  ``ignored``: unknown keys, as
-    ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence that asks for it.
-    ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that could be meant, where
-    none is counted.
+    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
+    stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
+    that asks for it.  ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that
+    could be meant, where none is counted.
     """
 
     request: ScenarioRequest
@@ -33,6 +33,7 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
+    tool_name: str = OWN_TOOL
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
 
@@ -72,6 +73,7 @@ def config_of(reading: Reading) -> ConfigFile:
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
+        tool_name=reading.tool_name,
         launch=reading.launch,
         candidates=reading.candidates,
     )

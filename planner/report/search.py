@@ -68,7 +68,7 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     word, tone = _HEADS[answer.verdict]
     if answer.n_fit and all(map(_rests_on_host, (tried for group in answer.groups for tried in group.rows))):
         word, tone = "FITS IF HOST RAM SUFFICES", "warn"
-    sure = f"P(fits) of at least {100 * answer.confidence:g} %"
+    sure = f"a chance to fit of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
     if answer.verdict == "host_memory_short":
@@ -123,7 +123,7 @@ def _host(group: Group) -> tuple[Note, ...]:
     if not needs:
         return ()
     sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
-    text = f"Offload needs at least {sizes} GiB of RAM on a node, which nobody said it has: --host-memory."
+    text = f"Offload needs at least {sizes} GiB of RAM on a node; --host-memory says how much it has."
     return (Note(text, "warn"),)
 
 
@@ -179,7 +179,7 @@ def _fewest(group: Group) -> str:
 
 def _chance(tried: Tried) -> str:
     chance = tried.prediction.fits_probability
-    return "" if chance is None else f" (P(fits) {_edge_text(chance)})"
+    return "" if chance is None else f" (chance {_edge_text(chance)})"
 
 
 def _edge_text(chance: float) -> str:
@@ -197,11 +197,11 @@ def _miss(nearest: Tried, confidence: float) -> str:
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
     if state == "uncertain":
-        sure = "" if chance is None else f"; P(fits) is {_edge_text(chance)}"
-        return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB at once{sure}."
+        sure = "" if chance is None else f"; the chance to fit is {_edge_text(chance)}"
+        return f"The nearest needs at least {gib(need)} of the card's {gib(limit)} GiB{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
-    return f"The nearest needs {gib(need)} GiB at once, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
+    return f"The nearest needs at least {gib(need)} GiB, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
 
 
 def _commands(rows: list[Shown]) -> Section:
@@ -245,7 +245,7 @@ def _tried(answer: Answer, rows: list[Tried]) -> Section:
             found.setdefault(each.name, {})[each.value] = None
     kept = [f"{name}={' or '.join(found[name])}" for name in _UNSAID if name in found]
     blocks: list[Grid | Note] = [grid] if grid.rows else []
-    blocks += [Note(f"Not said and not varied: {', '.join(kept)}.", "dim")] if kept else []
+    blocks += [Note(f"Defaults, not varied: {', '.join(kept)}.", "dim")] if kept else []
     if answer.n_refused:
         blocks.append(Note(f"{answer.n_refused:,} combinations that no library runs were left out (plan rules).", "dim"))
     return Section("What was tried", tuple(blocks))

@@ -39,7 +39,7 @@ def recipe_grid(answer: Answer, shown: list[Shown]) -> Grid:
         "pace": Column("tokens/s" if lengths else "samples/s", "right"),
         "time": Column("step" if first.run.n_samples is None else "run", "right", wide_only=True),
         "peak": Column("peak GiB", "right"),
-        "chance": Column("P(fits)", "right"),
+        "chance": Column("chance", "right"),
         "host": Column("host GiB", "right", wide_only=True) if host else None,
         "usd": _usd_column(first),
     }

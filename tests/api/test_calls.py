@@ -132,7 +132,7 @@ def test_levers_are_there_where_a_job_is_short() -> None:
         ({"model": object(), "method": "qlora", "gpu": "4090", "seq": 8}, ("model",)),
         ({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "tensor_parallel": 2}, ("tensor_parallel",)),
     ],
-    ids=str,
+    ids=["keyword", "negative", "card", "missing", "object", "not-modelled"],
 )
 def test_what_cannot_be_used_raises_one_sentence(flags: dict[str, Any], words: tuple[str, ...]) -> None:
     """Wrong names and values are the errors of the command line."""

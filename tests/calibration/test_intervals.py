@@ -224,8 +224,8 @@ def test_coverage_is_said_or_why_there_is_none() -> None:
     alone = calibration()
     several = replace(alone, coverage=(("driver", 0.87),))
     texts = [calibration_notes(estimate_calibrated(job(), each))[0].text for each in (alone, several)]
-    assert texts[0].endswith("no second source to measure its 90 % intervals on")
-    assert texts[1].endswith("90 % intervals held on unseen sources: driver 87 %")
+    assert texts[0].endswith("no second source to check its 90 % intervals on.")
+    assert texts[1].endswith("90 % intervals contain: driver 87 %.")
 
 
 def test_intervals_widen_with_distance() -> None:

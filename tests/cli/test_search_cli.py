@@ -231,7 +231,7 @@ def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured
     assert document["verdict"] == "host_memory_short"
     assert document["groups"][0]["nearest"]["fits_probability"] >= document["confidence"]
     assert main(["search", *shlex.split("--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB")]) == 5
-    assert "P(fits) of at least 95 % and the host RAM that they need" in " ".join(capsys.readouterr().out.split())
+    assert "chance to fit of at least 95 % and the host RAM that they need" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str
 def test_without_a_calibration_the_verdict_alone_decides(capsys: Captured) -> None:
     """Uncalibrated there is no chance to fit, and the headline does not speak of one."""
     assert main(["search", *shlex.split(ONE_CARD), "--calibration", "none"]) == 0
-    assert "P(fits) of" not in capsys.readouterr().out
+    assert "chance to fit of" not in capsys.readouterr().out
     assert "leave it out" in refused(capsys, f"{ONE_CARD} --calibration none --confidence 0.9")
 
 

@@ -90,7 +90,10 @@ def test_no_output_is_wider_than_a_terminal() -> None:
 def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:
     """The files as the pages show them are those that the examples are run with."""
     shown = {
-        block["text"] for path in pages() for block in CODE_BLOCK.finditer(path.read_text()) if block["language"] == language
+        block["text"]
+        for path in pages()
+        for block in CODE_BLOCK.finditer(path.read_text(encoding="utf-8"))
+        if block["language"] == language
     }
     assert text in shown
     with example_folder() as folder:

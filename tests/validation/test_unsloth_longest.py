@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from planner.cli.calibration_choice import chosen_calibration
 
+from planner.api.calibration_choice import chosen_calibration
 from planner.calibration.longest import Answer, answer, longest_table, published_cases
 from planner.domain.calibration import Calibration
 from planner.domain.interval import TAIL

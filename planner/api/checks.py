@@ -1,0 +1,173 @@
+"""Config files -> answers with what would make them fit, what starts them, and, where asked for, the changed files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from planner.api.files import CheckOptions, answer_file, flags_of
+from planner.api.fixes import FileJob, file_job, with_fixes
+from planner.api.writing import output_of, write_all
+from planner.configs.launch import NO_LAUNCH_FILE
+from planner.configs.launch_lines import Launch, launch_line
+from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
+from planner.intake.config_file import ConfigFile, read_config_file
+from planner.intake.request import ScenarioRequest
+from planner.report.checked import Checked, Written
+from planner.report.subject import Subject
+
+ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLED}
+"""Words of ``--allow``: what then counts as fitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """One config with its own options.
+
+    ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as somebody typed them.
+    """
+
+    config: str
+    options: CheckOptions
+    named: bool = False
+    typed: str = ""
+
+
+def allowed_codes(words: str | None) -> frozenset[ExitCode]:
+    """The exit codes that ``--allow`` lets pass.
+
+    Raises:
+        UnknownNameError: a word that is none of them.
+    """
+    names = [word.strip().lower() for word in (words or "").split(",") if word.strip()]
+    for name in names:
+        if name not in ALLOWED:
+            raise UnknownNameError("word of --allow", name[:60], ALLOWED, hint=f"allowed: {', '.join(ALLOWED)}")
+    return frozenset(ALLOWED[name] for name in names)
+
+
+def check_jobs(configs: Sequence[str], options: CheckOptions, accelerate: Sequence[str]) -> tuple[CheckJob, ...]:
+    """Each config with each launch file that was given for it: ``CONFIG=FILE`` is for that config, ``FILE`` for all others.
+
+    Raises:
+        UsageError: a launch file for a config that is not there.
+    """
+    own: dict[str, list[str]] = {config: [] for config in configs}
+    for_all: list[str] = []
+    for text in accelerate:
+        config, mark, file = text.partition("=")
+        if not mark or Path(text).is_file():
+            for_all.append(text)
+        elif config in own:
+            own[config].append(file)
+        else:
+            raise UsageError(f"--accelerate {text}: '{config}' is none of the configs; write CONFIG=FILE with its name as given")
+    found = []
+    for config in configs:
+        files = own[config] or for_all
+        found += [CheckJob(config, replace(options, accelerate=file), len(accelerate) > 1) for file in files]
+        found += [] if files else [CheckJob(config, options)]
+    return tuple(found)
+
+
+def check_job(job: CheckJob, said: ScenarioRequest, *, advise: bool = True, allow: str | None = None) -> Checked:
+    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result, never raised.
+
+    ``advise``: look for changes of its files that make it fit.
+    """
+    return _answered(job, said, advise=advise, allow=allow)[0]
+
+
+def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: str | None = None) -> Checked:
+    """As :func:`check_job`, and write the config with the first changes that make it fit as ``target``; as it is where it fits.
+
+    Raises:
+        UsageError: ``target`` cannot be the name of the new file.
+        InputFileError: a file cannot be changed or written.
+    """
+    checked, file = _answered(job, said, advise=True, allow=allow)
+    if checked.subject is None or file is None:
+        return checked
+    if checked.exit_code != ExitCode.FITS and not checked.remedy:
+        return checked
+    output = output_of(file, [edit for fix in checked.remedy for edit in fix.edits], Path(target))
+    write_all(output)
+    again = CheckJob(target, output.options, typed=job.typed)
+    return replace(checked, written=Written(tuple(map(str, output.texts)), check_job(again, said, advise=False, allow=allow)))
+
+
+def _answered(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None) -> tuple[Checked, FileJob | None]:
+    read: ConfigFile | None = None
+    failed = Checked(job.config, accelerate=_own_launch_file(job))
+    try:
+        read = read_config_file(job.config, job.options.tool, job.options.beside)
+        failed = replace(failed, tool=read.tool)
+        checked = answer_file(job.config, read, said, job.options)
+        file = file_job(job.config, read, said, job.options)
+        checked = replace(checked, accelerate=failed.accelerate, **_launch_files_left(checked, read))
+        checked = _with_lines(checked, file, job, said, allow)
+        return (with_fixes(file, checked) if advise else checked), file
+    except PlannerError as error:
+        return replace(failed, failure=str(error), failure_code=error.exit_code), None
+    except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
+        text = f"internal error ({type(error).__name__}: {str(error)[:200]}), please report it with the file"
+        return replace(failed, failure=text, failure_code=ExitCode.INTERNAL_ERROR), None
+
+
+def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:
+    """Launch files that were not taken belong to what is assumed, which says so only where there are several GPUs."""
+    remarks = tuple(remark for remark in checked.remarks if not remark[1].startswith(NO_LAUNCH_FILE))
+    return {"candidates": tuple(map(str, read.candidates)), "remarks": remarks}
+
+
+def _own_launch_file(job: CheckJob) -> str:
+    return (job.options.accelerate or "") if job.named else ""
+
+
+def _with_lines(checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRequest, allow: str | None) -> Checked:
+    """``checked`` with the check as a command, and the line that starts the job."""
+    options = job.options
+    words = ["plan", "check", job.config]
+    for flag, value in (
+        ("tool", options.tool),
+        ("deepspeed", options.deepspeed),
+        ("accelerate", options.accelerate),
+        ("calibration", options.calibration),
+        ("allow", allow),
+    ):
+        words += [f"--{flag}", value] if value else []
+    flags = job.typed or flags_of(said)
+    command = " ".join(part for part in (shlex.join(words), flags, "--force" if options.force else "") if part)
+    names = _LaunchNames.of(file)
+    said_alone = names.accelerate or names.deepspeed or (options.accelerate or "")
+    return replace(checked, command=command, launch=_launch(file, names, checked.subject), launch_file=said_alone)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchNames:
+    """Files that the line which starts the job has to name."""
+
+    accelerate: str
+    deepspeed: str
+
+    @classmethod
+    def of(cls, file: FileJob) -> _LaunchNames:
+        """The launch file, and a DeepSpeed file that no other file names."""
+        files = file.files
+        inside = files.accelerate.table.get("deepspeed_config") if files.accelerate is not None else None
+        named = files.config.table.get("deepspeed") or (isinstance(inside, dict) and inside.get("deepspeed_config_file"))
+        accelerate = "" if files.accelerate is None else str(files.accelerate.path)
+        deepspeed = "" if files.deepspeed is None or named else str(files.deepspeed.path)
+        return cls(accelerate, deepspeed)
+
+
+def _launch(file: FileJob, names: _LaunchNames, subject: Subject | None) -> str:
+    if subject is None:
+        return ""
+    hardware, recipe = subject.scenario.hardware, subject.scenario.recipe
+    engine = recipe.uses_deepspeed or recipe.uses_fsdp
+    launch = Launch(file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes, engine)
+    return launch_line(file.files.tool, launch)

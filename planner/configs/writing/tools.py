@@ -1,0 +1,231 @@
+"""Each tool's keys for our fields: what its reader reads, the other way round.
+
+A rule gives the keys to set for one value of a field, or ``None`` where the tool has no key for it.  Whether a rule is right is
+seen by reading the result: whoever uses these tables does so.  Sharding and offload are in ``engines.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planner.configs.trainer import OPTIMIZERS
+from planner.configs.writing.edits import REMOVED, Settings
+
+Table = Mapping[str, Any]
+Rule = Callable[[Table, Any], Settings | None]
+
+_LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+_OLD_ATTENTION = ("flash_attention", "sdp_attention", "eager_attention", "xformers_attention", "flex_attention")
+_LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# Rank of adapters where a full fine-tune has none: that of PEFT's and the tools' own examples.
+_RANK = 16
+# Of several names of one optimizer the oldest.
+_OPTIMIZER_NAMES = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())}
+
+
+def _key(*names: str) -> Rule:
+    """A plain rename; of several names that one which the file uses, else the first."""
+
+    def rule(table: Table, value: Any) -> Settings:
+        used = next((name for name in names if name in table), names[0])
+        return {(used,): REMOVED if value is None else list(value) if isinstance(value, tuple) else value}
+
+    return rule
+
+
+def _words(name: str, words: Mapping[Any, Any]) -> Rule:
+    """A rename with other words for the values."""
+    return lambda _, value: {(name,): words[value]} if value in words else None
+
+
+def _loss(words: Mapping[str, Settings]) -> Rule:
+    return lambda _, value: words.get(value)
+
+
+def _dotted(*place: str) -> Rule:
+    return lambda _, value: {place: value}
+
+
+def _precision(table: Table, value: Any) -> Settings | None:
+    """TrainingArguments: bf16 or fp16, each meaning autocast."""
+    if value not in ("bf16-mixed", "fp16-mixed"):
+        return None
+    on, off = ("bf16", "fp16") if value.startswith("bf16") else ("fp16", "bf16")
+    return {(on,): True, **({(off,): False} if table.get(off) else {})}
+
+
+def _packing(name: str) -> Rule:
+    return lambda _, value: {(name,): True} if value == "packed" else None
+
+
+_TRAINER: Mapping[str, Rule] = {
+    "batch": _key("per_device_train_batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "optimizer": _words("optim", _OPTIMIZER_NAMES),
+    "precision": _precision,
+    "gradient_checkpointing": _key("gradient_checkpointing", "activation_checkpointing"),
+    "checkpoint_reentrant": _dotted("gradient_checkpointing_kwargs", "use_reentrant"),
+    "loss": _loss({"liger": {("use_liger_kernel",): True}}),
+    "epochs": _key("num_train_epochs"),
+}
+
+
+def _attention_of_script(table: Table, value: Any) -> Settings | None:
+    """A script's own argument, which exists only where the file has it."""
+    words = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
+    return {("attn_implementation",): words[value]} if "attn_implementation" in table and value in words else None
+
+
+_TRANSFORMERS: Mapping[str, Rule] = {
+    **_TRAINER,
+    "seq": lambda table, value: {("block_size",): value} if "block_size" in table else None,
+    "attention": _attention_of_script,
+}
+
+
+def _llama_factory_method(_: Table, value: Any) -> Settings | None:
+    """No bits mean a base in 16 bits, which is what is left out."""
+    bits = {"full": REMOVED, "lora": REMOVED, "qlora": 4, "int8": 8}
+    kind = "full" if value == "full" else "lora"
+    return {("finetuning_type",): kind, ("quantization_bit",): bits[value]} if value in bits else None
+
+
+def _llama_factory_precision(table: Table, value: Any) -> Settings | None:
+    if value == "bf16":
+        return {("pure_bf16",): True}
+    mixed = _precision(table, value)
+    return None if mixed is None else {("pure_bf16",): REMOVED, **mixed}
+
+
+_LLAMA_FACTORY: Mapping[str, Rule] = {
+    **_TRAINER,
+    "seq": _key("cutoff_len"),
+    "method": _llama_factory_method,
+    "quantization": _words("quantization_bit", {"none": REMOVED, "nf4": 4, "int8": 8}),
+    # Its compute dtype, always (model/model_utils/quantization.py).
+    "quant_storage": lambda _table, _value: {},
+    "double_quant": _key("double_quantization"),
+    "precision": _llama_factory_precision,
+    "lora_rank": _key("lora_rank"),
+    "modules_to_save": _key("additional_target"),
+    "gradient_checkpointing": lambda _, value: {("disable_gradient_checkpointing",): not value},
+    "checkpoint_reentrant": _key("use_reentrant_gc"),
+    "attention": _words("flash_attn", {"eager": "disabled", "sdpa": "sdpa", "flash2": "fa2"}),
+    "loss": _loss({"liger": {("enable_liger_kernel",): True}}),
+    "padding": _packing("packing"),
+}
+
+
+def _trl_method(_: Table, value: Any) -> Settings | None:
+    """Double quantisation is off unless it is asked for; ``qlora`` means it."""
+    quantised = {"qlora": "load_in_4bit", "int8": "load_in_8bit"}
+    if value == "qlora":
+        return {("use_peft",): True, ("load_in_4bit",): True, ("load_in_8bit",): REMOVED, ("use_bnb_nested_quant",): True}
+    bits: Settings = {(name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()}
+    return {("use_peft",): value != "full", **bits} if value in ("full", "lora", "int8") else None
+
+
+def _trl_dtype(table: Table, value: Any) -> Settings | None:
+    if value == "checkpoint":
+        return _key("dtype", "torch_dtype")(table, "auto")
+    return _key("dtype", "torch_dtype")(table, _LONG_DTYPES[value])
+
+
+def _activations(_: Table, value: Any) -> Settings | None:
+    return {("activation_offloading",): True} if value == "activations" else None
+
+
+_TRL: Mapping[str, Rule] = {
+    **_TRAINER,
+    "seq": _key("max_length", "max_seq_length"),
+    "method": _trl_method,
+    "quantization": _words("load_in_4bit", {"nf4": True}),
+    "double_quant": _key("use_bnb_nested_quant"),
+    "quant_storage": _words("bnb_4bit_quant_storage", _LONG_DTYPES),
+    "load_dtype": _trl_dtype,
+    "lora_rank": _key("lora_r"),
+    "modules_to_save": _key("lora_modules_to_save"),
+    "attention": _words("attn_implementation", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
+    "loss": lambda table, value: {("loss_type",): "chunked_nll"} if value == "chunked" else _TRAINER["loss"](table, value),
+    "offload": _activations,
+    "padding": _packing("packing"),
+}
+
+
+def _axolotl_method(table: Table, value: Any) -> Settings | None:
+    """Adapters need a rank, an alpha and targets, which a full fine-tune does not say."""
+    if value not in ("lora", "qlora", "int8"):
+        return None
+    found: dict[tuple[str, ...], Any] = {("adapter",): "qlora" if value == "qlora" else "lora"}
+    for name, wanted in (("load_in_4bit", "qlora"), ("load_in_8bit", "int8")):
+        if value == wanted or table.get(name):
+            found[(name,)] = value == wanted
+    if not table.get("lora_r"):
+        found |= {("lora_r",): _RANK, ("lora_alpha",): 2 * _RANK}
+    if not (table.get("lora_target_modules") or table.get("lora_target_linear")):
+        found[("lora_target_linear",)] = True
+    return found
+
+
+def _axolotl_attention(table: Table, value: Any) -> Settings | None:
+    """By the key that the file uses; older files switch one kernel on."""
+    words = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
+    old = {"flash2": "flash_attention", "sdpa": "sdp_attention", "eager": "eager_attention"}
+    used = [name for name in _OLD_ATTENTION if name in table]
+    if used and "attn_implementation" not in table:
+        return {**{(name,): REMOVED for name in used}, (old[value],): True} if value in old else None
+    return {("attn_implementation",): words[value]} if value in words else None
+
+
+def _axolotl_loss(table: Table, value: Any) -> Settings | None:
+    if value == "chunked":
+        return {("chunked_cross_entropy",): True}
+    plugins = table.get("plugins") or []
+    if value != "liger" or not isinstance(plugins, list):
+        return None
+    return {
+        ("plugins",): plugins if _LIGER_PLUGIN in plugins else [*plugins, _LIGER_PLUGIN],
+        ("liger_fused_linear_cross_entropy",): True,
+    }
+
+
+def _axolotl_precision(_: Table, value: Any) -> Settings | None:
+    return {("bf16",): True, **{(name,): REMOVED for name in ("bfloat16", "fp16")}} if value == "bf16-mixed" else None
+
+
+_AXOLOTL: Mapping[str, Rule] = {
+    "batch": _key("micro_batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _key("sequence_len"),
+    "optimizer": _words("optimizer", _OPTIMIZER_NAMES),
+    "precision": _axolotl_precision,
+    "gradient_checkpointing": _key("gradient_checkpointing"),
+    "checkpoint_reentrant": _dotted("gradient_checkpointing_kwargs", "use_reentrant"),
+    "method": _axolotl_method,
+    "quantization": _words("load_in_4bit", {"nf4": True}),
+    # bf16, always (loaders/model.py set_quantization_config).
+    "quant_storage": lambda _table, _value: {},
+    "lora_rank": _key("lora_r"),
+    "modules_to_save": _key("lora_modules_to_save"),
+    "attention": _axolotl_attention,
+    "loss": _axolotl_loss,
+    "offload": _activations,
+    "padding": _packing("sample_packing"),
+}
+
+_DEEPSPEED: Mapping[str, Rule] = {
+    "batch": _key("train_micro_batch_size_per_gpu"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "precision": lambda _, value: {("bf16", "enabled"): True} if value == "bf16-mixed" else None,
+}
+
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    "llama-factory": _LLAMA_FACTORY,
+    "axolotl": _AXOLOTL,
+    "trl": _TRL,
+    "transformers": _TRANSFORMERS,
+    "deepspeed": _DEEPSPEED,
+    "accelerate": {},
+}
+"""Rules of each tool, by the names of our fields."""

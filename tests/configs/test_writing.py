@@ -1,0 +1,190 @@
+"""The way back: each rule's keys are read as the value that they stand for, and texts keep all that is not changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.document import Document, read_document
+from planner.configs.read import read_config
+from planner.configs.sharding import Beside
+from planner.configs.text_file import reading_instead
+from planner.configs.writing.edits import REMOVED, Edit
+from planner.configs.writing.engines import Files
+from planner.configs.writing.text import trial_text, with_edits
+from planner.configs.writing.tools import RULES
+from planner.configs.writing.translate import edits_for
+from planner.errors import InputFileError
+from planner.intake.fields import REQUEST_FIELDS
+
+BASES = {
+    "llama-factory": "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\nbf16: true\n",
+    "axolotl": "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 64\nmicro_batch_size: 2\n",
+    "trl": "model_name_or_path: a/b\nuse_peft: true\nlora_target_modules: [q_proj]\ndataset_name: c\n",
+    "transformers": '{"per_device_train_batch_size": 2, "num_train_epochs": 1, "bf16": true, "attn_implementation": "sdpa"}',
+    "deepspeed": '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
+    "accelerate": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n",
+}
+# Values that a lever may set.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "batch": (1, 4),
+    "grad_accum": (8,),
+    "seq": (128,),
+    "lora_rank": (4,),
+    "loss": ("liger", "chunked"),
+    "attention": ("flash2", "sdpa", "eager"),
+    "optimizer": ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
+    "gradient_checkpointing": (True,),
+    "checkpoint_reentrant": (False,),
+    "precision": ("bf16-mixed",),
+    "method": ("full", "lora", "qlora", "int8"),
+    "sharding": ("zero2", "zero3", "fsdp"),
+    "offload": ("activations",),
+    "padding": ("packed",),
+    "load_dtype": ("bf16",),
+    "modules_to_save": (("lm_head",),),
+}
+CASES = [(tool, name, value) for tool in BASES for name, values in VALUES.items() for value in values]
+QUANTIZED = {"qlora": "nf4", "int8": "int8"}
+
+
+def read_with(tool: str, changes: dict[str, Any], tmp_path: Path) -> dict[str, Any] | None:
+    """What is read of a tool's file after the edits for ``changes``, ``None`` where it has no keys for them."""
+    path = tmp_path / ("file.json" if BASES[tool].startswith("{") else "file.yaml")
+    path.write_text(BASES[tool], encoding="utf-8")
+    document = read_document(path)
+    edits = edits_for(Files(tool, document), changes)
+    if edits is None:
+        return None
+    with reading_instead({path.resolve(): trial_text(document, BASES[tool], edits)}):
+        reading = read_config(path, tool, Beside(look=False))
+    assert reading.ignored == []
+    return {name: said.value for name, said in reading.said.items()}
+
+
+@pytest.mark.parametrize(("tool", "name", "value"), CASES, ids=[f"{tool}-{name}-{value}" for tool, name, value in CASES])
+def test_a_rule_is_the_inverse_of_the_reader(tool: str, name: str, value: Any, tmp_path: Path) -> None:
+    """What a rule writes for a value is read as that value, and leaves no key that the reader does not know."""
+    said = read_with(tool, {name: value}, tmp_path)
+    if said is None:
+        return
+    if name == "method":
+        assert said["method"] == ("full" if value == "full" else "lora")
+        assert said.get("quantization") == QUANTIZED.get(value)
+    else:
+        assert REQUEST_FIELDS[name].parse(said[name]) == value
+
+
+def test_each_tool_can_say_what_people_change_first() -> None:
+    """The tables are not empty where it matters: micro-batch and accumulation everywhere but in a launch file."""
+    for tool, rules in RULES.items():
+        assert tool == "accelerate" or {"batch", "grad_accum"} <= rules.keys()
+    for tool in ("llama-factory", "axolotl", "trl", "transformers"):
+        assert {"loss", "gradient_checkpointing", "optimizer"} <= RULES[tool].keys()
+
+
+def test_offload_goes_where_the_engine_is(tmp_path: Path) -> None:
+    """In a table of the config, in a launch file of either engine, and nowhere where no engine runs."""
+    both = {"sharding": "zero3", "offload": "optimizer+params"}
+    for tool in ("llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate"):
+        said = read_with(tool, both, tmp_path)
+        assert said is not None
+        assert (said["sharding"], said["offload"]) == ("zero3", "optimizer+params")
+        assert read_with(tool, {"offload": "optimizer+params-nvme"}, tmp_path) is None
+    assert read_with("accelerate", {"sharding": "fsdp", "offload": "optimizer+params"}, tmp_path) is not None
+    assert read_with("trl", {"offload": "optimizer"}, tmp_path) is None
+    assert read_with("trl", {"gpu": "a100"}, tmp_path) is None
+
+
+YAML = """\
+# first
+model_name_or_path: a/b   # the base
+
+datasets:
+    - path: 'x'
+      type: "alpaca"   # quoted
+nested: {a: 1, b: ~}
+
+### the end
+learning_rate: 1e-4
+last: yes
+"""
+
+
+def test_yaml_keeps_comments_order_quotes_and_indentation() -> None:
+    """Only the line of the changed key differs, and new keys follow at the end."""
+    path = Path("x.yaml")
+    edits = (Edit(path, ("learning_rate",), 3), Edit(path, ("new",), True), Edit(path, ("deep", "stage"), 3))
+    written = with_edits(path, YAML, edits)
+    old, new = YAML.splitlines(), written.splitlines()
+    # An empty value is written in another way, which every reader reads alike.
+    assert [line for line in old if line not in new] == ["nested: {a: 1, b: ~}", "learning_rate: 1e-4"]
+    assert new[-4:] == ["last: yes", "new: true", "deep:", "  stage: 3"]
+    assert with_edits(path, YAML, (Edit(path, ("last",), REMOVED),)).count("last") == 0
+    windows = with_edits(path, YAML.replace("\n", "\r\n"), edits)
+    assert windows.count("\r\n") == windows.count("\n")
+
+
+def test_yaml_that_cannot_be_kept_is_refused() -> None:
+    """A key given twice has no faithful text; a tag that asks for an object makes none."""
+    path = Path("x.yaml")
+    with pytest.raises(InputFileError, match="with its comments kept"):
+        with_edits(path, "a: 1\na: 2\n", (Edit(path, ("a",), 3),))
+    written = with_edits(path, "a: !!python/object/apply:os.getcwd []\nb: 1\n", (Edit(path, ("b",), 2),))
+    assert "python/object" in written
+    with pytest.raises(InputFileError, match="with its comments kept"):
+        with_edits(path, "a: 1\n", (Edit(path, ("a", "b"), 3),))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "value", "wanted"),
+    [
+        ('{"a": 1}', ("a",), 2, '{"a": 2}'),
+        ('{\n  "a": 1e5,\n  "b": {"c": [1, 2]}\n}\n', ("b", "c"), "x", '{\n  "a": 1e5,\n  "b": {"c": "x"}\n}\n'),
+        ('{\n  "a": 1\n}\n', ("b",), True, '{\n  "a": 1,\n  "b": true\n}\n'),
+        ('{"a": {}}', ("a", "b", "c"), 1, '{"a": {"b": {"c": 1}}}'),
+        ('{"a": "}", "b": 2, "c": 3}', ("b",), REMOVED, '{"a": "}", "c": 3}'),
+        ('{"a": 1, "b": 2}', ("a",), REMOVED, '{"b": 2}'),
+        ('{"a": 1}', ("a",), REMOVED, "{}"),
+        ('{"a": 1}', ("z",), REMOVED, '{"a": 1}'),
+        ("{}", ("a",), None, '{"a": null}'),
+    ],
+)
+def test_json_changes_in_place(text: str, place: tuple[str, ...], value: object, wanted: str) -> None:
+    """Everything but the value itself stays, to the blank."""
+    path = Path("x.json")
+    assert with_edits(path, text, (Edit(path, place, value),)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value", "wanted"),
+    [
+        ("batch = 8 # all\nseq = 1\n", "batch", 1, "batch = 1 # all\nseq = 1\n"),
+        ('loss = "a#b"# why\n', "loss", "liger", 'loss = "liger"# why\n'),
+        ("seq = 1", "loss", "liger", 'seq = 1\nloss = "liger"\n'),
+        ("seq = 1\nmodules-to-save = ['x']\n", "modules_to_save", REMOVED, "seq = 1\n"),
+    ],
+)
+def test_toml_changes_in_place(text: str, key: str, value: object, wanted: str) -> None:
+    """The comment behind a value stays."""
+    path = Path("x.toml")
+    assert with_edits(path, text, (Edit(path, (key,), value),)) == wanted
+
+
+def test_toml_over_several_lines_is_refused() -> None:
+    """Better no change than half of one."""
+    path = Path("x.toml")
+    with pytest.raises(InputFileError, match="several lines"):
+        with_edits(path, "lora_targets = [\n 'a',\n]\n", (Edit(path, ("lora_targets",), ["b"]),))
+
+
+def test_a_table_is_printed_as_its_keys(tmp_path: Path) -> None:
+    """What is left to the trainer is counted, not listed."""
+    document = Document(tmp_path / "a.yaml", {"base_model": "x"})
+    edits = edits_for(Files("axolotl", document), {"sharding": "zero2"})
+    assert edits is not None
+    lines = edits[0].lines
+    assert "deepspeed.zero_optimization.stage: 2" in lines
+    assert lines[-1].startswith("and ")
