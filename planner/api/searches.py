@@ -67,9 +67,7 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
     pool = Pool(space, confidence)
     answer = choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
     if options.confidence is not None and not _chance_known(pool):
-        raise UsageError(
-            "--confidence asks for a chance, which no prediction has without a calibration; leave it out"
-        )
+        raise UsageError("--confidence asks for a chance, which no prediction has without a calibration; leave it out")
     other = best_other_stack(pool, answer, model_for)
     return replace(answer, other_stack=other, notes=(*space.config.notes, *remarks, *answer.notes))
 

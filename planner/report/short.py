@@ -105,27 +105,25 @@ def _bar(subject: Subject) -> StackedBar:
 
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
-    """The first of what makes a job fit that does not; else the first of all, which are ordered by what they cost."""
+    """The first levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
     found = _one_stack(subject)
-    fits = subject.prediction.verdict == "fits"
-    chosen = list(found) if fits else [*(each for each in found if each.fits), *(each for each in found if not each.fits)]
-    shown = [each for each in found if each in chosen[:count]]
-    if not shown:
-        return ()
-    title = "What would save memory" if fits else "What would make it fit"
-    if not fits and not any(each.fits for each in found):
+    title, chosen = "What would save memory", found
+    if subject.prediction.verdict != "fits":
+        title, chosen = "What would make it fit", [each for each in found if each.fits]
+    if not chosen:
         title = "Nothing that was tried makes it fit; what saves most"
-    return (lever_choices(title, shown),)
+        chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
+    # Whatever is left out, what is shown stands in the order of what it costs.
+    shown = [each for each in found if each in chosen[:count]]
+    return (lever_choices(title, shown),) if shown else ()
 
 
 def _one_stack(subject: Subject) -> list[Lever]:
     """The levers with the best other stack alone, where a line of the report shows all of them."""
-    found: list[Lever] = []
-    for each in subject.levers or ():
-        if subject.stacks and tuple(each.flags) == ("stack",) and any(tuple(other.flags) == ("stack",) for other in found):
-            continue
-        found.append(each)
-    return found
+    found = list(subject.levers or ())
+    others = [each for each in found if tuple(each.flags) == ("stack",)]
+    best = max(others, key=lambda each: (each.fits, each.saves_bytes), default=None)
+    return [each for each in found if each is best or each not in others or not subject.stacks]
 
 
 def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
