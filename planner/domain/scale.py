@@ -82,8 +82,8 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
 
     Formula: sqrt(counted^2 + (u x uncounted)^2 + (order x deviation)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`, with the
     share of the peak that is not counted element by element, and the standard deviation of what natural lengths pile up over
-    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.  A share of a peak of
-    less than half a GiB is one of half a GiB (:func:`lifted`).
+    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.  The shares of
+    bytes in a peak of less than half a GiB are those of half a GiB (:func:`lifted`).
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
