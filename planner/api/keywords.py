@@ -65,7 +65,6 @@ class JobFlags(TypedDict, total=False):
 class SearchFlags(TypedDict, total=False):
     """As :class:`JobFlags`; where the command line takes choices with commas, a list gives them as well."""
 
-    beyond_context: bool
     model: Text
     method: Names
     quantization: Names

@@ -148,7 +148,7 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
     try:
         for cells in rows:
             start, line = line, rows.line_num + 1
-            if not cells or cells[0].lstrip().startswith(COMMENT):
+            if not cells or cells[0].startswith(COMMENT):
                 continue
             if header is None:
                 header = _checked_header(path, cells, start)

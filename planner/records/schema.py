@@ -117,8 +117,8 @@ def _bounded(name: str, annotation: Any) -> Any:
         item: Any = _bounded(name, get_args(annotation)[0])
         return Annotated[tuple[item, ...], Field(max_length=_MAX_LIST_ITEMS)]
     if annotation is str:
-        # ';' separates the items of a list in CSV.
-        pattern = r"^[^\x00;]+$" if name in LIST_COLUMNS else r"^[^\x00]+$"
+        # ';' separates the items of a list in CSV, and a line of CSV that begins with '#' is a comment.
+        pattern = r"^[^\x00;]+$" if name in LIST_COLUMNS else r"^[^\x00#][^\x00]*$" if name == COLUMNS[0] else r"^[^\x00]+$"
         return Annotated[str, Field(min_length=1, max_length=_MAX_TEXT_CHARS, pattern=pattern)]
     if annotation in (int, float):
         limits = _RANGES[name]

@@ -88,6 +88,9 @@ def _about(subject: Subject) -> Iterator[Note]:
 def _more(subject: Subject) -> Note:
     """How to ask for the rest."""
     run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    named = next((each.value for each in subject.scenario.assumptions if each.name == "calibration"), None)
+    if named is not None:
+        return Note(f"Calibration: {named}. More: --details for all of it", "dim")
     return Note(f"More: --details for all of it{run}", "dim")
 
 

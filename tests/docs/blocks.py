@@ -2,7 +2,7 @@
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
 B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
-``accuracy-summary``, ``other-accuracy``, ``held-out``, ``misses``, ``rules``).
+``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``misses``, ``rules``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from typing import Any
 
 from planner.calibration.accuracy import stored_accuracy
 from planner.calibration.goals import percent_text
+from planner.calibration.longest import answer, longest_table, published_cases
 from planner.calibration.misses import Evidence, over_limit, stored_misses
 from planner.calibration.other_tools import stored_other_tools
 from planner.calibration.published import CORE_PATTERN, published_validation
+from planner.catalog.location import data_dir
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
+from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +169,7 @@ def generated(key: str, before: str = "") -> str:
     tables: dict[str, Callable[[], str]] = {
         "accuracy": accuracy_table,
         "other-accuracy": other_accuracy_table,
+        "longest": longest_sequences,
         "accuracy-summary": accuracy_summary,
         "held-out": held_out_tables,
         "misses": misses_table,
@@ -452,6 +456,12 @@ def other_tools_table() -> str:
         for tool in stored_other_tools()
     ]
     return "\n".join(lines).replace("%", " %") + "\n"
+
+
+def longest_sequences() -> str:
+    """Longest sequences that Unsloth publishes beside ours, by the calibration that ships."""
+    calibration = read_calibration(data_dir() / "calibration" / "default.json")
+    return longest_table(tuple(answer(case, calibration) for case in published_cases()))
 
 
 def misses_table() -> str:

@@ -182,7 +182,7 @@ listed = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0;")
 positive = st.floats(min_value=1e-6, max_value=1e6)
 records = st.builds(
     RunRecord,
-    id=readable,
+    id=readable.filter(lambda text: not text.startswith("#")),
     source=readable,
     source_group=readable,
     notes=st.none() | readable,
