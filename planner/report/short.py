@@ -36,13 +36,18 @@ class Room:
     stacks: bool = True
     lacks: bool = True
     blanks: bool = True
+    whole_warnings: bool = True
 
 
 def rooms() -> Iterator[Room]:
-    """From all that may be shown to the least: blank lines go first, then levers, then assumptions, then warnings."""
+    """From all that may be shown to the least.
+
+    Blank lines go first, then what warnings say after their first line, then levers, then assumptions, then warnings.
+    """
     room = Room()
     yield room
-    room = replace(room, blanks=False)
+    yield replace(room, blanks=False)
+    room = replace(room, blanks=False, whole_warnings=False)
     yield from (replace(room, levers=count, lacks=lacks) for lacks in (True, False) for count in (N_LEVERS, N_LEVERS - 1))
     yield replace(room, levers=2)
     room = replace(room, lacks=False)
@@ -57,11 +62,9 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     """The first answer with as much of each list as there is ``room``; empty parts are left out."""
     if not subject.scenario.hardware.gpu.is_cuda:
         # Terms and levers are those of CUDA's allocator.
-        return (
-            Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings), verdict_note(subject))),
-        )
+        return (Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject))),)
     parts: tuple[tuple[Block, ...], ...] = (
-        (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings)),
+        (verdict_note(subject), *_about(subject), *_warnings(subject, room)),
         (_bar(subject),),
         _levers(subject, room.levers),
         (*(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
@@ -94,10 +97,10 @@ def _more(subject: Subject) -> Note:
     return Note(f"More: --details for all of it{run}", "dim")
 
 
-def _warnings(subject: Subject, count: int) -> Iterator[Note]:
-    texts = doubts(subject)
+def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
+    texts, count = doubts(subject), room.warnings
     for text in texts[:count]:
-        yield Note(f"Warning: {text}", "warn", cut=True)
+        yield Note(f"Warning: {text}", "warn", cut=not room.whole_warnings)
     if len(texts) > count:
         more = len(texts) - count
         yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")

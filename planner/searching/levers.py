@@ -79,6 +79,7 @@ class Lever:
         ratio = self.step_time_ratio
         parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
         parts += [f"{self.host_bytes / GIB:.0f} GiB host RAM"] if self.host_bytes >= GIB else []
+        parts += ["other cards"] if "gpu" in self.flags else []
         parts += ["changes the training"] if self.kind == "training" else []
         return ", ".join(parts) or "free"
 

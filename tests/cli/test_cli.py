@@ -591,6 +591,25 @@ def test_a_reader_that_stops_early_is_no_failure(capsys: Captured, monkeypatch: 
     assert capsys.readouterr().err == ""
 
 
+class FullDisk(ClosedPipe):
+    """Standard output on a disk without room."""
+
+    def write(self, text: str) -> int:
+        """Fail as a full disk does."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_and_a_closed_output_are_no_internal_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written, that is said; who closes the output wants the exit code."""
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    assert main(JOB) == 2
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(JOB) == 0
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert "cannot be written: No space left" in capsys.readouterr().err
+
+
 def test_the_app_runs_under_typers_own_runner() -> None:
     """The typer app is well formed by itself: its help exits with 0 and a usage error with 2."""
     runner = CliRunner()

@@ -9,6 +9,7 @@ from planner.errors import RefusedCombinationError
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, predict_with
+from planner.report.sections_choices import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, levers, stack_needs
@@ -350,3 +351,19 @@ def test_no_lever_asks_for_more_than_what_is_enough() -> None:
     sharded: Flags = {"model": "70b", "method": "qlora", "gpu": "3090:2", "seq": "1024", "sharding": "fsdp"}
     found = levers(scenario({**sharded, "offload": "optimizer+params"}))
     assert not [lever for lever in found if {"gpu", "quant-storage"} <= lever.flags.keys()]
+
+
+def test_a_stack_without_deepspeed_is_not_advised_to_use_it() -> None:
+    """torchtune divides by FSDP2 alone: no lever of a job under it asks for ZeRO."""
+    found = levers(scenario({"model": "8b", "method": "full", "gpu": "4090:4", "seq": "4096", "stack": "torchtune"}))
+    assert found
+    assert not any(str(lever.flags.get("sharding")).startswith("zero") for lever in found)
+
+
+def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
+    """Paging the small optimizer of adapters takes some host RAM; only other cards cost money."""
+    found = by_flags(levers(scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"})))
+    paged = found["--optimizer paged_adamw_32bit"]
+    assert paged.host_bytes < GIB
+    shown = lever_choices("", [paged]).rows[0].facts
+    assert shown[1].startswith("<1 GiB RAM")

@@ -538,6 +538,16 @@ def test_run_time_and_cost_are_asked_for_or_offered() -> None:
     assert "--samples and --price" in text
 
 
+def test_warnings_are_whole_where_there_is_room() -> None:
+    """What a warning advises stands at its end: it is cut only where the answer would be too long."""
+    long = "This is what may be wrong about the answer above, and the way to say it otherwise: " + "--a-long-flag " * 3 + "end"
+    made = replace(scenario(), warnings=(long,))
+    text = draw_short(Subject(made, replace(short_of_memory(), warnings=())))
+    assert "end" in text.split()
+    crowded = draw_short(Subject(made, short_of_memory(), [lever(f"{n}", {f"flag{n}": "1"}) for n in range(9)]), width=60)
+    assert crowded.count("\n") <= MAX_LINES
+
+
 def test_warnings_beyond_the_first_are_counted() -> None:
     """What is not shown is said to be there."""
     made = replace(scenario(), warnings=("one", "two", "three", "four", "five"))
