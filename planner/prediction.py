@@ -99,7 +99,7 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     verdict, reason = prediction.verdict, prediction.reason
     if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
         short = _host_shortage(prediction.host)
-        straddles = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs straddles the card's limit; {short or reason}"
+        straddles = f"the {100 * NOMINAL_COVERAGE:.0f} % interval of what it needs straddles the card's limit; {short or reason}"
         verdict, reason = ("uncertain" if short is None else "host_memory_short"), straddles
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 

@@ -567,6 +567,13 @@ def test_an_interrupt_exits_with_130(capsys: Captured, monkeypatch: pytest.Monke
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("method", "shown"), [("full", False), ("lora", True)])
+def test_only_a_job_with_adapters_has_a_phase_that_adds_them(method: str, shown: bool, capsys: Captured) -> None:
+    """The table of phases lists what the job goes through."""
+    main(["--model", "1b", "--method", method, "--gpu", "4090", "--seq", "512", "--details"])
+    assert ("adding the adapters" in capsys.readouterr().out) is shown
+
+
 class ClosedPipe:
     """Standard output whose reader has gone."""
 
