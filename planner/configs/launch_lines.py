@@ -64,9 +64,11 @@ def _llama_factory(launch: Launch) -> str:
 
 
 def _axolotl(launch: Launch) -> str:
-    # `axolotl train` is `accelerate launch -m axolotl.cli.train` with one process for each GPU; options become keys of the config.
+    # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU; options become keys of the config.
     start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
-    return f"{start} {launch.file}{_deepspeed_flag(launch)}"
+    # As in TRL, FSDP on one GPU needs a rank.
+    alone = " --launcher torchrun" if launch.engine and launch.gpus == 1 and not launch.accelerate else ""
+    return f"{start} {launch.file}{alone}{_deepspeed_flag(launch)}"
 
 
 def _trl(launch: Launch) -> str:

@@ -182,8 +182,7 @@ def _in_own_fsdp(tool: str, own: _Place, sharding: str | None, offload: str | No
                 efficient = not own.table.get("load_in_4bit")
                 edits.append(own.edit("fsdp_config", value={**_NEW_FSDP, "cpu_ram_efficient_loading": efficient}))
         return (*edits, own.edit("fsdp_config", "offload_params", value=True)) if offload else tuple(edits)
-    # As text it is deprecated since Transformers 5 and still read by 5.23.0 (training_args.py:2888-2939); `fsdp: true` is not read
-    # by the versions that LLaMA-Factory 0.9.5 allows in the same way.
+    # As text it is deprecated and still read (transformers 5.23.0 training_args.py:2888-2939, 5.6.0 the same).
     words = "full_shard auto_wrap offload" if offload else "full_shard auto_wrap"
     edits = [own.edit("fsdp", value=words)]
     return (*edits, own.edit("fsdp_config", "version", value=2)) if sharding is not None else tuple(edits)
