@@ -1,8 +1,8 @@
 """The line that starts a job, by the tool that its file is for.
 
-Sources: LLaMA-Factory 0.9.5 examples/README.md; axolotl 0.19.0 docs/cli.qmd; trl 1.16.0 scripts/utils.py
-(``--accelerate_config``); Accelerate 1.15.0 commands/launch.py; DeepSpeed 0.19.8 launcher/runner.py; torch 2.13
-distributed/run.py.
+Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and cli/utils/train.py;
+trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0 commands/launch.py; deepspeed 0.19.8
+launcher/runner.py; torch 2.13.0 distributed/run.py.
 """
 
 from __future__ import annotations
@@ -50,27 +50,44 @@ def launch_line(tool: str, launch: Launch) -> str:
 
 
 def _llama_factory(launch: Launch) -> str:
+    # read_args hands json.load a path, which it cannot read: no JSON file starts.
+    if launch.config.endswith(".json"):
+        return ""
     # Arguments after the file are key=value (hparams/parser.py read_args).
     beside = f" deepspeed={shlex.quote(launch.deepspeed)}" if launch.deepspeed else ""
     if launch.accelerate:
-        return f"{launch.accelerate_launch} src/train.py {launch.file}{beside}"
-    # It starts torchrun by itself for several GPUs; an engine on one GPU has to ask for it.
+        # The module trains when it is run itself, wherever the package lies (launcher.py, last lines).
+        return f"{launch.accelerate_launch} -m llamafactory.launcher {launch.file}{beside}"
+    # It starts torchrun by itself where it sees several GPUs; DeepSpeed on one GPU is refused without (parser.py:353-354).
     alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
 def _axolotl(launch: Launch) -> str:
+    # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU; options become keys of the config.
     start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
-    return f"{start} {launch.file}{_deepspeed_flag(launch)}"
+    # As in TRL, FSDP on one GPU needs a rank.
+    alone = " --launcher torchrun" if launch.engine and launch.gpus == 1 and not launch.accelerate else ""
+    return f"{start} {launch.file}{alone}{_deepspeed_flag(launch)}"
 
 
 def _trl(launch: Launch) -> str:
-    beside = f" --accelerate_config {shlex.quote(launch.accelerate)}" if launch.accelerate else ""
-    return f"trl sft --config {launch.file}{beside}{_deepspeed_flag(launch)}"
+    end = f"--config {launch.file}"
+    if launch.accelerate:
+        return f"trl sft {end} --accelerate_config {shlex.quote(launch.accelerate)}{_deepspeed_flag(launch)}"
+    # It runs `accelerate launch`, which sets no rank for one GPU (accelerate utils/launch.py prepare_simple_launcher_cmd_env);
+    # DeepSpeed and FSDP need one (accelerate state.py:202).
+    alone = launch.engine and launch.gpus == 1
+    return f"{'torchrun --nproc_per_node 1 -m trl.scripts.sft' if alone else 'trl sft'} {end}{_deepspeed_flag(launch)}"
 
 
 def _transformers(launch: Launch) -> str:
-    end = f"{SCRIPT} {launch.file}{_deepspeed_flag(launch)}"
+    end = f"{SCRIPT} {launch.file}"
+    if launch.deepspeed:
+        # Scripts take a file of arguments only where nothing follows it (transformers examples/pytorch/language-modeling), so the
+        # launcher says it; the trainer fills in what is auto (transformers 5.23.0 trainer.py:886-887).
+        named = f" --config_file {shlex.quote(launch.accelerate)}" if launch.accelerate else f" --num_processes {launch.gpus}"
+        return f"accelerate launch{named} --use_deepspeed --deepspeed_config_file {shlex.quote(launch.deepspeed)} {end}"
     if launch.accelerate:
         return f"{launch.accelerate_launch} {end}"
     return f"torchrun --nproc_per_node {launch.gpus} {end}" if launch.gpus > 1 or launch.engine else f"python {end}"
@@ -81,6 +98,7 @@ def _deepspeed_flag(launch: Launch) -> str:
 
 
 def _deepspeed(launch: Launch) -> str:
+    # --deepspeed FILE is the argument of TrainingArguments; a script with a loop of its own may call it otherwise.
     return f"deepspeed --num_gpus {launch.gpus} {SCRIPT} --deepspeed {launch.file}"
 
 

@@ -32,8 +32,8 @@ _MARKS = {
             "truncate_to_model_max_length",
         }
     ),
-    # NVIDIA/Megatron-LM megatron/core/model_parallel_config.py; also what LLaMA-Factory hands to
-    # mcore_adapter (examples/megatron).
+    # megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py and
+    # distributed/distributed_data_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter (examples/megatron).
     "Megatron": frozenset(
         {
             "tensor_model_parallel_size",
@@ -52,12 +52,12 @@ _MARKS = {
             "apply_rope_fusion",
         }
     ),
-    # mosaicml/llm-foundry scripts/train/yamls.
+    # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
-    # volcengine/verl verl/trainer/config.
+    # verl 0.9.1 trainer/config/ppo_trainer.yaml; files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
-# Key of a nested table that torchtune's config parser instantiates (torchtune/config/_instantiate.py).
+# Key of a nested table that torchtune's config parser instantiates (torchtune at bd2a0fc config/_instantiate.py).
 _TORCHTUNE = "_component_"
 
 

@@ -96,6 +96,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     _read_loss(keys, reading)
     read_trainer(keys, reading)
+    if not old:
+        _keep_loss(keys, reading)
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
@@ -215,6 +217,14 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         reading.say("loss", "chunked", keys.where("loss_type"))
     elif kind is not None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
+
+
+def _keep_loss(keys: Keys, reading: Reading) -> None:
+    """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0 trainer/sft_trainer.py:1127-1147)."""
+    said = reading.said.get("loss")
+    if said is not None and said.value == "liger" and said.origin == keys.where("use_liger_kernel"):
+        reading.said.pop("loss")
+        reading.say("loss", "chunked", said.origin)
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:

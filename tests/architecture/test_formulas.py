@@ -84,6 +84,7 @@ MAY_NAME_STACKS = {
     "planner/searching/common_stacks.py",
     "planner/configs/launch_lines.py",
     "planner/configs/writing/engines.py",
+    "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
     "measure/case.py",
     *(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.configs.document import Document, read_document
+from planner.configs.launch_lines import Launch, launch_line
 from planner.configs.read import read_config
 from planner.configs.sharding import Beside
 from planner.configs.text_file import reading_instead
@@ -96,6 +97,71 @@ def test_offload_goes_where_the_engine_is(tmp_path: Path) -> None:
     assert read_with("accelerate", {"sharding": "fsdp", "offload": "optimizer+params"}, tmp_path) is not None
     assert read_with("trl", {"offload": "optimizer"}, tmp_path) is None
     assert read_with("trl", {"gpu": "a100"}, tmp_path) is None
+
+
+AXOLOTL_4BIT = "adapter: qlora\nload_in_4bit: true\n"
+REFUSED = [
+    ("axolotl", "", {"offload": "activations"}),
+    ("axolotl", "", {"sharding": "fsdp", "optimizer": "adamw_8bit"}),
+    ("axolotl", "fsdp_version: 2\nfsdp_config: {cpu_ram_efficient_loading: true}\n", {"method": "qlora"}),
+    ("axolotl", "fsdp_config: {fsdp_offload_params: true}\n", {"optimizer": "paged_adamw_8bit"}),
+    ("llama-factory", "deepspeed: {zero_optimization: {stage: 3}}\n", {"precision": "bf16"}),
+    ("llama-factory", "pure_bf16: true\n", {"sharding": "zero3"}),
+    ("llama-factory", "quantization_bit: 8\n", {"sharding": "fsdp"}),
+    ("trl", "", {"loss": "liger"}),
+]
+
+
+@pytest.mark.parametrize(("tool", "more", "changes"), REFUSED, ids=[f"{case[0]}-{i}" for i, case in enumerate(REFUSED)])
+def test_what_a_tool_refuses_is_not_offered(tool: str, more: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Settings that the tool's own checks refuse together have no keys; other changes of the same file have."""
+    path = tmp_path / "file.yaml"
+    path.write_text(BASES[tool] + more, encoding="utf-8")
+    files = Files(tool, read_document(path))
+    assert edits_for(files, changes) is None
+    assert edits_for(files, {"batch": 1}) is not None
+
+
+def test_axolotl_shards_a_4_bit_base_with_a_loader_that_it_allows(tmp_path: Path) -> None:
+    """Its FSDP2 refuses to load 4 bits on one rank and hand them out."""
+    path = tmp_path / "file.yaml"
+    for more, efficient in ((AXOLOTL_4BIT, False), ("adapter: lora\n", True)):
+        path.write_text(BASES["axolotl"].replace("adapter: lora\n", more), encoding="utf-8")
+        edits = edits_for(Files("axolotl", read_document(path)), {"sharding": "fsdp"})
+        assert edits is not None
+        assert next(edit.value for edit in edits if edit.key == "fsdp_config")["cpu_ram_efficient_loading"] is efficient
+
+
+def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path) -> None:
+    """use_liger_kernel brings its norms and feed-forward part, and no loss."""
+    path = tmp_path / "file.yaml"
+    path.write_text(BASES["trl"] + "use_liger_kernel: true\n", encoding="utf-8")
+    reading = read_config(path, "trl", Beside(look=False))
+    assert reading.value("loss") == "chunked"
+    assert reading.ignored == []
+
+
+LINES = [
+    ("llama-factory", Launch("a.yaml", gpus=8, engine=True), "llamafactory-cli train a.yaml"),
+    ("llama-factory", Launch("a.yaml", engine=True), "FORCE_TORCHRUN=1 llamafactory-cli train a.yaml"),
+    ("llama-factory", Launch("a.yaml", "b.yaml"), "accelerate launch --config_file b.yaml -m llamafactory.launcher a.yaml"),
+    ("llama-factory", Launch("a.json"), ""),
+    ("axolotl", Launch("a.yml", engine=True), "axolotl train a.yml --launcher torchrun"),
+    ("axolotl", Launch("a.yml", deepspeed="z.json", gpus=2, engine=True), "axolotl train a.yml --deepspeed z.json"),
+    ("trl", Launch("a.yaml", engine=True), "torchrun --nproc_per_node 1 -m trl.scripts.sft --config a.yaml"),
+    ("trl", Launch("a.yaml", gpus=2, engine=True), "trl sft --config a.yaml"),
+    (
+        "transformers",
+        Launch("a.json", deepspeed="z.json", gpus=2, engine=True),
+        "accelerate launch --num_processes 2 --use_deepspeed --deepspeed_config_file z.json YOUR_SCRIPT.py a.json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tool", "launch", "line"), LINES, ids=[f"{case[0]}-{i}" for i, case in enumerate(LINES)])
+def test_the_line_starts_what_was_judged(tool: str, launch: Launch, line: str) -> None:
+    """An engine on one GPU gets a rank, and arguments stand where the tool reads them."""
+    assert launch_line(tool, launch) == line
 
 
 YAML = """\

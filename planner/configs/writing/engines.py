@@ -25,7 +25,8 @@ _NEW_STAGE_3 = {
     "stage3_param_persistence_threshold": AUTO,
     "stage3_gather_16bit_weights_on_model_save": True,
 }
-# Accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin; the same names without fsdp_ in Axolotl 0.19.0.
+# accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin; the same names without fsdp_ in axolotl 0.19.0
+# utils/schemas/fsdp.py.
 _NEW_FSDP = {
     "reshard_after_forward": True,
     "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -116,7 +117,11 @@ def _devices(offload: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def _new_deepspeed(own: _Place, sharding: str, offload: str | None) -> tuple[Edit, ...] | None:
-    """A table in the config itself, which Transformers takes like a file."""
+    """A table in the config itself, which is taken like a file.
+
+    Source: transformers 5.23.0 training_args.py:1463 (``deepspeed: dict | str``), which LLaMA-Factory and TRL hand on as it is;
+    axolotl 0.19.0 utils/schemas/config.py:1051.
+    """
     if own.table.get("fsdp") or own.table.get("fsdp_config"):
         return None
     stage = int(sharding.removeprefix("zero"))
@@ -173,8 +178,11 @@ def _in_own_fsdp(tool: str, own: _Place, sharding: str | None, offload: str | No
         if sharding is not None:
             edits.append(own.edit("fsdp_version", value=2))
             if not there:
-                edits.append(own.edit("fsdp_config", value=dict(_NEW_FSDP)))
+                # Over 4 bits it would not start (refusals.py).
+                efficient = not own.table.get("load_in_4bit")
+                edits.append(own.edit("fsdp_config", value={**_NEW_FSDP, "cpu_ram_efficient_loading": efficient}))
         return (*edits, own.edit("fsdp_config", "offload_params", value=True)) if offload else tuple(edits)
+    # As text it is deprecated and still read (transformers 5.23.0 training_args.py:2888-2939, 5.6.0 the same).
     words = "full_shard auto_wrap offload" if offload else "full_shard auto_wrap"
     edits = [own.edit("fsdp", value=words)]
     return (*edits, own.edit("fsdp_config", "version", value=2)) if sharding is not None else tuple(edits)

@@ -147,7 +147,9 @@ _TRL: Mapping[str, Rule] = {
     "lora_rank": _key("lora_r"),
     "modules_to_save": _key("lora_modules_to_save"),
     "attention": _words("attn_implementation", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
-    "loss": lambda table, value: {("loss_type",): "chunked_nll"} if value == "chunked" else _TRAINER["loss"](table, value),
+    # use_liger_kernel leaves the loss as it is (trl 1.16.0 trainer/sft_trainer.py:1127-1140).  The default, nll, is the same as
+    # chunked_nll, which earlier 1.x need (sft_config.py:112, 314-321).
+    "loss": _loss({"chunked": {("loss_type",): "chunked_nll"}}),
     "offload": _activations,
     "padding": _packing("packing"),
 }

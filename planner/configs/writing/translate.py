@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from planner.configs.writing.edits import REMOVED, Edit, Settings
+from planner.configs.document import Document
+from planner.configs.writing.edits import REMOVED, Edit, Settings, applied
 from planner.configs.writing.engines import Files, deepspeed_place, engine_edits
+from planner.configs.writing.refusals import refusals
 from planner.configs.writing.tools import RULES
 from planner.configs.zero import AUTO
 
@@ -37,11 +40,22 @@ def edits_for(files: Files, changes: Mapping[str, Any]) -> tuple[Edit, ...] | No
         sharded.pop(name, None)
         edits += _changed(files, settings)
     if sharded:
-        engine = engine_edits(files, sharded.get("sharding"), sharded.get("offload"))
+        engine = engine_edits(_after(files, edits), sharded.get("sharding"), sharded.get("offload"))
         if engine is None:
             return None
         edits += engine
-    return (*edits, *_agreeing(files, changes))
+    edits += _agreeing(files, changes)
+    return None if refusals(_after(files, edits)) - refusals(files) else tuple(edits)
+
+
+def _after(files: Files, edits: Sequence[Edit]) -> Files:
+    """The files as they are with the edits."""
+
+    def changed(document: Document | None) -> Document | None:
+        own = [edit for edit in edits if document is not None and edit.file == document.path]
+        return replace(document, table=applied(document.table, own)) if document is not None and own else document
+
+    return Files(files.tool, changed(files.config) or files.config, changed(files.deepspeed), changed(files.accelerate))
 
 
 def _changed(files: Files, settings: Settings) -> list[Edit]:
