@@ -113,7 +113,7 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
 def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
     """Each coefficient as it ships for the first job of the machine, and as it is there."""
     titles = ("as it ships", "here", "one sd")
-    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit"))
+    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit", wide_only=True))
     rows = []
     for each in offsets:
         name, base = each.knob.coefficient, shipped.get(each.knob.coefficient, 0.0)
