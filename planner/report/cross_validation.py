@@ -124,7 +124,7 @@ def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> G
 
 def _table(offsets: Sequence[Offset]) -> Grid:
     titles = ("prior", "fitted", "one sd")
-    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit"))
+    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit", wide_only=True))
     return Grid(columns, tuple(_offset_row(offset) for offset in offsets))
 
 
