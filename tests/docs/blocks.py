@@ -260,7 +260,8 @@ def accuracy_table() -> str:
 def other_accuracy_table() -> str:
     """How wrong the predictions are on the other public sources, from ``plan validate``."""
     lines = [
-        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out, answered FITS | ran, answered DOES NOT FIT |",
+        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out, answered FITS "
+        "| ran, answered DOES NOT FIT |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for score in _scores("[a-z]*.csv")["sources"]:
