@@ -11,7 +11,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.interval import NOMINAL_COVERAGE, NORMAL_QUANTILE, TAIL, Interval, Lengths, SpreadKey, interval_around
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
 from planner.domain.recipe import Number
-from planner.domain.scale import Doubt, far_factor, memory_scale, need_scale, time_scale
+from planner.domain.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
 from planner.memory.host import predict_host
@@ -99,7 +99,7 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     verdict, reason = prediction.verdict, prediction.reason
     if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
         short = _host_shortage(prediction.host)
-        straddles = f"the {NOMINAL_COVERAGE:.0%} interval of what it needs straddles the card's limit; {short or reason}"
+        straddles = f"the {100 * NOMINAL_COVERAGE:.0f} % interval of what it needs straddles the card's limit; {short or reason}"
         verdict, reason = ("uncertain" if short is None else "host_memory_short"), straddles
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 
@@ -140,7 +140,9 @@ def _peak_interval(
         return None
     shown = float(getattr(memory, f"{level}_peak_bytes"))
     value = float(memory.uncapped_driver_bytes) if level == "driver" else shown
-    around = interval_around(spread, value, float(memory_scale(memory, level, doubt)))
+    moved = float(lifted(value)) - value
+    lifted_around = interval_around(spread, value + moved, float(memory_scale(memory, level, doubt)))
+    around = Interval(max(0.0, lifted_around.low - moved), lifted_around.high - moved)
     outside = 0.0 if level == "driver" else float(memory.driver_peak_bytes - memory.reserved_peak_bytes)
     ceiling = math.inf if memory.limit_bytes is None else memory.limit_bytes - outside
     if level != "allocated":
@@ -170,5 +172,7 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
         return None
     if memory.limit_bytes <= 0:
         return 0.0
-    log_room = math.log(memory.limit_bytes / float(memory.must_have_bytes))
+    need = float(memory.must_have_bytes)
+    moved = float(lifted(need)) - need
+    log_room = math.log((memory.limit_bytes + moved) / (need + moved))
     return spread.share_below(log_room / float(need_scale(memory, calibration.doubt(scenario))))

@@ -11,7 +11,7 @@ from typing import Any
 from planner.api.files import CheckOptions, answer_file, flags_of
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.writing import output_of, write_all
-from planner.configs.launch import NO_LAUNCH_FILE
+from planner.configs.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file
@@ -120,7 +120,7 @@ def _answered(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str 
 def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:
     """Launch files that were not taken belong to what is assumed, which says so only where there are several GPUs."""
     remarks = tuple(remark for remark in checked.remarks if not remark[1].startswith(NO_LAUNCH_FILE))
-    return {"candidates": tuple(map(str, read.candidates)), "remarks": remarks}
+    return {"candidates": tuple(map(short_path, read.candidates)), "remarks": remarks}
 
 
 def _own_launch_file(job: CheckJob) -> str:

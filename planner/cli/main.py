@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Closed by the caller (>&-), who wants the exit code alone.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         _escape_what_cannot_be_encoded(stream)
     try:
@@ -63,6 +67,8 @@ def _told_of(error: Exception) -> _CommandError:
         # The package is on no index: who has it has the project's folder, or a wheel.
         need = "install the package with all that it needs: pip install . in the project's folder"
         return _CommandError(f"{error.name} is not installed; {need}", ExitCode.USAGE)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
+        return _CommandError(f"the answer cannot be written: {error.strerror}", ExitCode.USAGE)
     return _unexpected(error)
 
 

@@ -5,7 +5,7 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 
 from __future__ import annotations
 
-from planner.configs.axolotl_parts import read_attention_keys, read_loss, read_numerics, read_plugins
+from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kbit_tables, read_loss, read_numerics, read_plugins
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
@@ -119,6 +119,8 @@ _UNMODELLED = {
     "model_kwargs": "what is handed to the loader as it stands is not read",
     "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
 }
+# Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11 utils/models.py:294, 0.8.0:928).
+_OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
     "context_parallel_size": "a context-parallel degree",
@@ -139,6 +141,7 @@ _REMARKS = {
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
+    "ray_num_workers": "the number of GPUs is that of --gpu, not that of Ray's workers",
     "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
 }
 
@@ -174,6 +177,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
     if old is not None:
         reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
     reading.take(keys, _TABLE)
@@ -181,7 +185,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
-    _read_method(keys, reading)
+    _read_method(keys, reading, of_2023=of_2023)
     read_checkpoint(keys, "base_model", reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
@@ -189,12 +193,13 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
-    if any(keys.holds(name) for name in _OLD_KEYS_2023):
+    if of_2023:
         reading.default("attention", "eager", "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa")
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
-    _remark_on_fp32_embeddings(keys, reading)
+    read_kbit_tables(keys, reading, of_2023=of_2023)
+    _remark_on_fp32_embeddings(keys, reading, old=old is not None, of_2023=of_2023)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -209,7 +214,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _refuse_without_sft(keys: Keys) -> None:
-    """Refuse what is trained from preferences or rewards, and files that merge.
+    """Refuse what is trained from preferences or rewards, other model code, and files that merge.
 
     Raises:
         NotModelledError: another kind of training, or none.
@@ -220,21 +225,34 @@ def _refuse_without_sft(keys: Keys) -> None:
         reinforced = str(kind).lower() in ("grpo", "gdpo", "ebft")
         what = "reinforcement learning" if reinforced else "preference training"
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
+    if keys.get("model_type") in _OWN_CLASSES:
+        raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
-def _remark_on_fp32_embeddings(keys: Keys, reading: Reading) -> None:
+def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
     """Say where a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, which is not counted.
 
     They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
     (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290); DeepSpeed's engine casts them as well.
+    Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8
+    xFormers cast none: it does as a value of attn_implementation (0.19.0 utils/schemas/enums.py:168).
+
+    Raises:
+        NotModelledError: FlashAttention of that time, whose files have the long packed batches for which this is gigabytes.
     """
     sharding = str(reading.value("sharding") or "ddp")
-    cast = reading.value("method") != "full" or sharding != "ddp" or reading.value("attention") == "flash2"
+    flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
+    cast = reading.value("method") != "full" or sharding != "ddp" or (flash and (not of_2023 or is_llama(keys)))
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
-    name = next((name for name in ("sdp_attention", "eager_attention") if keys.has(name)), "attn_implementation")
+    if flash:
+        why = "Axolotl of 2023 trains models other than Llama with embeddings, head and norms in fp32, which is not modelled"
+        name = next(name for name in _OLD_KEYS_2023 if keys.holds(name))
+        raise keys.not_modelled(name, f"{why}; take the key out for the Axolotl of 2024")
+    others = ("xformers_attention", "sdp_attention", "eager_attention")
+    name = next((name for name in others if keys.flag(name)), "attn_implementation")
     reason = "without FlashAttention embeddings, head and norms stay in fp32, which is not counted and needs more"
     reading.remark(keys.where(name), f"{reason}; attn_implementation: flash_attention_2 keeps them in 16 bits")
 
@@ -263,7 +281,7 @@ def _read_total(keys: Keys, reading: Reading) -> None:
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
 
-def _read_method(keys: Keys, reading: Reading) -> None:
+def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     adapter = keys.text("adapter")
     if adapter not in (None, "", "lora", "qlora"):
         raise keys.not_modelled("adapter", f"'{show(adapter)}' is not modelled; lora and qlora are")
@@ -282,7 +300,9 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
         reading.say("quantization", "nf4", keys.where("load_in_4bit"))
         reading.default("double_quant", True, place)
-        reading.default("quant_storage", "bf16", place)
+        if not of_2023:
+            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
+            reading.default("quant_storage", "bf16", place)
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
     reading.take(keys, _ADAPTER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.trainer import read_attention
@@ -23,6 +25,10 @@ _FLASH_PARTS = {
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
     "use_eaft": "this loss is not modelled",
 }
+# Models whose token table is named wte, and those with embed_in, which Axolotl has known since 2024-01 (pull request 1083).
+_QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
+_WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
+_EMBED_IN = re.compile(r"pythia|gpt-neox")
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 _EMBEDDING_KERNEL = "lora_embedding_kernel"
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL);
@@ -85,6 +91,9 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     else:
         read_attention(keys, "attn_implementation", reading)
     if not on:
+        if _QWEN_1.search(str(keys.get("base_model") or "").lower()) and not keys.has("attn_implementation"):
+            place = "Qwen-7B modeling_qwen.py: use_flash_attn auto takes flash-attn in 16 bits; axolotl requires it"
+            reading.default("attention", "flash2", place)
         return
     if keys.has("attn_implementation"):
         raise UsageError(f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out")
@@ -94,7 +103,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     if name != "xformers_attention":
         reading.say("attention", _OLD_ATTENTION[name], keys.where(name))
         return
-    if old and not _is_llama(keys):
+    if old and not is_llama(keys):
         # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
         reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
         return
@@ -107,7 +116,7 @@ def _say_xformers(reading: Reading, origin: str) -> None:
     reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
 
 
-def _is_llama(keys: Keys) -> bool:
+def is_llama(keys: Keys) -> bool:
     """Whether Axolotl takes the model for a Llama (axolotl 0.8.0 utils/config/__init__.py ``is_llama_derived_model``)."""
     names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
     return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
@@ -130,6 +139,24 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
             reading.remark(keys.where("plugins"), text)
         elif name not in _HARMLESS_PLUGINS:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
+
+
+def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """Enter that token table and norms stay in fp32 over a quantised base, for models that name them otherwise than Llama does.
+
+    PEFT's k-bit preparation makes them fp32; Axolotl then returns modules to 16 bits by their names: norm, embed_tokens, lm_head
+    and what it knows of some families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175, loaders/utils.py:306-316; 2023-11
+    utils/models.py:400-436).  Preparation is left out for Qwen with ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
+    """
+    model = str(keys.get("base_model") or "").lower()
+    found = _WTE.search(model) or (of_2023 and _EMBED_IN.search(model))
+    unprepared = "qwen" in model and keys.get("adapter") == "lora"
+    divided = str(reading.value("sharding") or "").startswith(("zero3", "fsdp"))
+    if not found or unprepared or divided or reading.value("quantization") not in ("nf4", "fp4", "int8"):
+        return
+    reading.switch("kbit_upcast", "all", keys.where("base_model"))
+    text = "token table and norms of this model stay in fp32 over a quantised base; its head is counted so too, which is more"
+    reading.remark(keys.where("base_model"), text)
 
 
 def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:

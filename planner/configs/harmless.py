@@ -45,7 +45,7 @@ LLAMA_FACTORY_HARMLESS = _names(
     loraplus_lr_embedding use_rslora pissa_init pissa_iter pissa_convert create_new_adapter plot_loss compute_accuracy
     disable_shuffling early_stopping_steps include_effective_tokens_per_second freeze_trainable_layers freeze_trainable_modules
     freeze_extra_modules use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key
-    swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret ray_num_workers ray_init_kwargs master_addr master_port
+    swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret ray_init_kwargs master_addr master_port
     ray_run_name ray_storage_path ray_storage_filesystem resources_per_worker placement_strategy do_sample temperature top_p
     top_k num_beams max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens image_max_pixels
     image_min_pixels video_max_pixels video_min_pixels video_fps video_maxlen export_dir export_size export_device
@@ -119,7 +119,7 @@ AXOLOTL_HARMLESS = _names(
     peft_ensure_weight_tying merge_method torchdistx_path jagged_restart_warmup_steps jagged_restart_anneal_steps
     mlflow_run_name comet_api_key comet_workspace comet_experiment_key comet_mode comet_online comet_experiment_config
     gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature use_ray
-    ray_run_name ray_num_workers resources_per_worker use_otel_metrics otel_metrics_host otel_metrics_port use_trackio
+    ray_run_name resources_per_worker use_otel_metrics otel_metrics_host otel_metrics_port use_trackio
     trackio_project_name trackio_run_name rope_scaling noisy_embedding_alpha
     trl vllm ebft center_rewards_coefficient num_labels dpo_use_weighting dpo_label_smoothing precompute_ref_log_probs
     dpo_use_liger_kernel dpo_padding_free dpo_loss_type dpo_loss_weights orpo_alpha simpo_gamma cpo_alpha kto_desirable_weight

@@ -68,7 +68,7 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
         return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
     reading.candidates = found.beside + found.usual
     if reading.candidates:
-        names = ", ".join(_name(path) for path in reading.candidates[:_MOST_NAMED])
+        names = ", ".join(short_path(path) for path in reading.candidates[:_MOST_NAMED])
         more = f" and {len(reading.candidates) - _MOST_NAMED} more" if len(reading.candidates) > _MOST_NAMED else ""
         text = f"{NO_LAUNCH_FILE}, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
         reading.remark(str(document.path), text)
@@ -81,7 +81,7 @@ def _folders_up(folder: Path) -> Iterator[Path]:
     yield from (whole, *whole.parents)[:_MOST_FOLDERS_UP]
 
 
-def _name(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path as a message may repeat it: from the working directory where that is shorter, printable."""
     text = min(str(path), os.path.relpath(path), key=len)
     return "".join(char if char.isprintable() else "?" for char in text)

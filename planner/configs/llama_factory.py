@@ -174,8 +174,8 @@ def _old_place(keys: Keys) -> str:
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":
         return keys.where("quantization_method")
-    # All example files up to 0.9.1 have the first key and not the second; of those of 0.9.3 and later two or fewer.
-    if keys.flag("overwrite_cache") and not keys.holds("dataloader_num_workers"):
+    # All 28 example files of 0.9.2 have the first key and not the second, none of 0.9.3 and later that trains.
+    if keys.flag("overwrite_cache") and not keys.holds("report_to"):
         return keys.where("overwrite_cache")
     return ""
 
@@ -245,6 +245,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("new_special_tokens_config", "the vocabulary is counted as published"),
         ("adapter_name_or_path", "an adapter is trained as lora_rank and lora_target say, whatever it was made with"),
         ("enable_torch_profiler", "what the profiler holds is not counted"),
+        ("ray_num_workers", "the number of GPUs is that of --gpu, not that of Ray's workers"),
         ("moe_aux_loss_coef", "the routers' loss is not counted"),
     ):
         if keys.get(name) not in (None, False):

@@ -200,6 +200,9 @@ def _read_lengths(keys: Keys, reading: Reading) -> None:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
+    elif keys.has("dataset_mixer"):
+        place = "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True whatever is said"
+        reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
 

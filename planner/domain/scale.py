@@ -21,6 +21,8 @@ _LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
 # Where no mean length is said, a step may take less than half of the time of full samples, as its memory may: the same
 # guess, which no published time of such a job tests.
 _UNTOLD_LENGTHS = 5.0
+# Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB, what scatters by bytes would have no bound.
+_SMALLEST_BYTES = 0.5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,22 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
 
     Formula: sqrt(counted^2 + (u x uncounted)^2 + (order x deviation)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`, with the
     share of the peak that is not counted element by element, and the standard deviation of what natural lengths pile up over
-    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.
+    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.  The shares of
+    bytes in a peak of less than half a GiB are those of half a GiB (:func:`lifted`).
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
-    deviation: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / value
+    deviation: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / lifted(value)
     held = _uncounted(memory, value, outside) * (doubt.parts.unknown_lengths if doubt.lengths_unknown else 1.0)
     return _root(doubt.parts, value, held, doubt.parts.order * deviation) * far_factor(doubt.n_unseen)
+
+
+def lifted(value: Number) -> Number:
+    """``value``, a number of bytes, or half a GiB where it is less.
+
+    A smaller peak scatters by as many bytes as one of that size: its interval is that one's, moved down by the difference.
+    """
+    return value + _positive(_SMALLEST_BYTES - value)
 
 
 def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
@@ -101,7 +112,7 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
 def _root(known: ScaleParts, value: Number, *parts: Number) -> Number:
     """Independent causes add as squares: parts of a peak ``value``, what every peak scatters, and bytes that know no size."""
     squares: Number = known.counted**2
-    for part in (known.fixed_bytes / value, *parts):
+    for part in (known.fixed_bytes / lifted(value), *parts):
         squares = squares + part * part
     total: Number = squares**0.5
     return total

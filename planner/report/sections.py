@@ -73,7 +73,6 @@ def short_job_line(scenario: Scenario) -> str:
         f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.id}",
         *_distribution(scenario.recipe),
         scenario.stack.id,
-        *(f"calibration {each.value}" for each in scenario.assumptions if each.name == "calibration"),
     ]
     return ", ".join(parts)
 

@@ -44,7 +44,7 @@ def _cost(lever: Lever) -> str:
         return "training"
     parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
     if lever.kind == "money" and not parts:
-        parts.append("money")
+        parts.append("money" if "gpu" in lever.flags else "<1 GiB RAM")
     ratio, usd = lever.step_time_ratio, lever.usd_ratio
     if usd is not None and abs(usd - 1) >= _SAME:
         parts.append(f"USD x {usd:.2f}")

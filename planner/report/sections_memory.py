@@ -86,10 +86,13 @@ def terms_section(prediction: Prediction) -> Section:
 
 
 def phases_section(prediction: Prediction) -> Section:
-    """Peak of every phase at the three levels; the limiting one is marked."""
+    """Peak of every phase at the three levels; the limiting one is marked.  A full fine-tune adds no adapters."""
     memory = prediction.memory
+    has_adapters = any(term.name == "adapters" for term in memory.terms)
     rows = []
     for peak in memory.phases:
+        if peak.phase == "adapters" and not has_adapters:
+            continue
         limiting = peak.phase == memory.limiting_phase
         sizes = (gib(peak.allocated_bytes), gib(peak.reserved_bytes), gib(peak.driver_bytes))
         share = _share_of_limit(peak.driver_bytes, memory.limit_bytes)

@@ -36,13 +36,18 @@ class Room:
     stacks: bool = True
     lacks: bool = True
     blanks: bool = True
+    whole_warnings: bool = True
 
 
 def rooms() -> Iterator[Room]:
-    """From all that may be shown to the least: blank lines go first, then levers, then assumptions, then warnings."""
+    """From all that may be shown to the least.
+
+    Blank lines go first, then what warnings say after their first line, then levers, then assumptions, then warnings.
+    """
     room = Room()
     yield room
-    room = replace(room, blanks=False)
+    yield replace(room, blanks=False)
+    room = replace(room, blanks=False, whole_warnings=False)
     yield from (replace(room, levers=count, lacks=lacks) for lacks in (True, False) for count in (N_LEVERS, N_LEVERS - 1))
     yield replace(room, levers=2)
     room = replace(room, lacks=False)
@@ -57,11 +62,9 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     """The first answer with as much of each list as there is ``room``; empty parts are left out."""
     if not subject.scenario.hardware.gpu.is_cuda:
         # Terms and levers are those of CUDA's allocator.
-        return (
-            Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings), verdict_note(subject))),
-        )
+        return (Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject))),)
     parts: tuple[tuple[Block, ...], ...] = (
-        (verdict_note(subject), *_about(subject), *_warnings(subject, room.warnings)),
+        (verdict_note(subject), *_about(subject), *_warnings(subject, room)),
         (_bar(subject),),
         _levers(subject, room.levers),
         (*(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
@@ -88,13 +91,16 @@ def _about(subject: Subject) -> Iterator[Note]:
 def _more(subject: Subject) -> Note:
     """How to ask for the rest."""
     run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    named = next((each.value for each in subject.scenario.assumptions if each.name == "calibration"), None)
+    if named is not None:
+        return Note(f"Calibration: {named}. More: --details for all of it", "dim")
     return Note(f"More: --details for all of it{run}", "dim")
 
 
-def _warnings(subject: Subject, count: int) -> Iterator[Note]:
-    texts = doubts(subject)
+def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
+    texts, count = doubts(subject), room.warnings
     for text in texts[:count]:
-        yield Note(f"Warning: {text}", "warn", cut=True)
+        yield Note(f"Warning: {text}", "warn", cut=not room.whole_warnings)
     if len(texts) > count:
         more = len(texts) - count
         yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")
@@ -105,27 +111,25 @@ def _bar(subject: Subject) -> StackedBar:
 
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
-    """The first of what makes a job fit that does not; else the first of all, which are ordered by what they cost."""
+    """The first levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
     found = _one_stack(subject)
-    fits = subject.prediction.verdict == "fits"
-    chosen = list(found) if fits else [*(each for each in found if each.fits), *(each for each in found if not each.fits)]
-    shown = [each for each in found if each in chosen[:count]]
-    if not shown:
-        return ()
-    title = "What would save memory" if fits else "What would make it fit"
-    if not fits and not any(each.fits for each in found):
+    title, chosen = "What would save memory", found
+    if subject.prediction.verdict != "fits":
+        title, chosen = "What would make it fit", [each for each in found if each.fits]
+    if not chosen:
         title = "Nothing that was tried makes it fit; what saves most"
-    return (lever_choices(title, shown),)
+        chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
+    # Whatever is left out, what is shown stands in the order of what it costs.
+    shown = [each for each in found if each in chosen[:count]]
+    return (lever_choices(title, shown),) if shown else ()
 
 
 def _one_stack(subject: Subject) -> list[Lever]:
     """The levers with the best other stack alone, where a line of the report shows all of them."""
-    found: list[Lever] = []
-    for each in subject.levers or ():
-        if subject.stacks and tuple(each.flags) == ("stack",) and any(tuple(other.flags) == ("stack",) for other in found):
-            continue
-        found.append(each)
-    return found
+    found = list(subject.levers or ())
+    others = [each for each in found if tuple(each.flags) == ("stack",)]
+    best = max(others, key=lambda each: (each.fits, each.saves_bytes), default=None)
+    return [each for each in found if each is best or each not in others or not subject.stacks]
 
 
 def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:

@@ -26,8 +26,11 @@ def offloads_activations(stack: Stack) -> bool:
 
 
 def runs_sharding(stack_id: str, sharding: Sharding) -> bool:
-    """Whether a common stack runs this sharding.
+    """Whether a stack runs this sharding, as far as that is known to differ.
 
     Unsloth divides by FSDP2 only and its launch refuses DeepSpeed beside it (unsloth 2026.10.9 fsdp2_launch.py:471-473).
+    torchtune has FSDP2 and no other engine (torchtune 0.6.1: no file names DeepSpeed).
     """
-    return stack_id != "unsloth" or sharding in ("none", "ddp", "fsdp")
+    if stack_id == "unsloth":
+        return sharding in ("none", "ddp", "fsdp")
+    return stack_id != "torchtune" or not sharding.startswith("zero")

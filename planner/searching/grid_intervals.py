@@ -10,7 +10,7 @@ import numpy as np
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.interval import Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
-from planner.domain.scale import Doubt, memory_scale, need_scale, time_scale
+from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
 from planner.prediction import order_reach_bytes
 
@@ -59,7 +59,9 @@ class Judge:
         if self.memory is not None:
             into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
         if self.need is not None and memory.limit_bytes is not None:
-            room = np.log(max(memory.limit_bytes, 1) / np.asarray(memory.must_have_bytes, dtype=np.float64))
+            need = np.asarray(memory.must_have_bytes, dtype=np.float64)
+            moved = lifted(need) - need
+            room = np.log((max(memory.limit_bytes, 1) + moved) / (need + moved))
             into.fits_probability[part] = _shares_below(self.need, room / np.asarray(need_scale(memory, self.doubt)))
         if self.time is not None and time is not None:
             scale = np.asarray(time_scale(time, self.doubt), dtype=np.float64)
@@ -71,7 +73,9 @@ class Judge:
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
         scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
         value = memory.uncapped_driver_bytes
-        low, high = (value * np.exp(end * scale) for end in log_range(spread, 1.0))
+        moved = lifted(value) - value
+        low, high = (lifted(value) * np.exp(end * scale) - moved for end in log_range(spread, 1.0))
+        low = np.maximum(low, 0.0)
         down, up = order_reach_bytes(memory)
         low, high = np.minimum(low, value - down), np.maximum(high, value + up)
         ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)

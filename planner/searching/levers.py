@@ -18,8 +18,10 @@ from planner.searching.moves import KINDS, LeverKind, Move, larger_cards, more_c
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
 
-MAX_ESTIMATES = 120
+MAX_ESTIMATES = 200
 MAX_PAIRS = 4
+# Pairs that are tried with a third change on top, the largest savers.
+_MAX_GROWN = 3
 # Differences below this are rounding of the real allocator, not advice.
 _WORTH_BYTES = 64 * MIB
 # A lever that is called free may cost this share of the step time: less is not told apart.
@@ -41,7 +43,7 @@ _OF_PLACE = ("gpu", "gpu-memory", "stack")
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change of a job, or two together.
+    """One change of a job, or two or three together.
 
     ``kind``: ``free`` changes nothing in the training and costs nothing; then what costs time, what costs money or host RAM, and
     what changes the training.  ``flags`` ask for it on the command line, after the job's own (``None``: leave that flag out).
@@ -77,6 +79,7 @@ class Lever:
         ratio = self.step_time_ratio
         parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
         parts += [f"{self.host_bytes / GIB:.0f} GiB host RAM"] if self.host_bytes >= GIB else []
+        parts += ["other cards"] if "gpu" in self.flags else []
         parts += ["changes the training"] if self.kind == "training" else []
         return ", ".join(parts) or "free"
 
@@ -157,9 +160,10 @@ class _Judge:
 def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Lever, ...]:
     """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
 
-    In each kind what makes the job fit comes first, then the largest saver.  Where no single change is enough that costs nothing
-    or time, pairs of those are tried, then pairs that cost money, then any.  Other cards and the number of them are offered where
-    the job does not fit for sure.  At most ``MAX_ESTIMATES`` estimates.
+    In each kind what makes the job fit comes first: of changes that cost time, money or host RAM the one that slows a step least,
+    on the same cards before others.  Else the largest saver is first.  Where no single change is enough that costs nothing or
+    time, two and three of those are tried together, then pairs that cost money, then any.  Other cards and the number of them are
+    offered where the job does not fit for sure.  At most ``MAX_ESTIMATES`` estimates.
     """
     judge = _Judge(scenario, model)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
@@ -168,8 +172,8 @@ def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tu
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         trials += [trial for trial in judge.tries(larger_cards(scenario, need)) if trial.lever.fits]
         trials += [trial for trial in judge.tries(more_cards(scenario)) if trial.lever.fits][:1]
-        trials += _pairs(judge, [trial for trial in trials if trial.move.topic != "card"])
-    return tuple(sorted(_not_padded([trial.lever for trial in trials]), key=_order))
+        trials += _together(judge, [trial for trial in trials if trial.move.topic != "card"])
+    return _ordered(_not_padded([trial.lever for trial in trials]), judge.base.verdict)
 
 
 def _not_padded(found: list[Lever]) -> list[Lever]:
@@ -223,27 +227,39 @@ def _saving(trials: list[_Trial]) -> list[_Trial]:
     return [trial for trial in trials if trial.lever.saves_bytes >= _WORTH_BYTES]
 
 
-def _pairs(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
-    """Pairs that fit of the cheapest kinds among which no single change is enough."""
+def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
+    """What fits of two changes together, of the cheapest kinds among which no single one is enough.
+
+    Three are tried where all of them are free or cost time: a full fine-tune wants checkpointing, sharding and a fused loss.
+    """
     for n_kinds in range(2, len(KINDS) + 1):
-        cheap = [trial for trial in singles if trial.lever.kind in KINDS[:n_kinds]]
+        kinds = KINDS[:n_kinds]
+        cheap = [trial for trial in singles if trial.lever.kind in kinds]
         if any(trial.lever.fits for trial in cheap):
             return []
-        if found := _pairs_of(judge, cheap, KINDS[:n_kinds]):
-            return found
+        tried = _on_top(judge, cheap, kinds)
+        if n_kinds == 2 and not any(trial.lever.fits for trial in tried):
+            tried = _on_top(judge, _largest_first(tried)[:_MAX_GROWN], kinds)
+        if found := [trial for trial in tried if trial.lever.fits]:
+            return sorted(found, key=lambda trial: _rescue(trial.lever))[:MAX_PAIRS]
     return []
 
 
-def _pairs_of(judge: _Judge, singles: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
-    """Each saver, largest first, with every change of another topic on top of it; at most ``MAX_PAIRS`` that fit."""
-    found: list[_Trial] = []
+def _largest_first(trials: list[_Trial]) -> list[_Trial]:
+    return sorted(trials, key=lambda trial: -trial.lever.saves_bytes)
+
+
+def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
+    """Each saver, largest first, with every change of another topic on top of it."""
+    tried: list[_Trial] = []
     seen: set[frozenset[tuple[str, str | bool | None]]] = set()
-    for first in sorted(singles, key=lambda trial: -trial.lever.saves_bytes):
-        second = [move for move in moves(first.after) if move.topic != first.move.topic and move.kind in kinds]
-        new = [pair for move in second if frozenset((pair := _joined(first.move, move)).flags.items()) not in seen]
+    for first in _largest_first(firsts):
+        topics = first.move.topic.split("+")
+        others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
+        new = [joined for move in others if frozenset((joined := _joined(first.move, move)).flags.items()) not in seen]
         seen.update(frozenset(move.flags.items()) for move in new)
-        found += [trial for trial in judge.tries(new) if trial.lever.fits]
-    return sorted(found, key=lambda trial: _order(trial.lever))[:MAX_PAIRS]
+        tried += judge.tries(new)
+    return tried
 
 
 def _joined(first: Move, second: Move) -> Move:
@@ -284,5 +300,18 @@ def _flag_text(flag: tuple[str, str | bool | None]) -> str:
     return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
 
 
+def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:
+    """Of a job that fits what saves most, in each kind; of one that does not what rescues it for least."""
+    return tuple(sorted(found, key=_order if verdict == "fits" else _rescue))
+
+
 def _order(lever: Lever) -> tuple[int, bool, int]:
     return KINDS.index(lever.kind), not lever.fits, -lever.saves_bytes
+
+
+def _rescue(lever: Lever) -> tuple[int, bool, bool, float, int]:
+    """What is enough is not better where it saves more.  A step of half the length is no better for being faster."""
+    other_cards = "gpu" in lever.flags
+    compared = lever.fits and lever.kind in ("time", "money") and not other_cards
+    slower = round(lever.step_time_ratio or 0.0, 2) if compared else 0.0
+    return KINDS.index(lever.kind), not lever.fits, other_cards, slower, -lever.saves_bytes

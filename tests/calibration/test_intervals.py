@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,6 +254,23 @@ def test_a_small_peak_is_less_sure_in_its_own_size() -> None:
     """What the context and other processes add is bytes: half a peak of 3 GiB, a fiftieth of one of 80."""
     small, large = (estimate(job(model=name, seq=64)).memory for name in ("llama-3.2-1b", "llama-2-13b"))
     assert float(memory_scale(small, "driver", Doubt())) > 1.2 * float(memory_scale(large, "driver", Doubt()))
+
+
+def test_a_peak_of_a_few_mib_scatters_by_bytes(tmp_path: Path) -> None:
+    """The job of a toy model holds 8 MiB: no level is expected above a card that it could ever fill, nor known to a MiB."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1000}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
+    for memory in ("300MiB", "24GiB"):
+        toy = job(model=str(tmp_path / "config.json"), method="full", seq=64, gpu_memory=memory)
+        found = estimate_calibrated(toy, model)
+        assert found.memory.allocated_peak_bytes < 20 * MIB
+        assert found.uncertainty is not None
+        for level, interval in found.uncertainty.memory:
+            peak = float(getattr(found.memory, f"{level}_peak_bytes"))
+            assert 0 <= interval.low <= peak
+            assert 100 * MIB < interval.high - peak < 2048 * MIB
 
 
 def test_what_lengths_pile_up_is_the_least_sure() -> None:

@@ -56,7 +56,7 @@ def test_the_machine_of_the_job_is_found_by_itself(capsys: Captured) -> None:
     assert answer.assumption["origin"] == "personal"
     assert "measured on rtx4090, hf-trainer@5, driver 570" in answer.assumption["note"]
     assert main(JOB) == 0
-    assert "hf-trainer@5, calibration my-lab\n" in capsys.readouterr().out
+    assert "Calibration: my-lab. More:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["default", "none"])

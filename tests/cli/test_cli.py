@@ -567,6 +567,13 @@ def test_an_interrupt_exits_with_130(capsys: Captured, monkeypatch: pytest.Monke
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("method", "shown"), [("full", False), ("lora", True)])
+def test_only_a_job_with_adapters_has_a_phase_that_adds_them(method: str, shown: bool, capsys: Captured) -> None:
+    """The table of phases lists what the job goes through."""
+    main(["--model", "1b", "--method", method, "--gpu", "4090", "--seq", "512", "--details"])
+    assert ("adding the adapters" in capsys.readouterr().out) is shown
+
+
 class ClosedPipe:
     """Standard output whose reader has gone."""
 
@@ -589,6 +596,25 @@ def test_a_reader_that_stops_early_is_no_failure(capsys: Captured, monkeypatch: 
     sys.stdout.close()
     monkeypatch.undo()
     assert capsys.readouterr().err == ""
+
+
+class FullDisk(ClosedPipe):
+    """Standard output on a disk without room."""
+
+    def write(self, text: str) -> int:
+        """Fail as a full disk does."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_and_a_closed_output_are_no_internal_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written, that is said; who closes the output wants the exit code."""
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    assert main(JOB) == 2
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(JOB) == 0
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert "cannot be written: No space left" in capsys.readouterr().err
 
 
 def test_the_app_runs_under_typers_own_runner() -> None:

@@ -193,6 +193,9 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
         (BASE, True),
         (BASE + "attn_implementation: sdpa\n", True),
         (BASE + "attn_implementation: flash_attention_2\n", False),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nxformers_attention: true\n", True),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nflash_attention: true\n", False),
+        (BASE + "attn_implementation: xformers\n", False),
         (BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", False),
         (LORA, False),
     ],
@@ -200,3 +203,74 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
 def test_fp32_embeddings_of_a_full_fine_tune_are_said(tmp_path: Path, text: str, said: bool) -> None:
     """They go back to 16 bits for FlashAttention, adapters and FSDP only (loaders/model.py), and are not counted in fp32."""
     assert any("stay in fp32" in remark.text for remark in read(tmp_path, text).remarks) == said
+
+
+OLD = "wandb_run_id:\nflash_attention: true\nbf16: true\n"
+MISTRAL = OLD + "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\n"
+QLORA = "sequence_len: 512\nadapter: qlora\nload_in_4bit: true\nbase_model: "
+INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
+
+
+def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
+    """A full fine-tune of another model kept embeddings, head and norms in fp32 then (utils/models.py of 2023-11, line 431)."""
+    with pytest.raises(NotModelledError, match="wandb_run_id"):
+        read(tmp_path, MISTRAL)
+    for text in (
+        MISTRAL.replace("mistralai/Mistral-7B-v0.1", "huggyllama/llama-7b"),
+        MISTRAL.replace("wandb_run_id", "local_rank"),
+    ):
+        config = read(tmp_path, text)
+        assert config.request.get("method") == "full"
+        assert not any("fp32" in remark.text for remark in config.remarks)
+    assert read(tmp_path, MISTRAL + "adapter: lora\nlora_r: 8\n").request.get("method") == "lora"
+
+
+@pytest.mark.parametrize(
+    ("text", "upcast"),
+    [
+        (QLORA + "Qwen/Qwen-7B\n", "all"),
+        (QLORA + "EleutherAI/gpt-j-6b\n", "all"),
+        (INT8 + "EleutherAI/gpt-j-6b\n", "all"),
+        # Axolotl prepares no Qwen with adapter: lora, and has known the names of GPT-NeoX since 2024.
+        (INT8 + "Qwen/Qwen-7B\n", "none"),
+        (INT8 + "EleutherAI/pythia-1.4b\n", "none"),
+        (INT8 + "EleutherAI/pythia-1.4b\nwandb_run_id:\n", "all"),
+        (QLORA + "Qwen/Qwen2.5-7B\n", "none"),
+        (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "none"),
+    ],
+)
+def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(tmp_path: Path, text: str, upcast: str) -> None:
+    """Modules return to 16 bits by name: norm, embed_tokens, lm_head and those of a few families."""
+    config = read(tmp_path, text)
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "gpus": 2}))).stack
+    assert stack.kbit_upcast == upcast
+    assert any("stay in fp32" in remark.text for remark in config.remarks) == (upcast == "all")
+
+
+@pytest.mark.parametrize(("text", "storage"), [("", "bf16"), ("local_rank:\n", "bf16"), ("wandb_run_id:\n", None)])
+def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(tmp_path: Path, text: str, storage: str | None) -> None:
+    """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
+    assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
+
+
+@pytest.mark.parametrize(
+    ("text", "attention"),
+    [("", "flash2"), ("eager_attention: true\n", "eager"), ("attn_implementation: sdpa\n", "sdpa")],
+)
+def test_the_first_qwen_brings_its_attention_along(tmp_path: Path, text: str, attention: str) -> None:
+    """Its own code takes flash-attn, which Axolotl installs, where nothing is said."""
+    assert read(tmp_path, INT8 + "Qwen/Qwen-7B\n" + text).request.get("attention") == attention
+
+
+@pytest.mark.parametrize("name", ["MixFormerSequentialForCausalLM", "MambaLMHeadModel"])
+def test_model_code_of_its_own_is_not_modelled(tmp_path: Path, name: str) -> None:
+    """Its attention and loss are not those of the model in Transformers (2023-11 models/phi uses flash-attn unasked)."""
+    with pytest.raises(NotModelledError, match="model_type"):
+        read(tmp_path, BASE + f"model_type: {name}\n")
+    assert read(tmp_path, BASE + "model_type: LlamaForCausalLM\n").request.get("method") == "full"
+
+
+def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) -> None:
+    """Sharding over 4 of 8 GPUs needs more on each, so the reader must know which number is counted."""
+    config = read(tmp_path, BASE + "use_ray: true\nray_num_workers: 4\n")
+    assert any(remark.origin.endswith("ray_num_workers") for remark in config.remarks)

@@ -93,7 +93,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05, "lora_targets": "q_proj;v_proj",
             "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048, "optimizer": "adamw_torch", "loss": "hf",
             "gradient_checkpointing": True, "checkpoint_reentrant": True, "epochs": 1, "eval_batch": 4,
-            "switches": "kbit_upcast=norms",
+            "switches": "kbit_upcast=norms", "padding": "packed",
         },
     ),
     (

@@ -86,7 +86,9 @@ def test_the_newest_defaults_are_those_of_0_9_5(tmp_path: Path) -> None:
         ("new_special_tokens: <a>\n", True),
         ("quantization_method: bitsandbytes\n", True),
         ("overwrite_cache: true\n", True),
-        ("overwrite_cache: true\ndataloader_num_workers: 4\n", False),
+        # As in the examples of 0.9.2.
+        ("overwrite_cache: true\ndataloader_num_workers: 4\nsave_only_model: false\n", True),
+        ("overwrite_cache: true\nreport_to: none\n", False),
         ("eval_strategy: steps\noverwrite_output_dir: true\n", False),
     ],
 )

@@ -354,3 +354,11 @@ def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: s
     for name in ("AWQ", "GPTQ-Int8"):
         with pytest.raises(NotModelledError, match="quantised already"):
             read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))
+
+
+def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path: Path) -> None:
+    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer; dataset_mixer is its key."""
+    text = TRL.replace("dataset_name", "dataset_text_field") + "bf16: true\nmax_seq_length: 512\n"
+    assert read_config_file(written(tmp_path, text)).request.get("padding") is None
+    config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
+    assert config.request.get("padding") == "packed"

@@ -170,6 +170,8 @@ def test_origins_follow_the_source_text() -> None:
     assert gpu_entry("rtx3090").origins["int8_top_per_s"] == "unsourced"
     assert gpu_entry("rtx4090").origins["fp8_tflop_per_s"] == "datasheet"
     assert gpu_entry("rtx4090").origins["nvidia_smi_total_mib"] == "measured"
+    for name, origin in (("2080 Ti", "datasheet"), ("2080 SUPER", "derived"), ("2070 SUPER", "derived"), ("a5000", "unsourced")):
+        assert gpu_entry(name).origins["interconnect_gb_per_s"] == origin
     contested = ("bf16_tflop_per_s", "int8_top_per_s", "memory_bandwidth_gb_per_s")
     assert {gpu_entry("ascend-910b").origins[key] for key in contested} == {"unsourced"}
 
@@ -233,6 +235,9 @@ def test_two_device_boards_carry_one_device() -> None:
         ("a6000", "rtx-a6000"),
         ("Tesla T4", "t4"),
         ("L40S", "l40s"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA GH200 480GB", "gh200-96"),
     ],
 )
 def test_a_card_is_found_by_any_usual_spelling(name: str, gpu_id: str) -> None:

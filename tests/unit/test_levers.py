@@ -9,6 +9,7 @@ from planner.errors import RefusedCombinationError
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, predict_with
+from planner.report.sections_choices import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, levers, stack_needs
@@ -76,11 +77,24 @@ def test_flags_do_what_the_lever_promises(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_cheapest_kind_comes_first_and_what_fits_leads_each_kind(name: str) -> None:
-    """Order: what is free, costs time, costs money or host RAM, changes the training; in each what fits, then what saves most."""
+    """Order: what is free, costs time, costs money or host RAM, changes the training; in each what fits is first."""
     found = levers(scenario(JOBS[name]))
-    keys = [(KINDS.index(lever.kind), not lever.fits, -lever.saves_bytes) for lever in found]
+    keys = [(KINDS.index(lever.kind), not lever.fits) for lever in found]
     assert keys == sorted(keys)
     assert all(lever.fits or lever.saves_bytes >= 64 * MIB for lever in found)
+    rest = [lever.saves_bytes for lever in found if lever.kind == "free" and not lever.fits]
+    assert rest == sorted(rest, reverse=True)
+
+
+def test_of_what_is_enough_the_one_that_slows_least_comes_first() -> None:
+    """A 1B full fine-tune on 8 GB: paging the optimizer keeps the step's time, ZeRO-3 multiplies it; other cards come last."""
+    found = levers(scenario({"model": "1b", "method": "full", "gpu": "4060", "seq": "2048"}))
+    bought = [lever for lever in found if lever.kind == "money" and lever.fits]
+    assert bought[0].flags["optimizer"] == "paged_adamw_32bit"
+    kept = [lever.step_time_ratio for lever in bought if "gpu" not in lever.flags]
+    assert kept == sorted(kept, key=lambda ratio: round(ratio or 0, 2))
+    assert 2 * (kept[0] or 0) < (kept[-1] or 0)
+    assert ["gpu" in lever.flags for lever in bought] == [False] * len(kept) + [True] * (len(bought) - len(kept))
 
 
 def test_the_stack_is_offered_before_host_ram_and_data() -> None:
@@ -232,6 +246,14 @@ def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
     assert {lever.kind for lever in pairs} == {"money"}
 
 
+def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> None:
+    """An 8B full fine-tune under DDP on eight cards: checkpointing, a fused loss and sharding are the usual way, not offload."""
+    job = {"model": "8b", "method": "full", "gpu": "h100-sxm:8", "seq": "8192", "batch": "8", "stack": "hf-trainer@5"}
+    enough = [lever for lever in levers(scenario(job)) if lever.fits]
+    assert enough[0].kind == "time"
+    assert enough[0].description.count(" + ") == 2
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_number_of_estimates_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of estimates is bounded, whatever the job."""
@@ -329,3 +351,19 @@ def test_no_lever_asks_for_more_than_what_is_enough() -> None:
     sharded: Flags = {"model": "70b", "method": "qlora", "gpu": "3090:2", "seq": "1024", "sharding": "fsdp"}
     found = levers(scenario({**sharded, "offload": "optimizer+params"}))
     assert not [lever for lever in found if {"gpu", "quant-storage"} <= lever.flags.keys()]
+
+
+def test_a_stack_without_deepspeed_is_not_advised_to_use_it() -> None:
+    """torchtune divides by FSDP2 alone: no lever of a job under it asks for ZeRO."""
+    found = levers(scenario({"model": "8b", "method": "full", "gpu": "4090:4", "seq": "4096", "stack": "torchtune"}))
+    assert found
+    assert not any(str(lever.flags.get("sharding")).startswith("zero") for lever in found)
+
+
+def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
+    """Paging the small optimizer of adapters takes some host RAM; only other cards cost money."""
+    found = by_flags(levers(scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"})))
+    paged = found["--optimizer paged_adamw_32bit"]
+    assert paged.host_bytes < GIB
+    shown = lever_choices("", [paged]).rows[0].facts
+    assert shown[1].startswith("<1 GiB RAM")

@@ -446,16 +446,32 @@ def test_levers_say_what_they_save_and_cost() -> None:
     assert "save memory" not in draw(Subject(scenario(), prediction(), None))
 
 
-def test_the_first_answer_shows_what_makes_it_fit_before_what_does_not() -> None:
-    """Of many levers those that are enough are shown, in their order; a job that nothing makes fit says so."""
+def test_the_first_answer_shows_what_makes_it_fit_and_nothing_else() -> None:
+    """Under "what would make it fit" stands what does; a job that nothing makes fit says so and shows what saves most."""
     short = [lever("no", {f"no{index}": "1"}, kind="free", verdict="does_not_fit") for index in range(5)]
     enough = [lever("yes", {"yes": "1"}), lever("also", {"also": "1"})]
     text = draw_short(Subject(scenario(), short_of_memory(), [*short, *enough]))
     assert "--yes 1" in text
     assert "--also 1" in text
-    assert text.index("--no0 1") < text.index("--yes 1")
-    assert "--no4" not in text
-    assert "Nothing that was tried makes it fit" in draw_short(Subject(scenario(), short_of_memory(), short))
+    assert text.index("--yes 1") < text.index("--also 1")
+    assert "--no" not in text
+    most = replace(lever("most", {"most": "1"}, kind="training", verdict="does_not_fit"), saves_bytes=30 * GIB)
+    nothing = draw_short(Subject(scenario(), short_of_memory(), [*short, most]))
+    assert "Nothing that was tried makes it fit; what saves most" in nothing
+    assert "--most 1" in nothing
+
+
+def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:
+    """A free stack that is not enough does not hide one that makes the job fit and costs time."""
+    stacks = [
+        lever("another stack: axolotl", {"stack": "axolotl"}, kind="free", verdict="does_not_fit"),
+        lever("another stack: unsloth", {"stack": "unsloth"}, kind="time"),
+    ]
+    needs = [StackNeed("unsloth", 20 * GIB, 20 * GIB, "fits", 1.0)]
+    text = draw_short(Subject(scenario(), short_of_memory(), stacks, stacks=needs))
+    assert "--stack unsloth" in text
+    assert "--stack axolotl" not in text
+    assert "Nothing that was tried" not in text
 
 
 def draw_short(made: Subject, *, width: int = 80) -> str:
@@ -520,6 +536,16 @@ def test_run_time_and_cost_are_asked_for_or_offered() -> None:
     text = draw_short(Subject(replace(scenario(), run=RunPlan()), unasked))
     assert "Run:" not in text
     assert "--samples and --price" in text
+
+
+def test_warnings_are_whole_where_there_is_room() -> None:
+    """What a warning advises stands at its end: it is cut only where the answer would be too long."""
+    long = "This is what may be wrong about the answer above, and the way to say it otherwise: " + "--a-long-flag " * 3 + "end"
+    made = replace(scenario(), warnings=(long,))
+    text = draw_short(Subject(made, replace(short_of_memory(), warnings=())))
+    assert "end" in text.split()
+    crowded = draw_short(Subject(made, short_of_memory(), [lever(f"{n}", {f"flag{n}": "1"}) for n in range(9)]), width=60)
+    assert crowded.count("\n") <= MAX_LINES
 
 
 def test_warnings_beyond_the_first_are_counted() -> None:
