@@ -241,7 +241,7 @@ def _scores(pattern: str) -> dict[str, Any]:
 def accuracy_table() -> str:
     """How wrong the predictions are on each of the four numbered documents, from ``plan validate``."""
     lines = [
-        "| report | rows | GPU memory | throughput | host RAM | ran out of memory, answered FITS | ran, answered DOES NOT FIT |",
+        "| report | rows | GPU memory | throughput | host RAM | ran out: FITS | ran: DOES NOT FIT |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     scores = _scores(CORE_PATTERN)
@@ -260,8 +260,7 @@ def accuracy_table() -> str:
 def other_accuracy_table() -> str:
     """How wrong the predictions are on the other public sources, from ``plan validate``."""
     lines = [
-        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out, answered FITS "
-        "| ran, answered DOES NOT FIT |",
+        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out: FITS | ran: DOES NOT FIT |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for score in _scores("[a-z]*.csv")["sources"]:
