@@ -119,6 +119,9 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     if not chosen:
         title = "Nothing that was tried makes it fit; what saves most"
         chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
+    # A second card says less than a change of another kind.
+    cards = [each for each in chosen if "gpu" in each.flags][1:]
+    chosen = [*(each for each in chosen if each not in cards), *cards]
     # Whatever is left out, what is shown stands in the order of what it costs.
     shown = [each for each in found if each in chosen[:count]]
     return (lever_choices(title, shown),) if shown else ()
