@@ -42,7 +42,7 @@ _EXAMPLE = RunRecord(
     gradient_checkpointing=True,
     peak_memory_mib=7100.0,
     memory_kind="driver",
-    step_time_s=5.2,
+    step_time_s=11.0,
 )
 _NOTES = (
     f"Lines that begin with {COMMENT} are not read.  One line for each run; the two examples show how.",
@@ -62,7 +62,7 @@ def template_text() -> str:
     rows.writerow(TEMPLATE_COLUMNS)
     for example in (
         _EXAMPLE,
-        replace(_EXAMPLE, id="run-2", seq_len=4096, peak_memory_mib=None, memory_kind=None, step_time_s=21.0),
+        replace(_EXAMPLE, id="run-2", seq_len=4096, peak_memory_mib=None, memory_kind=None, step_time_s=42.0),
     ):
         file.write(f"{COMMENT} ")
         rows.writerow([format_cell(getattr(example, name)) for name in TEMPLATE_COLUMNS])

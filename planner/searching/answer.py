@@ -109,7 +109,7 @@ def place_of(group: Group) -> tuple[int, bool, float]:
 def _notes(space: Space) -> tuple[str, ...]:
     if space.said("seq"):
         return ()
-    return (f"No length was said: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most; say --seq.",)
+    return (f"No --seq is given: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most.",)
 
 
 def _levers(groups: tuple[Group, ...], confidence: float) -> tuple[Lever, ...]:

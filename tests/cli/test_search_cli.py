@@ -293,7 +293,7 @@ def test_the_length_that_was_taken_is_said(capsys: Captured) -> None:
     """Where no length is said one is taken, the answer says so first, and every command carries it."""
     assert main(["search", "--model", "8b", "--gpu", "4090"]) == 0
     out = capsys.readouterr().out
-    assert "No length was said: 2,048 tokens" in out
+    assert "No --seq is given: 2,048 tokens" in out
     commands = re.findall(r"^plan (?:.*\\\n)*.*$", out, re.MULTILINE)
     assert commands
     assert all("--seq 2048" in " ".join(command.replace("\\\n", " ").split()) for command in commands)

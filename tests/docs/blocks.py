@@ -2,7 +2,7 @@
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
 B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
-``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``misses``, ``rules``).
+``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``aims``, ``verdicts``, ``misses``, ``rules``...).
 """
 
 from __future__ import annotations
@@ -172,6 +172,11 @@ def generated(key: str, before: str = "") -> str:
         "longest": longest_sequences,
         "accuracy-summary": accuracy_summary,
         "held-out": held_out_tables,
+        "aims": aims_table,
+        "verdicts": verdicts_table,
+        "readings": readings_table,
+        "anchors": anchors_table,
+        "interval-weights": interval_weights,
         "misses": misses_table,
         "other-tools": other_tools_table,
         "differential": differential_table,
@@ -236,12 +241,12 @@ def _scores(pattern: str) -> dict[str, Any]:
 def accuracy_table() -> str:
     """How wrong the predictions are on each of the four numbered documents, from ``plan validate``."""
     lines = [
-        "| document | rows | GPU memory | throughput | host RAM | ran out of memory, said to fit | ran, said not to fit |",
+        "| report | rows | GPU memory | throughput | host RAM | ran out: FITS | ran: DOES NOT FIT |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     scores = _scores(CORE_PATTERN)
     for score in (*scores["sources"], scores["overall"]):
-        title = DOCUMENTS.get(score["source"], "**mean of the documents**")
+        title = DOCUMENTS.get(score["source"], "**mean of the four**")
         name = "" if score["source"] == "overall" else f"`{score['source'][:3]}` "
         oom = score["oom"]
         errors = " | ".join(_error(score[quantity]) for quantity in _QUANTITIES)
@@ -255,7 +260,7 @@ def accuracy_table() -> str:
 def other_accuracy_table() -> str:
     """How wrong the predictions are on the other public sources, from ``plan validate``."""
     lines = [
-        "| source | rows | not modelled | rows | GPU memory | rows | throughput | said to fit, ran out | ran, said not to fit |",
+        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out: FITS | ran: DOES NOT FIT |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for score in _scores("[a-z]*.csv")["sources"]:
@@ -272,31 +277,45 @@ def other_accuracy_table() -> str:
 
 
 def held_out_tables() -> str:
-    """What is aimed at and missed, then errors by document, method and GPU, as ``data/accuracy.toml`` has them."""
+    """Errors by source, method and GPU, as ``data/accuracy.toml`` has them."""
     stored = stored_accuracy()
-    parts = [_held_out(stored[part], title) for part, title in (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))]
-    anchors = ["| source group | timed rows | held out | after one anchor row |", "|---|--:|--:|--:|"]
-    anchors += [
-        f"| `{group}` | {gain['n']} | {_share(gain['before'])} | {_share(gain['after'])} |"
-        for group, gain in stored["anchors"].items()
-    ]
     facts = (
-        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups; "
-        f"{stored['free_numbers']} free numbers. Errors are means of absolute values; those by document, method and GPU are "
-        "rounded up at the second digit. dated: the months that a source's rows state of their publication or run; the numbered "
-        "documents state none. Chosen for the intervals that ship, where what a pass holds counts 1: " + _scale(stored["scale"])
+        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups, with "
+        f"{stored['free_numbers']} fitted numbers. Errors are means of absolute values, rounded up at the second digit."
     )
-    blocks = (
-        facts,
-        _missed(stored["goals"]),
-        _goals(stored["goals"]),
-        parts[0],
-        _verdict_counts(stored["documents"]),
-        _worst(stored["documents"]),
-        *parts[1:],
-        "\n".join(anchors),
-    )
-    return "\n\n".join(blocks) + "\n"
+    tables = (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))
+    return "\n\n".join((facts, *(_held_out(stored[part], title) for part, title in tables))) + "\n"
+
+
+def aims_table() -> str:
+    """What is aimed at and missed, as ``data/accuracy.toml`` has it."""
+    goals = stored_accuracy()["goals"]
+    return f"{_missed(goals)}\n\n{_goals(goals)}\n"
+
+
+def verdicts_table() -> str:
+    """Held-out verdicts beside what happened, by source."""
+    return _verdict_counts(stored_accuracy()["documents"]) + "\n"
+
+
+def readings_table() -> str:
+    """Held-out errors under the other reading of what a source left open."""
+    return _worst(stored_accuracy()["documents"]) + "\n"
+
+
+def anchors_table() -> str:
+    """Errors of time by source group, before and after one of its rows is known."""
+    lines = ["| source group | timed rows | held out | one row known |", "|---|--:|--:|--:|"]
+    lines += [
+        f"| `{group}` | {gain['n']} | {_share(gain['before'])} | {_share(gain['after'])} |"
+        for group, gain in stored_accuracy()["anchors"].items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def interval_weights() -> str:
+    """How much each cause of scatter counts in the intervals that ship."""
+    return _scale(stored_accuracy()["scale"]) + "\n"
 
 
 # Lines of the README's short table: title, then the goals of four reports and of other sources that it shows.
@@ -325,18 +344,23 @@ def accuracy_summary() -> str:
     counts = {key: sum(int(each.get(key, 0)) for each in verdicts) for key in ("ran_out", "false_fit", "ran", "false_oom")}
     inside = {kind: _reached(goals[f"{kind}, inside the 90 % interval"]) for kind in ("memory", "time")}
     inside_words = f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
-    out_words = f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were said to fit;"
-    ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were refused."
+    out_words = f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were answered FITS;"
+    ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were answered DOES NOT FIT."
     return "\n".join([*lines, "", f"{inside_words} {out_words} {ran_words}", ""])
 
 
 def _scale(scale: dict[str, float]) -> str:
     """How much each cause of scatter counts in an interval."""
-    return (
-        f"what is counted {scale['counted']:g}, a pass of unknown lengths {scale['unknown_lengths']:g}, the order of samples "
-        f"{scale['order']:g}, {scale['fixed_bytes'] / GIB:g} GiB of every peak; in a step, all that waits for host and links "
-        f"{scale['machine']:g} more."
+    rows = (
+        ("activations of a pass", "1"),
+        ("bytes counted tensor by tensor", f"{scale['counted']:g}"),
+        ("passes of unknown length", f"{scale['unknown_lengths']:g}"),
+        ("the order of the samples", f"{scale['order']:g}"),
+        ("a fixed part of every peak", f"{scale['fixed_bytes'] / GIB:g} GiB"),
+        ("waiting for host and links, in a step", f"{scale['machine']:g} more"),
     )
+    lines = ["| cause of scatter | weight |", "|---|--:|"]
+    return "\n".join([*lines, *(f"| {cause} | {weight} |" for cause, weight in rows)])
 
 
 def _missed(stored: list[dict[str, Any]]) -> str:
@@ -344,7 +368,7 @@ def _missed(stored: list[dict[str, Any]]) -> str:
     judged = [goal for goal in stored if "met" in goal]
     missed = [goal for goal in judged if not goal["met"]]
     head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"
-    lines = [f"- {goal['title']} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}" for goal in missed]
+    lines = [f"- {_named(goal)} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}" for goal in missed]
     return "\n".join([head, "", *lines])
 
 
@@ -366,8 +390,17 @@ def _goals(stored: list[dict[str, Any]]) -> str:
 
 
 def _title(goal: dict[str, Any]) -> str:
-    """What a line is about; a figure after an anchor row is a line of its own."""
-    return f"{goal['title']}, after one anchor row" if goal["fit"].endswith("anchor row") else str(goal["title"])
+    """What a line is about; a figure with one row known is a line of its own."""
+    return f"{_named(goal)}, one row known" if goal["fit"].endswith("anchor row") else _named(goal)
+
+
+def _named(goal: dict[str, Any]) -> str:
+    """The title of an aim in the words of the page."""
+    words = (("seeds, ", "four reports, "), ("said to fit", "answered FITS"), ("said not to fit", "answered DOES NOT FIT"))
+    title = str(goal["title"])
+    for word, shown in words:
+        title = title.replace(word, shown)
+    return title
 
 
 def _reached(goal: dict[str, Any] | None) -> str:
@@ -377,7 +410,7 @@ def _reached(goal: dict[str, Any] | None) -> str:
 def _verdict_counts(documents: dict[str, dict[str, float]]) -> str:
     """Held-out verdicts on GPU memory by source, where there is a run that any was given on."""
     lines = [
-        "| source, held out | ran | said not to fit | ran out of memory | said to fit | uncertain |",
+        "| source, held out | ran | of these DOES NOT FIT | ran out of memory | of these FITS | UNCERTAIN |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name, figures in documents.items():
@@ -390,7 +423,7 @@ def _verdict_counts(documents: dict[str, dict[str, float]]) -> str:
 def _worst(documents: dict[str, dict[str, float]]) -> str:
     """Held-out errors where what only the table settled is read the other way."""
     lines = [
-        "| document whose table settled a reading | memory, held out | other readings | time, held out | other readings |",
+        "| source | memory, held out | read the other way | time, held out | read the other way |",
         "|---|--:|--:|--:|--:|",
     ]
     for name, figures in documents.items():
