@@ -90,11 +90,17 @@ app.command("search", short_help="Find the best recipes under constraints")(with
 
 
 @app.command("models", short_help="List the models of the catalog")
-def models_command(output_format: Format = None, as_json: Json = False) -> Outcome:
+def models_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as llama", show_default=False)
+    ] = None,
+    output_format: Format = None,
+    as_json: Json = False,
+) -> Outcome:
     """List the models of the catalog, with how closely each parameter count was checked."""
     from planner.cli.models import list_models
 
-    return list_models(chosen_format(output_format, as_json))
+    return list_models(name, chosen_format(output_format, as_json))
 
 
 @app.command("gpus", short_help="List the GPUs of the catalog")

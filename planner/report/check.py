@@ -111,7 +111,8 @@ def _fixes(each: Checked) -> Iterator[Block]:
         return
     title = "What would make it fit" if any(fix.fits for fix in each.fixes) else "Nothing that was tried alone makes it fit"
     yield Note(f"{title}, in the files' own keys:", "strong")
-    for fix in each.fixes:
+    # As in plan's own answer: beside what is enough, what is not enough only distracts.
+    for fix in [fix for fix in each.fixes if fix.fits] or each.fixes:
         yield from _fix(each, fix)
     if remedy:
         yield Note("All of these together make it fit:", "strong")

@@ -71,8 +71,8 @@ def short_job_line(scenario: Scenario) -> str:
         f"batch {plain_number(batch.micro_batch)}",
         *accum,
         f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.id}",
-        *_distribution(scenario.recipe),
         scenario.stack.id,
+        *_distribution(scenario.recipe),
     ]
     return ", ".join(parts)
 

@@ -681,3 +681,12 @@ def test_a_shell_completes_commands_and_values(words: str, offered: set[str]) ->
     command = [sys.executable, "-m", "planner.cli.main"]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
+
+
+def test_a_part_of_a_name_lists_those_models_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """A part of a name, an alias or a Hub id filters; a name of none is a usage error."""
+    assert main(["models", "mixtral-8x7b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["id"] for each in found["models"]] == ["mixtral-8x7b"]
+    assert found["sizes"] == []
+    assert main(["models", "no-such-model"]) == 2

@@ -128,7 +128,7 @@ def prediction() -> Prediction:
         Term("saved_activations", "block inputs", 1_073_741_824.5, "transient", BACKWARD, "planner.units:format_bytes"),
         Term("logits_and_loss", "logits", 900_000_000, "transient", frozenset({"loss"}), "planner.units:format_bytes"),
         Term("gathered_parameters", "nothing gathered", 0, "transient", BACKWARD, "planner.units:format_bytes"),
-        Term("allocator_slack", "allocator slack", 200_000_000, "transient", ALWAYS, "planner.units:format_bytes"),
+        Term("allocator_slack", "caching allocator", 200_000_000, "transient", ALWAYS, "planner.units:format_bytes"),
         Term("context", "CUDA context", 450 * MIB, "replicated", ALWAYS, "planner.units:format_bytes"),
     )
     allocated = 3_500_000_000 + 160_000_000 + 1_073_741_824.5
