@@ -39,7 +39,7 @@ lint: env
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n $(XDIST)
+	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow

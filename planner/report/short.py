@@ -111,12 +111,14 @@ def _bar(subject: Subject) -> StackedBar:
 
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
-    """The first levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
+    """The cheap levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
     found = _one_stack(subject)
-    title, chosen = "What would save memory", found
-    if subject.prediction.verdict != "fits":
-        title, chosen = "What would make it fit", [each for each in found if each.fits]
-    if not chosen:
+    if subject.prediction.verdict == "fits":
+        # Nobody pays with host RAM, money or another training for room that is not needed.
+        title, chosen = "What would save memory", [each for each in found if each.kind in ("free", "time")]
+    elif enough := [each for each in found if each.fits]:
+        title, chosen = "What would make it fit", enough
+    else:
         title = "Nothing that was tried makes it fit; what saves most"
         chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
     # A second card says less than a change of another kind.
