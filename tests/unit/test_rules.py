@@ -124,7 +124,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "flash2-wide-heads": ({"model": "WIDE", "attention": "flash2"}, {"model": "WIDE"}),
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
-    "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "trl"}),
+    "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "llama-factory"}),
     "default-not-modelled": ({"stack": "torchtitan"}, {"stack": "torchtitan", "gradient_checkpointing": True}),
     "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
     "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
