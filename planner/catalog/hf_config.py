@@ -51,6 +51,15 @@ def read_config_file(path: Path, reader: ConfigReader = model_from_config) -> Mo
     return replace(spec, id=path.stem if path.is_file() else path.name, source=str(file))
 
 
+def read_config_fields(file: Path) -> Mapping[str, Any]:
+    """The fields of a ``config.json``.
+
+    Raises:
+        InputFileError: missing, too large, or not a JSON object.
+    """
+    return _load_json_object(file)
+
+
 def in_checkpoint_dtype(spec: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     """``spec`` with the dtype that the config says its checkpoint has, if it says one that is known."""
     dtype = data.get("dtype", data.get("torch_dtype"))
