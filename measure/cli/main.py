@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from measure.output import write_remark
 from planner.errors import ExitCode, PlannerError
+from planner.printing import prepare_streams
 
 _INTERRUPTED = 130
 
@@ -16,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Results go to standard output, all else to standard error.
     """
+    prepare_streams()
     try:
         import typer
 
@@ -45,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: ExitCode) -> int:
-    line = "".join(char if char.isprintable() else "?" for char in message)
-    sys.stderr.write(f"measure: {line}\n")
+    write_remark(message)
     return int(code)
 
 

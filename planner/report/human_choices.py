@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from planner.printing import printable
 from planner.report.layout import Choice, Choices
-from planner.report.numbers import printable
 from planner.report.wrapping import wrap
 
 _INDENT, _GAP = 2, 2

@@ -25,7 +25,8 @@ from planner.report.bar import letter_line, scale_line, segment_cells
 from planner.report.explain import formula_text
 from planner.report.layout import Note, Segment, StackedBar
 from planner.report.markdown import to_markdown
-from planner.report.numbers import chance_text, duration, duration_range, gib, percent, printable, rate
+from planner.printing import printable
+from planner.report.numbers import chance_text, duration, duration_range, gib, percent, rate
 from planner.report.schema import PredictionDocument, prediction_json_schema
 from planner.report.sections import build_sections, job_line
 from planner.report.short import MAX_LINES, Room, short_sections, short_text
