@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TextIO
 
@@ -10,6 +11,7 @@ PLAIN_WIDTH = 80
 """Columns of text that goes to no terminal and is told no width."""
 LEAST_WIDTH, MOST_WIDTH = 40, 1000
 _LINES_ONLY = ("dumb", "unknown")
+_PASSWORD = re.compile(r"(://)[^\s/]+@")
 
 
 def printable(text: str) -> str:
@@ -20,6 +22,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """``text`` with its lines kept, and each of them :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def without_passwords(text: str) -> str:
+    """``text`` in which the credentials of addresses (``https://user:password@host``) are left out, as other programs may not."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 def width_of(stream: TextIO) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, detect_legacy_windows
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -37,8 +37,9 @@ def make_console(stream: TextIO) -> Console:
     """A console on ``stream`` as wide as its terminal; without a single escape code unless it is a colour terminal.
 
     ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
+    The console of Windows before 10 knows no escape codes, and the report is drawn before it is written.
     """
-    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
+    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty() or detect_legacy_windows()
     width = width_of(stream)
     return Console(
         file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto", width=width, height=24
