@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from typing import TextIO
 
 PLAIN_WIDTH = 80
 """Columns of text that goes to no terminal and is told no width."""
 LEAST_WIDTH, MOST_WIDTH = 40, 1000
 _LINES_ONLY = ("dumb", "unknown")
+_MAX_SENTENCE_CHARS = 400
+_WORD = re.compile(r"(\S{60})\S{20,}")
 _PASSWORD = re.compile(r"(://)[^\s/]+@")
 
 
@@ -22,6 +25,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """``text`` with its lines kept, and each of them :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def in_short(text: str) -> str:
+    """``text`` in one line of at most 400 characters: parsers repeat what was typed, however long that is."""
+    return textwrap.shorten(" ".join(_WORD.sub(r"\1...", word) for word in text.split()), _MAX_SENTENCE_CHARS)
 
 
 def without_passwords(text: str) -> str:

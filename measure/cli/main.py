@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from measure.output import write_remark
 from planner.errors import ExitCode, PlannerError
-from planner.printing import prepare_streams
+from planner.printing import in_short, prepare_streams
 
 _INTERRUPTED = 130
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not callable(message):
             kind = type(error).__name__
             return _fail(f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR)
-        return _fail(f"{' '.join(str(message()).split()).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
+        return _fail(f"{in_short(str(message())).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
     return int(result or ExitCode.FITS)
 
 

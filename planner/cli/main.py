@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
-import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.errors import ExitCode, PlannerError
-from planner.printing import prepare_streams, printable
+from planner.printing import in_short, prepare_streams, printable
 
 _INTERRUPTED = 130
-_MAX_SENTENCE_CHARS = 400
-_WORD = re.compile(r"(\S{60})\S{20,}")
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
 
 
@@ -122,8 +118,7 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
 
 def _one_line(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    # The parser repeats what was typed, however long that is.
-    sentence = textwrap.shorten(" ".join(_WORD.sub(r"\1...", word) for word in text.split()), _MAX_SENTENCE_CHARS).rstrip(".")
+    sentence = in_short(text).rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 

@@ -159,3 +159,12 @@ def test_bars_are_drawn_where_they_can_be(terminal: bool, term: str, kind: type,
     assert isinstance(open_progress(1), kind)
     monkeypatch.setattr(sys, "stderr", Stream("utf-8"))
     assert isinstance(open_progress(1), PlainProgress)
+
+
+@pytest.mark.parametrize("main", [plan, measure], ids=["plan", "measure"])
+def test_what_was_typed_is_repeated_in_short(main: Main, shown: Callable[..., tuple[int, str]]) -> None:
+    """A long argument does not fill the screen, and cannot steer it."""
+    code, text = shown(main, (f"\x1b[31m{'x' * 100_000}",))
+    assert code == 2
+    assert len(text) < 600
+    assert "\x1b" not in text
