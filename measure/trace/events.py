@@ -12,8 +12,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from measure.trace.files import whole_file
 from planner.errors import InputFileError, UsageError
+from planner.files.writing import whole_file
 from planner.units import GIB, KIB, format_bytes
 
 Action = Literal["alloc", "free_requested", "free"]
