@@ -11,10 +11,11 @@ from planner.catalog.architectures import reader_for, supported_architectures
 from planner.catalog.architectures.fields import ConfigFields
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownArchitectureError
-from planner.files.reading import MAX_CONFIG_BYTES, decoded, read_bytes
+from planner.files.reading import decoded, read_bytes
 from planner.files.structured import json_value
 from planner.units import MIB
 
+MAX_CONFIG_BYTES = 1 * MIB
 _DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 

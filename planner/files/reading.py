@@ -109,7 +109,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         _refuse_irregular(path, path.stat())
         with os.fdopen(os.open(path, _FLAGS), "rb", buffering=0) as stream:
             _refuse_irregular(path, os.fstat(stream.fileno()))
-            yield stream  # type: ignore[misc]  # a raw stream, of which only `read` is used
+            yield stream
     except FileNotFoundError:
         raise InputFileError(path, "no such file") from None
     except (OSError, ValueError) as error:

@@ -68,7 +68,8 @@ def toml_table(path: str | Path, text: str) -> dict[str, Any]:
     Raises:
         InputFileError: not TOML, or nested too deeply.
     """
-    return _of(path, "TOML", _toml, text)
+    table: dict[str, Any] = _of(path, "TOML", _toml, text)
+    return table
 
 
 def json_value(path: str | Path, text: str) -> Any:
