@@ -1,4 +1,4 @@
-"""Every way in which a command is given a file, with files that nobody should give it: one sentence, at once, without their text."""
+"""Every way in which a command is given a file, with files that nobody should give it: one sentence, at once, without text."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_what_is_no_regular_file_is_refused_at_once(given: str, tmp_path: Path, 
     """A pipe that nobody writes to, a link to a device without an end, and a folder."""
     for kind, make in {
         "pipe": os.mkfifo,
-        "device": lambda path: os.symlink("/dev/zero", path),
-        "folder": os.mkdir,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "folder": Path.mkdir,
     }.items():
         file = tmp_path / kind / GIVEN[given][2]
         file.parent.mkdir()
@@ -133,7 +133,9 @@ def test_no_content_is_an_internal_error(given: str, content: str, tmp_path: Pat
     assert len(said(given, file, capsys)) < 1000
 
 
-def test_a_pipe_in_the_personal_folder_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_pipe_in_the_personal_folder_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     """It is left out with a warning, and the calibration that ships answers."""
     folder = tmp_path / "finetune-planner" / "calibration"
     folder.mkdir(parents=True)

@@ -57,7 +57,11 @@ def test_no_text_takes_the_square_of_its_length(form: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("form", "text", "sentence"),
     [
-        ("json", '{"a": 1,\n "b": {"c": "\\"c\\": 1",\n "\\u0063": 2}}', "f:3: not valid JSON: a name is given twice in one object"),
+        (
+            "json",
+            '{"a": 1,\n "b": {"c": "\\"c\\": 1",\n "\\u0063": 2}}',
+            "f:3: not valid JSON: a name is given twice",
+        ),
         ("json", '{"a": NaN}', "'NaN' is not a number"),
         ("json", '{"a": -1e999}', "a number too large"),
         ("json", '{"a": ' + "9" * 301 + "}", "a number of more than 300 digits"),
