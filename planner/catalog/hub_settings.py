@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from planner.errors import UsageError
+from planner.files.reading import read_text
 
 _ENDPOINT = "https://huggingface.co"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -115,12 +116,9 @@ def _expanded(text: str) -> Path:
 
 def _line(file: Path) -> str:
     """The one line of a small file; "" for anything else."""
-    if not _is_file(file):
-        return ""
     try:
-        with file.open("rb") as stream:
-            return stream.read(_MAX_LINE_BYTES).decode("ascii").strip()
-    except (OSError, ValueError):
+        return read_text(file, _MAX_LINE_BYTES).strip()
+    except UsageError:
         return ""
 
 

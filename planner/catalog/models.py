@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.catalog.hf_config import ConfigReader, model_from_config, read_config_fields, read_config_file
+from planner.catalog.hf_config import ConfigReader, config_fields, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
@@ -195,7 +196,7 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
 
     file = cached_config(hub_id)
     if file is not None:
-        fields, source, origin = read_config_fields(file), str(file), "read from the Hugging Face cache"
+        fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
     else:
         fields, source, origin = fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
