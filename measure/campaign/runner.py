@@ -18,7 +18,7 @@ from measure.environment import setup_key
 from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import Prepared, prepare, run_prepared
-from measure.store import Store, recorded_counts
+from measure.store import Store, left_out_text, recorded_counts
 from planner.domain.run_record import Outcome
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
@@ -49,11 +49,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here."""
+    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here.
+
+    ``left_out``: that lines of the records could not be read, so that what they recorded is measured again.
+    """
 
     queue: tuple[Queued, ...]
     recorded: int
     refused: tuple[Refused, ...]
+    left_out: str | None = None
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
             recorded += 1
             continue
         queue.append(Queued(describe(prepared.scenario, planned.options), prepared))
-    return Agenda(tuple(queue), recorded, tuple(refused))
+    return Agenda(tuple(queue), recorded, tuple(refused), left_out_text(records))
 
 
 def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progress, budget_s: float | None) -> Tally:

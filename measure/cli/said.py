@@ -86,6 +86,12 @@ def need(extra: str, *packages: str) -> None:
             raise UsageError(f"{name} is not installed; {how_to_install(extra)}")
 
 
+def say(text: str) -> None:
+    """Write a line to standard error, whatever a file put into it."""
+    sys.stderr.write(f"measure: {''.join(char if char.isprintable() else '?' for char in text)}\n")
+    sys.stderr.flush()
+
+
 def quiet() -> None:
     """Libraries warn about settings that they themselves choose here; standard error is for what the user can act on."""
     import logging
