@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
+from planner.files.writing import whole_file
 from planner.records.cells import format_cell
 from planner.records.locking import locked
 from planner.records.reading import parse_json_line
@@ -39,17 +39,8 @@ def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
         cells = [format_cell(values[column]) for column in COLUMNS]
         # The csv module leaves a lone carriage return unquoted, and would read it as the end of the row.
         (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
-    target = Path(path)
-    try:
-        with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
-            stream.write(text.getvalue().encode("utf-8"))
-            stream.flush()
-            os.fsync(stream.fileno())
-        # A temporary file is private; the result gets the permissions of an ordinary new file.
-        Path(stream.name).chmod(0o644)
-        Path(stream.name).replace(target)
-    except OSError as error:
-        raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
+    with whole_file(path) as stream:
+        stream.write(text.getvalue().encode("utf-8"))
 
 
 def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, Any] | None = None) -> None:
