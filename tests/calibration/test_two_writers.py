@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,9 @@ for _ in range(50):
 def test_two_writers_of_one_name(tmp_path: Path) -> None:
     """Fifty times each, read all the while; no piece of a file is left beside it."""
     path = tmp_path / "mine.json"
-    calls = [[sys.executable, "-c", WRITE, str(data_dir() / "calibration" / "default.json"), name, str(tmp_path)] for name in "ab"]
+    calls = [
+        [sys.executable, "-c", WRITE, str(data_dir() / "calibration" / "default.json"), name, str(tmp_path)] for name in "ab"
+    ]
     writers = [subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True) for call in calls]
     seen = set()
     while any(writer.poll() is None for writer in writers):
@@ -33,4 +34,4 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
     assert [writer.communicate()[1] for writer in writers] == ["", ""]
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen <= {"a", "b"}
-    assert os.listdir(tmp_path) == ["mine.json"]
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]

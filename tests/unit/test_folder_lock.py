@@ -34,8 +34,8 @@ with folder_lock(Path(sys.argv[1]), share=sys.argv[2] or None, say=print):
 @contextmanager
 def holder(folder: Path, share: str = "") -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock until a line is written to it."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), share], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+    call, pipe = [sys.executable, "-c", HOLDER, str(folder), share], subprocess.PIPE
+    with subprocess.Popen(call, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
