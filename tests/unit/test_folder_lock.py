@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,17 @@ from typing import Any
 import pytest
 
 import planner.records.locking
+from measure.campaign.runner import Agenda
+from measure.cli.main import main
 from measure.folder_lock import folder_lock
+from planner.catalog.location import data_dir
 from planner.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
+needs_extra = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate", "psutil")),
+    reason="needs the measure extra",
+)
 HOLDER = """
 import sys
 from pathlib import Path
@@ -125,3 +133,39 @@ def test_a_lock_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(UsageError, match=r"\.lock' cannot be locked: Is a directory; give another --out"):
         take(tmp_path)
+
+
+@needs_extra
+def test_a_second_campaign_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and one sentence, before anything is started; the order of the cases may be looked at all the while."""
+    file = str(data_dir() / "campaigns" / "cpu.toml")
+    with holder(tmp_path) as first:
+        assert main(["campaign", file, "--out", str(tmp_path)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert f"another campaign works in '{tmp_path}': process {first.pid} on" in err
+        assert main(["campaign", file, "--out", str(tmp_path), "--dry-run"]) == 0
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+@needs_extra
+def test_a_campaign_that_waited_looks_at_the_records_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first recorded while the second waited is not measured again."""
+    read: list[bool] = []
+    file = str(data_dir() / "campaigns" / "cpu.toml")
+    with holder(tmp_path) as first:
+
+        def plan(*_: object, **__: object) -> Agenda:
+            """Nothing is left once the first has ended, which it does when the second has begun to wait."""
+            read.append(first.poll() is None)
+            queue: Any = () if len(read) > 1 else (SimpleNamespace(label="case"),)
+            return Agenda(queue, 1, ())
+
+        def wait(text: str) -> None:
+            assert "waiting for its end" in text
+            first.communicate("\n")
+
+        monkeypatch.setattr("measure.campaign.runner.plan_agenda", plan)
+        monkeypatch.setattr("measure.cli.campaign.say", wait)
+        assert main(["campaign", file, "--out", str(tmp_path), "--wait"]) == 0
+    assert read == [True, False]
