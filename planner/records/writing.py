@@ -64,7 +64,7 @@ def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, 
         raise UsageError(f"record '{record.id}' cannot be written as JSON: {error}") from None
     target = Path(path)
     try:
-        # Without a buffer, so that nothing is left to be written when the file is closed.  Whoever appends at the same time waits:
+        # Without a buffer, so that nothing is left to be written when the file is closed.  Who appends at the same time waits:
         # a line that another has not finished would look torn.
         with target.open("a+b", buffering=0) as stream, locked(stream):
             _set_torn_tail_aside(target, stream)

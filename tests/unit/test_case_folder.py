@@ -72,7 +72,9 @@ def test_a_folder_ends_with_its_case(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_is_not_ours_stays(temporary: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_ours_stays(
+    temporary: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No owner's file, an owner's file that is a link, a link to a folder, a folder of another user."""
     plain, linked, others = (temporary / f"measure-{name}" for name in ("plain", "linked", "others"))
     for folder in (plain, linked, others):
@@ -86,7 +88,7 @@ def test_what_is_not_ours_stays(temporary: Path, tmp_path_factory: pytest.TempPa
     assert remove_abandoned_folders() == ()
     (others / "owner").touch()
     make_old(others)
-    monkeypatch.setattr(os, "getuid", lambda: os.stat(temporary).st_uid + 1)
+    monkeypatch.setattr(os, "getuid", lambda: temporary.stat().st_uid + 1)
     assert remove_abandoned_folders() == ()
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
