@@ -23,6 +23,8 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 def import_or_skip(module: str, minversion: str | None = None) -> ModuleType:
     """The imported ``module``; skips the test, or at the top of a file all its tests, where it is not installed."""
+    # The report names the line that asked.
+    __tracebackhide__ = True
     too_old = f"{module} is not installed in version {minversion} or newer" if minversion else ""
     return pytest.importorskip(module, minversion=minversion, reason=too_old or _reason(module))
 
