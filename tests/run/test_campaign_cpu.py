@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from measure.cli.main import main
@@ -18,7 +17,9 @@ from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.store import Store
 from planner.records import read_records
+from tests.extras import import_or_skip
 
+psutil = import_or_skip("psutil")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -167,7 +168,7 @@ def test_a_campaign_for_a_gpu_needs_one() -> None:
 
 def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tmp_path: Path) -> None:
     """submitit's local executor runs the job in a process of its own; its records are those of the same campaign here."""
-    pytest.importorskip("submitit")
+    import_or_skip("submitit")
     file, out = campaign_file(tmp_path, config, 1), tmp_path / "out"
     done = subprocess.run(
         command(file, out, "--executor", "local", "--share", "1/1"), cwd=ROOT, capture_output=True, text=True, check=False
@@ -193,7 +194,7 @@ exec "$@"
 @pytest.mark.slow
 def test_a_campaign_goes_through_slurm(launcher: Launcher, config: str, tmp_path: Path) -> None:
     """submitit's own way to Slurm, on doubles of sbatch and srun: what is asked for, and the records of the job."""
-    pytest.importorskip("submitit")
+    import_or_skip("submitit")
     for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
         (tmp_path / name).write_text(text, encoding="utf-8")
         (tmp_path / name).chmod(0o755)

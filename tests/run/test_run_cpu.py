@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from measure.assemble import Measured
@@ -19,7 +18,9 @@ from measure.launcher import Launcher
 from measure.store import Store
 from planner.records import read_records
 from planner.records.measured import RawReadings
+from tests.extras import import_or_skip
 
+psutil = import_or_skip("psutil")
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = ["forward", "loss", "backward", "optimizer_step"]
 LATER = ["forward_2", "loss_2", "backward_2"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import socket
 import subprocess
 import sys
@@ -19,10 +18,11 @@ from measure.assemble import Measured
 from planner.errors import NotModelledError
 from planner.records import read_records
 from planner.records.measured import RawReadings
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = {"gpu": "cpu", "gpus": 2, "method": "full", "optimizer": "adamw_torch", "batch": 1}
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+pytestmark = needs("deepspeed")
 
 
 def raw(measured: Measured) -> RawReadings:
