@@ -151,7 +151,7 @@ def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launch
 
     killer = threading.Thread(target=kill_when_a_case_runs)
     killer.start()
-    done = measure(options={"steps": 300, "max_steps": 300, "budget_s": 1000.0})
+    done = measure(options={"steps": 20, "max_steps": 20, "budget_s": 1000.0})
     killer.join()
     assert (done.record.outcome, raw(done).how) == ("ok", "fork")
     assert launcher._zygote._process.pid != parent.pid
