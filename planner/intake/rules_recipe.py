@@ -265,9 +265,9 @@ RECIPE_RULES = (
         "activations-offload-without-checkpointing",
         "refuse",
         "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
-        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it, and Unsloth has no other kind.  TRL 1.16
-        # runs it, but a tensor that is saved again within five others stays on the GPU until backward, a third of what a fully
-        # trained layer saves (models/activation_offloading.py pack_tensor): no formula says which.
+        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no other kind.  TRL 1.16
+        # runs it, but what is saved again within five tensors stays on the GPU (activation_offloading.py pack_tensor), a third
+        # of all that a fully trained Llama layer saves: no formula says which.
         lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
     ),
     Rule(

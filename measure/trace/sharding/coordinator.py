@@ -153,7 +153,7 @@ class Coordinator:
             self._release_one(live)
 
     def gather_now(self, wanted: Iterable[Live]) -> None:
-        """``_post_step``: persistent parameters are whole again, each in memory of its own; on one process they are it already."""
+        """``_post_step``: persistent parameters are whole again, each in memory of its own; on one process they always are."""
         for live in wanted:
             if live.status == "away":
                 n_bytes = self._part(live) * self._settings.world * live.parameter.element_bytes
