@@ -94,7 +94,7 @@ def test_one_process_gathers_nothing_but_what_lies_on_the_host() -> None:
     names = {}
     for offload in ("none", "optimizer+params"):
         case = sharded_llama("zero3", world=1)
-        case = replace(case, recipe=replace(case.recipe, offload=offload))  # type: ignore[arg-type]
+        case = replace(case, recipe=replace(case.recipe, offload=offload))
         events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
         names[offload] = {each.op for each in events if each.term == "gathered_parameters"}
     assert names == {"none": set(), "optimizer+params": {"partition from the host"}}

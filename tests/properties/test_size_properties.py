@@ -47,7 +47,7 @@ LENGTH_FACTORS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)
 RANK = {"fits": 0, "uncertain": 1, "host_memory_short": 2, "does_not_fit": 2}
 
 # `make explore` draws anew, and ten times as many.
-ROUNDS = 1 if settings.default.derandomize else 10
+ROUNDS = 1 if settings().derandomize else 10
 MANY = settings(deadline=None, max_examples=50 * ROUNDS)
 FEW = settings(deadline=None, max_examples=8 * ROUNDS)
 
@@ -237,7 +237,7 @@ def allocated_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> float
 
 def is_more_than_known(name: str, share: float) -> bool:
     """Whether a fall is larger than the largest that is known of its mechanism."""
-    return share > KNOWN[name]["most_percent"] / 100
+    return share > float(KNOWN[name]["most_percent"]) / 100
 
 
 @MANY
@@ -351,10 +351,11 @@ def test_what_is_solved_for_fits_and_the_next_does_not(flags: Flags, quantity: s
     found = planner.search(**said, solve=quantity, top=1)
     step = 1 if quantity == "batch" else 64
     for row in found.rows[:1]:
-        solved = int(str(row.flags[quantity]))
-        assert planner.estimate(**row.flags).fits
-        if quantity == "batch" or solved + step <= context(row.flags):
-            assert not planner.estimate(**{**row.flags, quantity: solved + step}).fits
+        told: Flags = dict(row.flags)
+        above: Flags = {**told, quantity: int(told[quantity]) + step}
+        assert planner.estimate(**told).fits
+        if quantity == "batch" or above["seq"] <= context(told):
+            assert not planner.estimate(**above).fits
     if not found.rows:
         least = {"batch": 1, "seq": 64}[quantity]
         assert not planner.estimate(**{**said, quantity: least}).fits
