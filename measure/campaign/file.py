@@ -118,7 +118,7 @@ def _planned(entry: Mapping[str, Any], folder: Path) -> Iterator[PlannedCase]:
     said = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
     chosen = {name: value for name, value in entry.items() if name not in REQUEST_FIELDS}
     repeat = chosen.pop(_REPEAT, 1)
-    if not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
+    if isinstance(repeat, bool) or not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
         raise UsageError(f"repeat must be a whole number from 1 to {_MAX_REPEAT}, but it is {show(repeat)}")
     if "memory_limit" in chosen:
         chosen["memory_limit_bytes"] = memory_limit_bytes(str(chosen.pop("memory_limit")))

@@ -18,11 +18,11 @@ def check(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")],
     as_json: Json = False,
 ) -> int:
-    """Look at records: quality, repeats that disagree, environments that must not be merged, torn lines."""
+    """Look at records: quality, repeats that disagree, environments that must not be merged, lines left out."""
     from measure.checking import check_records, findings_text
     from planner.records import read_records
 
-    findings = check_records(read_records(files))
+    findings = check_records(read_records(files, by_row=True))
     sys.stdout.write(json.dumps(findings, indent=2) + "\n" if as_json else findings_text(findings))
     return int(ExitCode.FITS)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
-from measure.cli.said import need, over_config, with_length
+from measure.cli.said import need, over_config, say, with_length
 from measure.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
@@ -63,7 +63,7 @@ def run(**said: Any) -> int:
         boundary = solve_for(quantity, values, options, store=store, force=force)
         sys.stdout.write(boundary_text(boundary))
         return int(outcome_code(boundary.outcome))
-    finished = measure_one(values, options, store=store, force=force, say=_say)
+    finished = measure_one(values, options, store=store, force=force, say=say)
     from measure.report import record_json, record_text
 
     sys.stdout.write(record_json(finished) if as_json else record_text(finished))
@@ -80,7 +80,7 @@ def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, sto
 
     for known in QUANTITIES:
         if quantity == known:
-            return solve(values, options, known, store=store, force=force, say=_say)
+            return solve(values, options, known, store=store, force=force, say=say)
     raise UnknownNameError("quantity", show(quantity), QUANTITIES, hint=f"allowed: {', '.join(QUANTITIES)}")
 
 
@@ -102,7 +102,3 @@ def outcome_code(outcome: str) -> ExitCode:
     """Exit code of a case."""
     codes = {"ok": ExitCode.FITS, "oom": ExitCode.GPU_MEMORY_SHORT, "host_oom": ExitCode.HOST_MEMORY_SHORT}
     return codes.get(outcome, ExitCode.INTERNAL_ERROR)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"measure: {text}\n")

@@ -67,12 +67,15 @@ def size_bytes(flag: str, text: str) -> int:
     """Bytes of a size such as ``24GiB``.
 
     Raises:
-        UsageError: not a size with a unit.
+        UsageError: not a size with a unit, or nothing.
     """
     try:
-        return parse_size_bytes(text)
+        size = parse_size_bytes(text)
     except ValueError:
-        raise UsageError(f"{flag} must be a size with a unit such as 24GiB or 80GB, but it is '{show(text)}'") from None
+        size = 0
+    if size == 0:
+        raise UsageError(f"{flag} must be a size with a unit and above 0, such as 24GiB or 80GB, but it is '{show(text)}'")
+    return size
 
 
 def need(extra: str, *packages: str) -> None:
@@ -84,6 +87,12 @@ def need(extra: str, *packages: str) -> None:
     for name in packages:
         if find_spec(name) is None:
             raise UsageError(f"{name} is not installed; {how_to_install(extra)}")
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, whatever a file put into it."""
+    sys.stderr.write(f"measure: {''.join(char if char.isprintable() else '?' for char in text)}\n")
+    sys.stderr.flush()
 
 
 def quiet() -> None:

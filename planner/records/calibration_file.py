@@ -19,6 +19,7 @@ from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import first_problem
 from planner.files.reading import read_text
 from planner.files.structured import json_value
+from planner.files.writing import whole_file
 from planner.units import MIB, TERA
 
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
@@ -169,11 +170,11 @@ def write_document(document: CalibrationDocument, folder: Path) -> Path:
     text = document.model_dump_json(by_alias=True, indent=1) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".json.new")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
     except OSError as error:
         raise InputFileError(path, f"cannot be written: {error.strerror or error}") from None
+    # Two that write one name at once: a whole file of one of them.
+    with whole_file(path) as stream:
+        stream.write(text.encode())
     return path
 
 

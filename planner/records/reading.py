@@ -52,12 +52,12 @@ class _Row:
     broken: str = ""
 
 
-def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> RecordSet:
+def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
     ``by_row``: lines that cannot be read, lines of a newer schema, ids that occur again and, beside files that exist, patterns
     that match nothing (a folder that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending
-    the reading; what remains must not be nothing.
+    the reading; what remains must not be nothing, unless ``may_be_none``.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
@@ -86,7 +86,7 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
             places[record.id] = f"{path}:{row.line}"
             if row.attachments:
                 attachments[record.id] = row.attachments
-    if by_row and not records:
+    if by_row and not records and not may_be_none:
         raise InputFileError(quarantined[0].path, f"no record is left: {told_at_once(quarantined)}")
     return RecordSet(tuple(records), tuple(map(str, files)), places, attachments, tuple(quarantined))
 

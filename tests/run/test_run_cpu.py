@@ -137,7 +137,7 @@ def test_a_timeout_is_an_outcome_with_the_phase_reached(measure: Any) -> None:
 
 
 def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launcher) -> None:
-    """Its case is a crash, as after an attack of the kernel on both; the next case forks from a new one."""
+    """Its case dies with it and is run once more, forked from a new one."""
     assert launcher.facts["torch"]
     parent = launcher._zygote._process
 
@@ -150,11 +150,8 @@ def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launch
 
     killer = threading.Thread(target=kill_when_a_case_runs)
     killer.start()
-    crashed = measure(options={"steps": 10_000, "max_steps": 10_000, "budget_s": 1000.0})
+    done = measure(options={"steps": 300, "max_steps": 300, "budget_s": 1000.0})
     killer.join()
-    assert crashed.record.outcome == "crash"
-    assert "SIGKILL" in raw(crashed).error
-    done = measure()
     assert (done.record.outcome, raw(done).how) == ("ok", "fork")
     assert launcher._zygote._process.pid != parent.pid
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from measure.assemble import Measured
@@ -72,6 +76,30 @@ def test_ddp_runs(measure: Any) -> None:
     done = measure(**{**TWO, "method": "lora"}, sharding="ddp", grad_accum=2)
     assert done.record.outcome == "ok", raw(done).error
     assert raw(done).engine_class.endswith("DistributedDataParallel")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_makes_the_job_run_once_more(measure: Any) -> None:
+    """torchrun tells of a killed rank by its status alone, and the other rank says that it lost it: the case is not to blame."""
+    killed: list[int] = []
+
+    def kill_a_rank() -> None:
+        end_s = time.monotonic() + 200
+        while not killed and time.monotonic() < end_s:
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if "measure.worker" in each.cmdline():
+                        each.kill()
+                        killed.append(each.pid)
+                        return
+            time.sleep(0.2)
+
+    killer = threading.Thread(target=kill_a_rank)
+    killer.start()
+    done = measure(**{**TWO, "method": "lora"}, sharding="ddp")
+    killer.join()
+    assert killed
+    check_ranks(done)
 
 
 @pytest.mark.slow
