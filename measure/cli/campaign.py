@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from measure.cli.run import DEFAULT_OUT, Out
-from measure.cli.said import need, say
+from measure.cli.said import need
+from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UsageError
 from planner.intake.flags import Force, OwnOptions
 
@@ -94,7 +94,7 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
     more = tuple(asked.slurm or ())
     submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, more, asked.wait)
     submitted = submit(Path(asked.file), out, submission)
-    sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
+    write_result(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
     return int(ExitCode.FITS)
 
 
@@ -116,21 +116,21 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     agenda = plan_agenda(planned, machine, store, force=asked.force, retry=retry)
     if asked.dry_run:
         _warn(agenda)
-        sys.stdout.write(agenda_text(planned.title, agenda))
+        write_result(agenda_text(planned.title, agenda))
         return int(ExitCode.FITS)
     if not agenda.queue and not agenda.recorded:
         raise UsageError(f"{asked.file}: no case can run here: {agenda.refused[0].reason}")
     store.prepare()
-    with folder_lock(store.folder, share=asked.share, wait=asked.wait, say=say):
+    with folder_lock(store.folder, share=asked.share, wait=asked.wait, say=write_remark):
         # Once more, because another campaign may have recorded cases until now.
         agenda = plan_agenda(planned, machine, store, force=asked.force, retry=retry)
         _warn(agenda)
         with open_progress(len(agenda.queue)) as progress:
             tally = run_agenda(agenda, machine, store, progress, budget_s)
-    sys.stdout.write(tally_text(planned.title, agenda, tally, store.folder))
+    write_result(tally_text(planned.title, agenda, tally, store.folder))
     return int(ExitCode.FITS if tally.same_crash is None else ExitCode.INTERNAL_ERROR)
 
 
 def _warn(agenda: Agenda) -> None:
     if agenda.left_out is not None:
-        say(agenda.left_out)
+        write_remark(agenda.left_out)

@@ -86,7 +86,10 @@ def test_without_torch_the_extra_is_named() -> None:
     [
         (["trace"], "say at least --model and --method"),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"], "--fits must be a size with a unit"),
-        (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "0GiB"], "--fits must be a size with a unit and above 0"),
+        (
+            ["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "0GiB"],
+            "--fits must be a size with a unit and above 0",
+        ),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "no"], "seq must be a whole number"),
         (["trace", "--model", "7c", "--method", "lora", "--seq", "128"], "unknown model '7c'"),
         (["trace", "--sequence", "128"], "measure --help lists the commands"),
