@@ -14,13 +14,14 @@ from measure.assemble import Measured
 from measure.environment import setup_key
 from planner.domain.run_record import Outcome
 from planner.errors import InputFileError, UsageError
+from planner.files.reading import read_lines
 from planner.files.writing import whole_file
 from planner.records import RecordSet, append_jsonl, read_records
-from planner.units import KIB, MIB, format_bytes
+from planner.records.reading import RECORD_BOUNDS
+from planner.units import MIB, format_bytes
 
 _MIN_FREE_BYTES = 64 * MIB
 _HISTORIES = "histories"
-_LINE_CHUNK_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,7 @@ class Store:
 
 def _holds_lines(path: Path) -> bool:
     """Whether there is anything to read; a pipe is not opened."""
-    if not path.stat().st_size:
-        return False
-    with path.open("rb") as stream:
-        return any(line.strip() for line in iter(lambda: stream.readline(_LINE_CHUNK_BYTES), b""))
+    return bool(path.stat().st_size) and any(line.strip() for line in read_lines(path, RECORD_BOUNDS))
 
 
 def left_out_text(records: RecordSet | None) -> str | None:

@@ -6,14 +6,15 @@ import csv
 import glob
 import io
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
-from planner.files.reading import decoded, read_bytes
+from planner.files.reading import Bounds, decoded, read_bytes, read_lines
 from planner.files.structured import MalformedError, parse_json
 from planner.printing import printable
 from planner.records.cells import parse_cell
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_RECORD_FILE_BYTES = 64 * MIB
+RECORD_BOUNDS = Bounds(n_bytes=MAX_RECORD_FILE_BYTES, line_bytes=8 * MIB, n_lines=200_000)
+_EMPTY = "the file is empty"
 MAX_TOLD = 10
 # Between two problems of one line.
 BETWEEN = "; "
@@ -140,8 +143,9 @@ def _reader_of(path: Path) -> Callable[[Path, list[Quarantined]], Iterator[_Row]
 
 
 def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
-    content = _read_bytes(path)
-    text = decoded(path, content)
+    text = decoded(path, _read_bytes(path))
+    if text.count("\n") > RECORD_BOUNDS.n_lines:
+        raise InputFileError(path, f"more than {RECORD_BOUNDS.n_lines:,} lines")
     if "\0" in text:
         raise InputFileError(path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1)
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -179,7 +183,10 @@ def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
 
 
 def _read_jsonl(path: Path, quarantined: list[Quarantined]) -> Iterator[_Row]:
-    lines = _read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = list(read_lines(path, replace(RECORD_BOUNDS, n_bytes=MAX_RECORD_FILE_BYTES)))
+    if not lines:
+        raise InputFileError(path, _EMPTY)
+    lines[0] = lines[0].removeprefix(BOM_UTF8)
     filled = [number for number, line in enumerate(lines, 1) if line.strip()]
     if not filled:
         raise InputFileError(path, "holds no records")
@@ -277,5 +284,5 @@ def _short(value: object) -> str:
 def _read_bytes(path: Path) -> bytes:
     content = read_bytes(path, MAX_RECORD_FILE_BYTES)
     if not content:
-        raise InputFileError(path, "the file is empty")
+        raise InputFileError(path, _EMPTY)
     return content

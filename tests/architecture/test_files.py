@@ -18,7 +18,6 @@ EXEMPT = {
     "measure/bundle.py": (".read_text", "tomllib.loads"),  # the project's own pyproject.toml
     "measure/case_folder.py": (".open",),  # locks of its own folders
     "measure/folder_lock.py": (".open",),  # locks of the folder of records
-    "measure/store.py": (".open",),  # whether its own file has lines
     "measure/environment.py": (".read_text",),  # /proc, and version.py of the installed torch
     "measure/host.py": (".read_text",),  # /proc and /sys
     "measure/launcher.py": (".read_bytes", ".read_text"),  # logs and results of its own workers

@@ -16,6 +16,7 @@ from planner.errors import InputFileError, UsageError
 from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records, record_json_schema, write_csv
 from planner.records import reading as reading_module
 from planner.records.schema import REQUIRED_COLUMNS
+from planner.units import MIB
 
 PUBLISHED = data_dir() / "published"
 
@@ -374,3 +375,18 @@ def test_columns_are_those_of_the_published_files() -> None:
             header = tuple(next(csv.reader(stream)))
         assert header == tuple(name for name in COLUMNS if name in header)
         assert set(header) >= set(REQUIRED_COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_lines_without_end_are_refused(tmp_path: Path, name: str) -> None:
+    """Millions of empty lines are not even counted to their end."""
+    assert "more than 200,000 lines" in refusal(tmp_path / name, b"\n" * 4 * MIB)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_a_mark_of_some_editors_is_no_text(tmp_path: Path, name: str) -> None:
+    """Files that begin with the mark of UTF-8 are read as others."""
+    path = tmp_path / name
+    content = csv_text({}) if name.endswith("csv") else json_line()
+    path.write_text("\ufeff" + content, encoding="utf-8")
+    assert len(read_records([path]).records) == 1
