@@ -1,0 +1,37 @@
+"""Campaign files, mutated: ``measure campaign --dry-run`` lists the cases or refuses the file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hostile.harness import answer, examples
+from hostile.mutations import damaged, encoded, mutated, to_toml
+from hostile.seeds import CAMPAIGNS, campaign
+from hypothesis import given
+from hypothesis import strategies as st
+
+from measure.case import option_names
+from planner.intake.fields import REQUEST_FIELDS
+
+KEYS = (*REQUEST_FIELDS, *option_names(), "repeat", "memory_limit", "grid", "case", "defaults", "title")
+
+for _needed in ("torch", "transformers", "peft", "accelerate", "psutil"):
+    pytest.importorskip(_needed, reason="a campaign needs the measure extra")
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> bytes:
+    """The bytes of a campaign file."""
+    return draw(damaged(encoded(to_toml(draw(mutated(campaign(draw(st.sampled_from(CAMPAIGNS))), KEYS))))))
+
+
+@examples(50)
+@given(contents(), st.sampled_from(((), ("--force",), ("--history",), ("--share", "2/3"))))
+def test_a_mutated_campaign_is_listed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
+    """Whatever a campaign says, there is a list of cases or a sentence."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "campaign.toml"
+        file.write_bytes(content)
+        answer("measure", "campaign", str(file), "--dry-run", "--out", f"{folder}/out", *flags, files=[file])
