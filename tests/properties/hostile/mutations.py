@@ -274,4 +274,4 @@ _WHOLE: tuple[Callable[[bytes], bytes], ...] = (
     lambda content: b"\0" * 1000,
     *map(_in_encoding, ("utf-16", "utf-32", "latin-1", "cp037", "utf-7")),
 )  # fmt: skip
-_DAMAGES = (_whole, _whole, _whole, _whole, _whole, _cut, _insert, _flip, _otherwise)
+_DAMAGES = (*[_whole] * 8, _cut, _insert, _flip, _otherwise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -34,11 +35,12 @@ def _places(node: Node, found: list[tuple[Node, int]]) -> list[tuple[Node, int]]
 @st.composite
 def contents(draw: st.DrawFn) -> bytes:
     """The bytes of a calibration file."""
-    tree = draw(mutated(calibration())) if draw(st.booleans()) else draw(st.builds(lambda: __import__("copy").deepcopy(calibration())))
-    places = _places(tree, [])
-    for place, index in draw(st.lists(st.sampled_from(places), max_size=5)) if places else ():
+    if draw(st.booleans()):
+        return draw(damaged(encoded(to_json(draw(mutated(calibration()))))))
+    tree = copy.deepcopy(calibration())
+    for place, index in draw(st.lists(st.sampled_from(_places(tree, [])), min_size=1, max_size=5)):
         place[index] = draw(numbers)
-    return draw(damaged(encoded(to_json(tree))))
+    return encoded(to_json(tree))
 
 
 @examples(60)

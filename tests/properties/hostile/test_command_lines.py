@@ -62,7 +62,7 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
     said: dict[str, Any] = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "1024"}
     for name in draw(st.lists(st.sampled_from(_FLAGS), max_size=6, unique=True)):
         field = REQUEST_FIELDS[name]
-        value = st.none() if field.kind == "flag" else st.one_of(plausible(field), plausible(field), st.sampled_from(EXTREME))
+        value = st.none() if field.kind == "flag" else st.one_of(*[plausible(field)] * 4, st.sampled_from(EXTREME))
         said[name] = draw(value)
     words = [command] if command else []
     for name, value in said.items():
@@ -72,7 +72,7 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
         else:
             words += draw(st.sampled_from([[flag, value], [f"{flag}={value}"]]))
     for flag in draw(st.lists(st.sampled_from(SEARCHING if command == "search" else COMMON), max_size=2, unique=True)):
-        words += [flag, draw(st.sampled_from(OWN[flag]) | st.sampled_from(OWN[flag]) | st.sampled_from(EXTREME))]
+        words += [flag, draw(st.one_of(*[st.sampled_from(OWN[flag])] * 3, st.sampled_from(EXTREME)))]
     words += draw(st.lists(st.sampled_from(SWITCHES.get(command, ("--json",))), max_size=2, unique=True))
     return [word.replace("\0", "") for word in words]
 
