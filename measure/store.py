@@ -12,9 +12,9 @@ from pathlib import Path
 
 from measure.assemble import Measured
 from measure.environment import setup_key
-from measure.trace.files import whole_file
 from planner.domain.run_record import Outcome
 from planner.errors import InputFileError, UsageError
+from planner.files.writing import whole_file
 from planner.records import RecordSet, append_jsonl, read_records
 from planner.units import MIB, format_bytes
 

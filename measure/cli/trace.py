@@ -11,7 +11,6 @@ import typer
 
 from measure.cli.said import need, quiet, scenario_of, size_bytes
 from measure.trace.events import AllocEvent
-from measure.trace.files import check_writable
 from measure.trace.report import to_text
 from measure.trace.settings_text import parse_settings
 from measure.trace.summary import Summary, summarize, timeline_of
@@ -20,6 +19,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
+from planner.files.writing import check_writable
 from planner.intake.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.hf_config import ConfigReader, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]

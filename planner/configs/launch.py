@@ -14,8 +14,8 @@ from pathlib import Path
 from planner.configs.document import Document
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.text_file import read_text
 from planner.errors import InputFileError
+from planner.files.reading import read_text
 
 # What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
 _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)

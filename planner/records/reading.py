@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import glob
 import io
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
+from planner.files.reading import decoded, read_bytes
+from planner.files.structured import MalformedError, parse_json
 from planner.records.cells import parse_cell
 from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import (
@@ -25,7 +26,7 @@ from planner.records.schema import (
     attachment_models,
     border_model,
 )
-from planner.units import MIB, format_bytes
+from planner.units import MIB
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -139,7 +140,7 @@ def _reader_of(path: Path) -> Callable[[Path, list[Quarantined]], Iterator[_Row]
 
 def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
     content = _read_bytes(path)
-    text = _decode(path, content)
+    text = decoded(path, content)
     if "\0" in text:
         raise InputFileError(path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1)
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -165,7 +166,9 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
 
 
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
-    """The names of the columns; all that is wrong with them is told at once."""
+    """The names of the columns; all that is wrong with them is told at once, unless none is known: then nothing is repeated."""
+    if not any(name in COLUMNS for name in cells):
+        raise InputFileError(path, "not a file of records: the first line names no column of records", line)
     problems = [f"unknown column '{_short(name)}'" for name in cells if name not in COLUMNS]
     problems += [f"missing column '{name}'" for name in REQUIRED_COLUMNS if name not in cells]
     problems += [f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1]
@@ -198,26 +201,12 @@ def parse_json_line(line: bytes) -> Any:
         ValueError: not UTF-8, not JSON, nested too deeply, a name given twice, or a number that JSON does not have.
     """
     try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in names:
-            raise ValueError(f"the name '{_short(name)}' occurs twice")
-        names[name] = value
-    return names
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"'{name}' is not a number")
+    except MalformedError as error:
+        place = "" if error.character is None else f" at character {error.character}"
+        raise ValueError(f"{error.problem}{place}") from None
 
 
 def _jsonl_row(line: int, data: Any) -> _Row:
@@ -227,7 +216,7 @@ def _jsonl_row(line: int, data: Any) -> _Row:
     if isinstance(schema, str) and _is_newer(schema):
         return _Row(line, {}, newer=f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner")
     if schema != RECORD_SCHEMA_ID:
-        found = "missing" if schema is None else f"'{_short(schema)}'"
+        found = "missing" if schema is None else "another"
         return _Row(line, {}, broken=f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'")
     attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
     lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
@@ -285,23 +274,7 @@ def _short(value: object) -> str:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Content of a regular file within the size limit; a pipe or a device is refused before it can block."""
-    try:
-        if not path.is_file():
-            raise InputFileError(path, "not a regular file" if path.exists() else "no such file")
-        with path.open("rb") as stream:
-            content = stream.read(MAX_RECORD_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputFileError(_short(str(path)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_RECORD_FILE_BYTES:
-        raise InputFileError(path, f"larger than the limit of {format_bytes(MAX_RECORD_FILE_BYTES)}")
+    content = read_bytes(path, MAX_RECORD_FILE_BYTES)
     if not content:
         raise InputFileError(path, "the file is empty")
     return content
-
-
-def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputFileError(path, "not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from None

@@ -14,8 +14,8 @@ import pytest
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
+from planner.files.structured import read_toml
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

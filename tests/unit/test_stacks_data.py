@@ -13,8 +13,8 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
-from planner.catalog.toml_file import read_toml
 from planner.domain.stack import Stack
+from planner.files.structured import read_toml
 
 REQUIRED_IDS = {
     "hf-trainer@4", "hf-trainer@5", "trl", "llama-factory", "axolotl", "swift", "unsloth",
