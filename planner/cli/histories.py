@@ -57,7 +57,7 @@ def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
 
 def _replayed(path: Path) -> ReplayDocument | str:
     """What ``measure replay`` says about one file, or why it says nothing."""
-    command = [sys.executable, "-m", _MODULE, "replay", str(path), "--json"]
+    command = [sys.executable, "-m", _MODULE, "replay", "--json", "--", str(path)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False, timeout=LONGEST_REPLAY_S

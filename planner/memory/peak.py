@@ -118,8 +118,11 @@ _ACTIVATION_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recom
 def _limit_bytes(job: Job) -> int | None:
     hardware = job.hardware
     visible = hardware.gpu.visible_memory_bytes
-    # On another device than CUDA's a limit would be compared with numbers that are not its own.
-    return None if visible is None or not hardware.gpu.is_cuda else visible - hardware.gpu_reserved_bytes
+    if visible is None or not hardware.gpu.is_cuda:
+        # On another device than CUDA's a limit would be compared with numbers that are not its own.
+        return None
+    # Others can hold all of a card, never more.
+    return max(visible - hardware.gpu_reserved_bytes, 0)
 
 
 def _limiting_phase(allocated: dict[Phase, Number], outside: dict[Phase, Number]) -> Phase:
