@@ -60,7 +60,9 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
     moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
-        more = f"{format_gib(need - limit)} more than the card's {format_gib(limit)}" if limit else "and nothing is left on the card"
+        more = (
+            f"{format_gib(need - limit)} more than the card's {format_gib(limit)}" if limit else "and nothing is left on the card"
+        )
         return "does_not_fit", f"it needs at least {format_gib(need)} ({moment}), {more}"
     short = _host_shortage(host)
     if short is not None:

@@ -141,8 +141,8 @@ def _header(file: Path, line: bytes) -> HistoryHeader:
 
 def _add(file: Path, entries: HistoryEntries, line: bytes, number: int) -> None:
     try:
-        # An entry has one bracket, so none is nested.
-        value = json.loads(line) if line.count(b"[") == 1 else None
+        # An entry has one bracket and no brace, so none is nested.
+        value = json.loads(line) if line.count(b"[") == 1 and b"{" not in line else None
     except ValueError:
         raise InputFileError(file, "not valid JSON", number) from None
     if not isinstance(value, list) or len(value) != len(_FIELDS):

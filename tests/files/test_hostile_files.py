@@ -133,7 +133,9 @@ def test_no_content_is_an_internal_error(given: str, content: str, tmp_path: Pat
     assert len(said(given, file, capsys)) < 1000
 
 
-def test_a_pipe_in_the_personal_folder_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_pipe_in_the_personal_folder_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     """It is left out with a warning, and the calibration that ships answers."""
     folder = tmp_path / "finetune-planner" / "calibration"
     folder.mkdir(parents=True)

@@ -24,6 +24,8 @@ from planner.units import MIB
 EXAMPLES = Path(__file__).parents[2] / "configs" / "examples"
 CONFIGS = tuple(sorted(path.name for path in EXAMPLES.iterdir()))
 CAMPAIGNS = ("cpu.toml", "first.toml")
+TINY_MODEL = data_dir() / "campaigns" / "tiny" / "config.json"
+"""What the first of them names, from its own folder."""
 # Each is read by another reader, or by another part of one.
 MODELS = (
     "llama-3.1-8b", "qwen2.5-0.5b", "mistral-7b-v0.1", "gemma-2-2b", "gemma-3-1b", "phi-3-mini-4k", "mixtral-8x7b", "qwen3-30b-a3b",
@@ -58,8 +60,9 @@ def config(name: str) -> Node:
 
 @cache
 def campaign(name: str) -> Node:
-    """One of the campaigns that ship."""
-    return tree_of(tomllib.loads((data_dir() / "campaigns" / name).read_text(encoding="utf-8")))
+    """The beginning of a campaign that ships."""
+    table = tomllib.loads((data_dir() / "campaigns" / name).read_text(encoding="utf-8"))
+    return tree_of({key: value[:2] if isinstance(value, list) else value for key, value in table.items()})
 
 
 @cache
@@ -102,7 +105,14 @@ def record_lines() -> Node:
         lines.append({"schema": RECORD_SCHEMA_ID} | values)
     ranks = [{"rank": 0, "phases": {"forward": {"allocated_bytes": MIB, "reserved_bytes": 2 * MIB}}}]
     lines[0] |= {
-        "raw": {"case_key": "c", "environment_key": "e", "said": {"model": "7b"}, "options": {}, "workload": "loop", "ranks": ranks},
+        "raw": {
+            "case_key": "c",
+            "environment_key": "e",
+            "said": {"model": "7b"},
+            "options": {},
+            "workload": "loop",
+            "ranks": ranks,
+        },
         "environment": {"machine": "m", "os": "Linux 6", "python": "3.11.2", "cpu": "x", "host_memory_bytes": 1},
         "quality": {"verdict": "doubtful", "reasons": ["too few steps"]},
     }
@@ -124,7 +134,12 @@ def csv_tree() -> Node:
 @cache
 def history_lines() -> Node:
     """A recorded history: the header, then an entry a line."""
-    actions = (("segment_alloc", 4096, 20 * MIB), ("alloc", 4096, 5 * MIB), ("alloc", 4096 + 5 * MIB, MIB), ("free_requested", 4096, 5 * MIB))
+    actions = (
+        ("segment_alloc", 4096, 20 * MIB),
+        ("alloc", 4096, 5 * MIB),
+        ("alloc", 4096 + 5 * MIB, MIB),
+        ("free_requested", 4096, 5 * MIB),
+    )
     late = (("free_completed", 4096, 5 * MIB), ("alloc", 4096, 2 * MIB), ("oom", 0, 0), ("segment_free", 4096, 20 * MIB))
     entries = [
         {"action": action, "addr": address, "size": n_bytes, "stream": 0, "time_us": 10 * index}

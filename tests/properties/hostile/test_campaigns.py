@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 from hostile.harness import answer, examples
 from hostile.mutations import damaged, encoded, mutated, to_toml
-from hostile.seeds import CAMPAIGNS, campaign
+from hostile.seeds import CAMPAIGNS, TINY_MODEL, campaign
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,11 +28,13 @@ def contents(draw: st.DrawFn) -> bytes:
     return draw(damaged(encoded(to_toml(draw(mutated(campaign(draw(st.sampled_from(CAMPAIGNS))), KEYS))))))
 
 
-@examples(50)
+@examples(30)
 @given(contents(), st.sampled_from(((), ("--force",), ("--history",), ("--share", "2/3"))))
 def test_a_mutated_campaign_is_listed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
     """Whatever a campaign says, there is a list of cases or a sentence."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "campaign.toml"
         file.write_bytes(content)
+        (Path(folder) / "tiny").mkdir()
+        shutil.copy(TINY_MODEL, Path(folder) / "tiny")
         answer("measure", "campaign", str(file), "--dry-run", "--out", f"{folder}/out", *flags, files=[file])

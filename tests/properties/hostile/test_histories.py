@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from hostile.harness import answer, examples
-from hostile.mutations import damaged, encoded, mutated
+from hostile.mutations import DEEP, Raw, damaged, encoded, mutated
 from hostile.seeds import history_lines, json_lines
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 KEYS = ("schema", "device", "allocator_settings", "phase_marks", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -23,8 +23,9 @@ def contents(draw: st.DrawFn) -> bytes:
     return draw(damaged(packed)) if draw(st.booleans()) else packed
 
 
-@examples(80)
+@examples(50)
 @given(contents(), st.sampled_from(FLAGS))
+@example(gzip.compress(encoded(json_lines([*history_lines(), Raw('{"a":' * DEEP)]))), ())
 def test_a_mutated_history_is_replayed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
     """Whatever a history says, there is a replay or a sentence."""
     with tempfile.TemporaryDirectory() as folder:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import os
-import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile.harness import answer
-from hypothesis import HealthCheck, given, settings
+from hostile.harness import answer, examples
+from hostile.mutations import to_json
+from hostile.seeds import history_lines
+from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.units import MIB
+from planner.units import GIB, MIB
 
 MARK = "SECRET-f3a9"
 SECRETS = (
@@ -30,9 +32,9 @@ SECRETS = (
     f"{MARK}\n",
     f"- {MARK}\n",
     f"{MARK},{MARK}\n{MARK},{MARK}\n",
-    f"id,source,{MARK}\n1,2,3\n",
     f"\x00\x01{MARK}\xff",
 )
+SHAPES = "ab:=#-[]{}\"',. \n\t|>&*!%@"
 JOB = ("--method", "lora", "--gpu", "4090", "--seq", "512")
 # Name of the file -> commands that read it.
 READERS: dict[str, tuple[str, ...]] = {
@@ -63,7 +65,8 @@ def asked(folder: Path, name: str) -> str:
     places = {"file": folder / name, "sound": sound, "folder": folder}
     program, *words = (word.format(**places) for word in READERS[name])
     found = answer(program, *words, files=[folder / name])
-    assert found.code in (2, 6), (found.code, found.out, found.err)
+    # `measure check` reports the broken lines of what need not be anything else.
+    assert found.code == 2 or (program, words[0]) == ("measure", "check"), (found.code, found.out, found.err)
     return found.out + found.err
 
 
@@ -108,35 +111,30 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert MARK not in asked(tmp_path, name)
 
 
-@pytest.mark.parametrize("secret", range(len(SECRETS)))
+@needs_links
 @pytest.mark.parametrize("name", READERS)
-def test_nothing_of_another_file_is_shown(tmp_path: Path, name: str, secret: int) -> None:
+def test_nothing_of_another_file_is_shown(tmp_path: Path, name: str) -> None:
     """A name may be a link to any file of its owner; a message repeats no line of it."""
-    (tmp_path / "private").write_text(SECRETS[secret], encoding="utf-8")
     (tmp_path / name).symlink_to("private")
-    assert MARK not in asked(tmp_path, name)
+    for secret in SECRETS:
+        (tmp_path / "private").write_text(secret, encoding="utf-8")
+        assert MARK not in (said := asked(tmp_path, name)), (secret, said)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(st.sampled_from(sorted(READERS)), st.text("ab:=#-[]{}\"',. \n\t|>&*!%@", max_size=12), st.sampled_from(["", "\n", ": 1\n", "]"]))
-def test_no_line_of_another_file_is_shown(tmp_path: Path, name: str, before: str, after: str) -> None:
+@examples(40)
+@given(st.sampled_from(sorted(READERS)), st.text(SHAPES, max_size=12), st.text(SHAPES, max_size=3))
+def test_no_line_of_another_file_is_shown(name: str, before: str, after: str) -> None:
     """The same for text of any shape before and after the secret."""
-    path = tmp_path / name
-    path.write_text(f"{before} x{MARK}x {after}", encoding="utf-8")
-    assert MARK not in asked(tmp_path, name)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, name).write_text(f"{before} x{MARK}x {after}", encoding="utf-8")
+        assert MARK not in (said := asked(Path(folder), name)), said
 
 
-def _bomb(name: str) -> bytes:
-    """Little that is much when it is read: of blanks, of lines, or compressed."""
-    if name.endswith(".gz"):
-        return gzip.compress(b" " * (3 * 2**30 // 2), compresslevel=1)
-    return b" " * (80 * MIB)
-
-
-@pytest.mark.parametrize("name", [name for name in READERS if not name.endswith(".gz")])
-def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path, name: str) -> None:
-    """80 MiB of blanks are above the limit of every kind of file."""
-    (tmp_path / name).write_bytes(_bomb(name))
+@pytest.mark.parametrize("name", READERS)
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    """100 GiB of zeros, which take no room on the disk, are above the limit of every kind of file."""
+    with (tmp_path / name).open("wb") as stream:
+        stream.truncate(100 * GIB)
     asked(tmp_path, name)
 
 
@@ -145,21 +143,10 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path, name: str) 
     [b" " * MIB, b"\n" * MIB, b"[0,0,0,0,0]\n" * (MIB // 12), b"[" * MIB, b'"' + b"a" * MIB],
     ids=["one line of blanks", "empty lines", "rows", "nesting", "one text"],
 )
-@pytest.mark.parametrize("header", [b"", b'{"schema": "finetune-planner/alloc-history/1", "device": 0, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}, "phase_marks": []}\n'])
-def test_a_history_that_expands_without_end_is_refused(tmp_path: Path, line: bytes, header: bytes) -> None:
+@pytest.mark.parametrize("header", ["", f"{to_json(history_lines()[0])}\n"], ids=["no header", "header"])
+def test_a_history_that_expands_without_end_is_refused(tmp_path: Path, line: bytes, header: str) -> None:
     """Gzip packs a thousand to one: what it unpacks is counted while it is read, within a line, too."""
     # Members of a gzip file may follow each other, so that the test need not compress all of it.
-    packed, head = gzip.compress(line, compresslevel=6), gzip.compress(header, compresslevel=1) if header else b""
+    packed, head = gzip.compress(line, compresslevel=6), gzip.compress(header.encode()) if header else b""
     (tmp_path / "run.jsonl.gz").write_bytes(head + packed * 3000)
     asked(tmp_path, "run.jsonl.gz")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX here")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
-    """Permission denied is a sentence as any other."""
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    path = tmp_path / "t.yaml"
-    path.write_text("a: 1\n", encoding="utf-8")
-    path.chmod(0)
-    asked(tmp_path, "t.yaml")
