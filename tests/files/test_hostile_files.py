@@ -1,4 +1,4 @@
-"""Every way in which a command is given a file, with files that nobody should give it: one sentence, at once, without their text."""
+"""Every way in which a command is given a file, with files that nobody should give it: one sentence, at once, without text."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_what_is_no_regular_file_is_refused_at_once(given: str, tmp_path: Path, 
     """A pipe that nobody writes to, a link to a device without an end, and a folder."""
     for kind, make in {
         "pipe": os.mkfifo,
-        "device": lambda path: os.symlink("/dev/zero", path),
-        "folder": os.mkdir,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "folder": Path.mkdir,
     }.items():
         file = tmp_path / kind / GIVEN[given][2]
         file.parent.mkdir()
@@ -115,7 +115,7 @@ DEEP = 200_000
         '{"a": "' + "\\" * (DEEP - 1),
         'a = """' + '\\"' * (DEEP // 2),
         "\0",
-        "\ufeff",
+        "\ufeffa",
         "? [a]\n: 1\n",
         "a: &a [*a]\n",
         "a: ${x}\nb: {{ y }}\n",

@@ -35,7 +35,7 @@ _STEERING = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A,
 _PLAIN = frozenset("\n\t")
 _SHOWN_CHARS = 600
 # How many times more examples `make explore` tries than `make test`.
-_EXPLORED = 25
+_EXPLORED = 8
 
 
 @dataclass(frozen=True, slots=True)
