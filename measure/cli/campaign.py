@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from measure.cli.run import DEFAULT_OUT, Out
 from measure.cli.said import need
+from measure.output import write_result
 from planner.errors import ExitCode, UsageError
 from planner.intake.flags import Force, OwnOptions
 
@@ -87,7 +87,7 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
     out = Path(asked.out)
     submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, tuple(asked.slurm or ()))
     submitted = submit(Path(asked.file), out, submission)
-    sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
+    write_result(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
     return int(ExitCode.FITS)
 
 
@@ -107,12 +107,12 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     machine, store = this_machine(), Store(Path(asked.out))
     agenda = plan_agenda(planned, machine, store, force=asked.force, retry=outcomes("--retry", asked.retry))
     if asked.dry_run:
-        sys.stdout.write(agenda_text(planned.title, agenda))
+        write_result(agenda_text(planned.title, agenda))
         return int(ExitCode.FITS)
     if not agenda.queue and not agenda.recorded:
         raise UsageError(f"{asked.file}: no case can run here: {agenda.refused[0].reason}")
     store.prepare()
     with open_progress(len(agenda.queue)) as progress:
         tally = run_agenda(agenda, machine, store, progress, budget_s)
-    sys.stdout.write(tally_text(planned.title, agenda, tally, store.folder))
+    write_result(tally_text(planned.title, agenda, tally, store.folder))
     return int(ExitCode.FITS if tally.same_crash is None else ExitCode.INTERNAL_ERROR)

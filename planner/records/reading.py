@@ -15,6 +15,7 @@ from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.files.reading import decoded, read_bytes
 from planner.files.structured import MalformedError, parse_json
+from planner.printing import printable
 from planner.records.cells import parse_cell
 from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import (
@@ -271,7 +272,7 @@ def _short(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = value if isinstance(value, str) else repr(value)
     shown = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
-    return "".join(char if char.isprintable() else "?" for char in shown)
+    return printable(shown)
 
 
 def _read_bytes(path: Path) -> bytes:
