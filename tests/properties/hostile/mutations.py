@@ -33,16 +33,22 @@ HOSTILE: tuple[Node, ...] = (
     *map(Raw, ('"', "'", "[", "{", "]", "%", "@", "`", "\t", "#", ":", "---", "...", "'''", '"""')),
     "{{ x }}", "${x}", "$HOME", "", " ", "\n", "auto", "none", "null", "true", "false", "yes", "no", "on", "-1", "0", "1e400",
     "NaN", "0x10", "1_000", "4k", "1m", "²", "½", "٣", "9" * 5000, "24GiB", "1e999GiB", "-5GiB", "7b", "4090", "4090:2", "a:0",
-    "4090:" + "9" * 400, "a/b", "a/b/c", "..", ".", "/", "~", "~nosuchuser", "~nosuchuser/a.json", "/dev/zero", "/dev/stdin", "/proc/self/environ",
-    "../../../etc/passwd", "file:///etc/passwd", "a.json", "a.yaml", "C:\\a", "a\x00b", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07",
+    "4090:" + "9" * 400, "a/b", "a/b/c", "..", ".", "/", "~", "~nosuchuser", "~nosuchuser/a.json", "/dev/zero", "/dev/stdin",
+    "/proc/self/environ",
+    "../../../etc/passwd", "file:///etc/passwd", "a.json", "a.yaml", "C:\\a", "a\x00b", "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
     "\x9b31m", "\x7f", "\r", "a\rb", "\u202eabc", "\u2066", "\u2028", "\ufeff", "\u200b", "e\u0301" * 50, "漢字", "😀", "\ud800",
     "\ufffe", "x" * 5000, "[bold]x[/bold]", "[/]", "[link=file:///]", "%s%n", "{0}", "--help", "-", "=", ";", ",", "a;" * 3000,
-    "a=b", "a==1", "torch==9", "deepspeed==0.16.4", "all-linear", "full", "lora", "qlora", "nf4", "zero3", "fsdp", "cpu", "flash2",
-    [], [[]], [None], [1, "a"], ["a"] * 2000, [{}], Table(), Table([["a", 1]]), Table([["", None]]), Table([["a", Table([["b", []]])]]),
+    "a=b", "a==1", "torch==9", "deepspeed==0.16.4", "all-linear", "full", "lora", "qlora", "nf4", "zero3", "fsdp", "cpu",
+    "flash2",
+    [], [[]], [None], [1, "a"], ["a"] * 2000, [{}], Table(), Table([["a", 1]]), Table([["", None]]), Table([["a", Table([["b",
+    []]])]]),
 )  # fmt: skip
 KEYS: tuple[Any, ...] = (
-    "", " ", "a", "A", "0", "schema", "name", "__class__", "__proto__", "<<", "a.b", "a b", "a=b", "é", "\u202ea", "\x1b[31m", "a\nb",
-    "\x00", "x" * 5000, "[bold]", "[/]", "{{ x }}", "${x}", 1, 1.5, None, True, *map(Raw, ("? [a]", "{{ x }}", "[a]", "&a b", "*a", "<<")),
+    "", " ", "a", "A", "0", "schema", "name", "__class__", "__proto__", "<<", "a.b", "a b", "a=b", "é", "\u202ea", "\x1b[31m",
+    "a\nb",
+    "\x00", "x" * 5000, "[bold]", "[/]", "{{ x }}", "${x}", 1, 1.5, None, True, *map(Raw, ("? [a]", "{{ x }}", "[a]", "&a b",
+    "*a", "<<")),
 )  # fmt: skip
 hostile_values = st.one_of(
     st.sampled_from(HOSTILE),

@@ -28,9 +28,11 @@ TINY_MODEL = data_dir() / "campaigns" / "tiny" / "config.json"
 """What the first of them names, from its own folder."""
 # Each is read by another reader, or by another part of one.
 MODELS = (
-    "llama-3.1-8b", "qwen2.5-0.5b", "mistral-7b-v0.1", "gemma-2-2b", "gemma-3-1b", "phi-3-mini-4k", "mixtral-8x7b", "qwen3-30b-a3b",
+    "llama-3.1-8b", "qwen2.5-0.5b", "mistral-7b-v0.1", "gemma-2-2b", "gemma-3-1b", "phi-3-mini-4k", "mixtral-8x7b",
+    "qwen3-30b-a3b",
     "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2", "gpt-neox-20b", "opt-350m", "bloom-560m", "falcon-7b", "mpt-7b",
-    "stablelm-3b-4e1t", "glm-4-9b-0414", "internlm2-7b", "baichuan-7b", "chatglm3-6b", "qwen-7b", "phi-2", "smollm3-3b", "olmo-2-7b",
+    "stablelm-3b-4e1t", "glm-4-9b-0414", "internlm2-7b", "baichuan-7b", "chatglm3-6b", "qwen-7b", "phi-2", "smollm3-3b",
+    "olmo-2-7b",
 )  # fmt: skip
 CONFIG_KEYS = sorted(
     {

@@ -43,7 +43,7 @@ def contents(draw: st.DrawFn) -> bytes:
     return encoded(to_json(tree))
 
 
-@examples(30)
+@examples(20)
 @given(contents(), st.sampled_from(COMMANDS))
 def test_a_mutated_calibration_is_used_or_refused(content: bytes, command: tuple[str, ...]) -> None:
     """Whatever a calibration says, there is an answer or a sentence."""

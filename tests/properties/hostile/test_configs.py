@@ -40,7 +40,7 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
     return suffix, draw(damaged(encoded(written(draw(mutated(config(name), keys)), suffix))))
 
 
-@examples(40)
+@examples(24)
 @given(contents(), st.sampled_from(COMMANDS), st.sampled_from([None] * 4 + list(TOOL_NAMES)))
 def test_a_mutated_config_is_answered_or_refused(content: tuple[str, bytes], command: tuple[str, ...], tool: str | None) -> None:
     """Whatever a config says, there is an answer or a sentence."""

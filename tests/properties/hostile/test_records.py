@@ -44,7 +44,7 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
     return suffix, draw(damaged(encoded(text)))
 
 
-@examples(40)
+@examples(30)
 @given(contents(), st.sampled_from(COMMANDS))
 def test_mutated_records_are_scored_or_refused(content: tuple[str, bytes], command: tuple[str, ...]) -> None:
     """Whatever a record says, there are scores or a sentence."""

@@ -121,7 +121,7 @@ def test_nothing_of_another_file_is_shown(tmp_path: Path, name: str) -> None:
         assert MARK not in (said := asked(tmp_path, name)), (secret, said)
 
 
-@examples(40)
+@examples(30)
 @given(st.sampled_from(sorted(READERS)), st.text(SHAPES, max_size=12), st.text(SHAPES, max_size=3))
 def test_no_line_of_another_file_is_shown(name: str, before: str, after: str) -> None:
     """The same for text of any shape before and after the secret."""
