@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = ("tests/properties", "tests/calibration/test_intervals.py", "tests/cli/test_cli.py")
@@ -28,25 +29,27 @@ def main() -> int:
     start = time.time()
     until = start + said.minutes * _SIXTY
     with tempfile.TemporaryDirectory() as folder:
-        rounds, ended_badly = 0, 0
-        while time.time() < until:
+        rounds, code = 0, 0
+        # 0 and 1 are a round that ran, without and with failures; after any other none would.
+        while time.time() < until and code in (0, 1):
             rounds += 1
-            code = _round(said.tests, said.workers, {"EXPLORE_FOLDER": folder, "EXPLORE_UNTIL": str(until)})
-            # 1: tests failed, which are counted; any other is a round that did not run.
-            ended_badly += code not in (0, 1)
-            if code not in (0, 1):
-                break
-        inputs = sum(int(path.read_text(encoding="ascii")) for path in Path(folder).glob("inputs-*"))
-        failures = Path(folder) / "failures"
-        broken = Counter(failures.read_text(encoding="utf-8").split("\n")[:-1]) if failures.exists() else Counter[str]()
+            code = run_round(said.tests, said.workers, {"EXPLORE_FOLDER": folder, "EXPLORE_UNTIL": str(until)})
+        inputs, broken = counted(Path(folder))
     minutes = (time.time() - start) / _SIXTY
     sys.stdout.write(f"\nexplored {minutes:.1f} minutes, {rounds} rounds: inputs tried: {inputs:,}; failures: {broken.total()}\n")
     for name, times in broken.most_common():
         sys.stdout.write(f"  failed in {times} of {rounds} rounds: {name}\n")
-    return 1 if broken or ended_badly else 0
+    return 1 if broken or code else 0
 
 
-def _round(tests: list[str], workers: int, environment: dict[str, str]) -> int:
+def counted(folder: Path) -> tuple[int, Counter[str]]:
+    """How many inputs the workers tried, and how often each test failed."""
+    inputs = sum(int(path.read_text(encoding="ascii")) for path in folder.glob("inputs-*"))
+    failures = folder / "failures"
+    return inputs, Counter(failures.read_text(encoding="utf-8").splitlines() if failures.exists() else [])
+
+
+def run_round(tests: Sequence[str], workers: int, environment: dict[str, str]) -> int:
     """Run all tests once with examples of its own, and return pytest's exit code."""
     command = [
         sys.executable,
