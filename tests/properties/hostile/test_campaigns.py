@@ -11,7 +11,7 @@ import pytest
 from hostile.harness import answer, examples
 from hostile.mutations import damaged, encoded, mutated, to_toml
 from hostile.seeds import CAMPAIGNS, TINY_MODEL, campaign
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from measure.case import option_names
@@ -33,6 +33,7 @@ def contents(draw: st.DrawFn) -> bytes:
 
 @examples(30)
 @given(contents(), st.sampled_from(((), ("--force",), ("--history",), ("--share", "2/3"))))
+@example(b'schema = 1\ntitle = "\\u001b[31mRED"\n[[case]]\nmodel = "tiny/config.json"\nmethod = "lora"\nseq = 16\n', ())
 def test_a_mutated_campaign_is_listed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
     """Whatever a campaign says, there is a list of cases or a sentence."""
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hostile.harness import answer, examples
 from hostile.mutations import damaged, encoded, mutated
 from hostile.seeds import CONFIG_KEYS, CONFIGS, EXAMPLES, config, written
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.configs.read import TOOL_NAMES
@@ -42,6 +42,8 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
 
 @examples(24)
 @given(contents(), st.sampled_from(COMMANDS), st.sampled_from([None] * 4 + list(TOOL_NAMES)))
+@example((".yaml", b"base_model: {{ model }}\n"), COMMANDS[2], None)
+@example((".yaml", b"model_name_or_path: gpt2\nfinetuning_type: lora\ndeepspeed: ~nosuchuser/a.json\n"), COMMANDS[2], None)
 def test_a_mutated_config_is_answered_or_refused(content: tuple[str, bytes], command: tuple[str, ...], tool: str | None) -> None:
     """Whatever a config says, there is an answer or a sentence."""
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from hostile.harness import answer, examples
-from hostile.mutations import DEEP, Raw, damaged, encoded, mutated
+from hostile.mutations import DEEP, Raw, Table, damaged, encoded, mutated
 from hostile.seeds import history_lines, json_lines
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ def contents(draw: st.DrawFn) -> bytes:
 
 @examples(50)
 @given(contents(), st.sampled_from(FLAGS))
+@example(gzip.compress(encoded(json_lines([Table(history_lines()[0][:3]), *history_lines()[1:]]))), ())
 @example(gzip.compress(encoded(json_lines([*history_lines(), Raw('{"a":' * DEEP)]))), ())
 def test_a_mutated_history_is_replayed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
     """Whatever a history says, there is a replay or a sentence."""
