@@ -16,7 +16,7 @@ help:
 	@echo "make lint    style, types and import contracts only"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
-	@echo "make explore    the property tests with examples drawn anew (ROUNDS=5)"
+	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
 	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
@@ -66,12 +66,9 @@ test-lowest:
 	$(NEWEST)/bin/python -m pip install --quiet --editable $(SMALL_EXTRAS)
 	$(NEWEST)/bin/$(LOWEST_PYTEST) $(PLAIN_TESTS) $(EXTRA_TESTS)
 
-ROUNDS ?= 5
+MINUTES ?= 10
 explore: env
-	for round in $$(seq $(ROUNDS)); do \
-	  $(BIN)/python -m pytest tests/properties tests/calibration/test_intervals.py tests/cli/test_cli.py -m "" -n $(XDIST) \
-	    --hypothesis-profile=explore || exit 1; \
-	done
+	$(BIN)/python tests/properties/explore.py --minutes $(MINUTES) --workers $(XDIST)
 
 # Both run only what is not stored yet; AGAIN=--again traces everything anew (hours on two cores).
 AGAIN ?=

@@ -124,7 +124,8 @@ def _expand(paths: Iterable[str | Path], quarantined: list[Quarantined], by_row:
             if not names:
                 unmatched.append(Quarantined(pattern, 0, "no file matches this pattern", "no_file"))
             found.update({Path(name).resolve(): Path(name) for name in names})
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            # RuntimeError: a link to itself (Python 3.11 and 3.12).
             raise InputFileError(_short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for each in unmatched:
         if not (by_row and found):
