@@ -16,8 +16,9 @@ from measure.case import Case, RunOptions
 from measure.host import cgroup_kills
 from measure.launcher import Launcher, Run
 from measure.protocol import events_file
+from tests.extras import import_or_skip
 
-pytest.importorskip("psutil")
+import_or_skip("psutil")
 
 DONE = '{"event": "done", "time_s": 2.0}\n'
 OUT_OF_MEMORY = '{"event": "failed", "time_s": 1.0, "outcome": "oom", "message": "no memory"}\n'
