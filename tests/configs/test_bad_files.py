@@ -308,5 +308,5 @@ def test_a_launch_file_of_another_program_is_refused(tmp_path: Path, kind: str) 
 def test_a_home_folder_of_nobody_is_a_name_like_any_other(tmp_path: Path) -> None:
     """``~name`` stands for a folder only where there is such a user."""
     text = LLAMA_FACTORY + "deepspeed: ~no-such-user/zero.json\n"
-    with pytest.raises(InputFileError, match="names ~no-such-user/zero.json, which is neither"):
+    with pytest.raises(InputFileError, match=r"names ~no-such-user/zero\.json, which is neither"):
         read_config(written(tmp_path, text))
