@@ -44,8 +44,7 @@ def _history_name(attachments: Mapping[str, object]) -> str | None:
 def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
     folder = Path(records.places[row.record.id].rpartition(":")[0]).parent
     path = folder / name
-    # The name comes from a file: it may point nowhere but below the folder of that file.
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not _lies_below(folder, path):
         return "skipped: its history is named outside of the folder of its record, so it is not read"
     if row.prediction is None:
         return f"skipped: no prediction to set it beside: {row.not_modelled}"
@@ -53,6 +52,15 @@ def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
         return f"skipped: its history is not beside its record: {path} is missing"
     document = _replayed(path)
     return document if isinstance(document, str) else score_history(row.record.id, document, row.prediction.memory)
+
+
+def _lies_below(folder: Path, path: Path) -> bool:
+    """Whether ``path``, whose name comes from a file, points below ``folder``; not where no file can have that name."""
+    try:
+        path.is_file()
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _replayed(path: Path) -> ReplayDocument | str:

@@ -248,3 +248,16 @@ def test_a_hostile_history_is_skipped_by_name(tmp_path: Path, capsys: pytest.Cap
     assert "skipped: its history is not beside its record" in reasons["run-1"]
     assert reasons["run-2"].startswith("skipped: ")
     assert "not gzip, or damaged" in reasons["run-2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["histories/loop.jsonl.gz", "histories/\0.jsonl.gz", "../outside.jsonl.gz", "histories/" + "x" * 5000]
+)
+def test_a_history_named_where_no_file_can_be_is_skipped(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name comes from a file: a link to itself, a NUL byte, another folder, a name that no disk takes."""
+    (tmp_path / "histories").mkdir()
+    (tmp_path / "histories" / "loop.jsonl.gz").symlink_to("loop.jsonl.gz")
+    path = write(tmp_path, (RECORD, readings(RECORD, 1.0, history=name)))
+    assert main(["validate", path, "--history", "--json"]) == 0
+    [history] = json.loads(capsys.readouterr().out)["histories"]
+    assert history["not_scored"].startswith("skipped: its history is")
