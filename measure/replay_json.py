@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from measure.trace.summary import Summary
-from measure.trace.timeline import Moment
+from planner.allocator.summary import Summary
+from planner.allocator.timeline import Moment
 
 REPLAY_SCHEMA_ID = "measure/replay@1"
 

@@ -12,8 +12,8 @@ from planner.errors import ExitCode
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from measure.trace.replay import ReplayResult
-    from measure.trace.summary import Summary
+    from planner.allocator.replay import ReplayResult
+    from planner.allocator.summary import Summary
 
 
 def replay_history(
@@ -22,11 +22,11 @@ def replay_history(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON")] = False,
 ) -> int:
     """Replay a recorded history: the reserved peak of the model against that of the real allocator."""
-    from measure.lifetimes import with_terms
     from measure.replay_json import replay_json
-    from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
-    from measure.trace.history_file import read_history
-    from measure.trace.summary import summarize
+    from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
+    from planner.allocator.history_file import read_history
+    from planner.allocator.lifetimes import with_terms
+    from planner.allocator.summary import summarize
 
     limit_bytes = None if fits is None else size_bytes("--fits", fits)
     recorded = read_history(file)

@@ -10,11 +10,11 @@ import typer
 
 from measure.cli.said import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
-from measure.trace.events import AllocEvent
 from measure.trace.report import to_text
-from measure.trace.settings_text import parse_settings
-from measure.trace.summary import Summary, summarize, timeline_of
 from measure.trace.to_json import to_json
+from planner.allocator.events import AllocEvent
+from planner.allocator.settings import parse_settings
+from planner.allocator.summary import Summary, summarize, timeline_of
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
@@ -104,7 +104,7 @@ def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], s
 
         draw_timeline(answer.plot, _title(scenario), events, summary)
     if answer.export is not None:
-        from measure.trace.export import write_snapshot
+        from planner.allocator.export import write_snapshot
 
         write_snapshot(answer.export, events, answer.allocator or "")
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from measure.nvml import Gpu, Nvml, NvmlReadError, open_nvml
-from measure.trace.history_file import MAX_ENTRIES, PhaseMarks, pack_history
+from planner.allocator.history_file import MAX_ENTRIES, PhaseMarks, pack_history
 
 
 @dataclass(frozen=True, slots=True)

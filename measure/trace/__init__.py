@@ -1,5 +1,4 @@
-"""Allocation events of a training step, and their replay through a model of PyTorch's CUDA caching allocator.
+"""The dry run: a training step of the real modules on fake tensors, recorded allocation by allocation.
 
-``events`` is the common format, ``history`` imports recorded histories, ``settings`` and ``allocator`` are the model and
-``replay`` runs a stream of events through it.  None of these needs torch.
+``program`` traces a step and ``report`` prints it; the events are replayed by :mod:`planner.allocator`.
 """

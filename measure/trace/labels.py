@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from measure.trace.events import AllocEvent
 from measure.trace.host import is_on_host
+from planner.allocator.events import AllocEvent
 from planner.domain.term import Phase, TermName
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.trace.events import AllocEvent
-from measure.trace.summary import Summary
-from measure.trace.timeline import Moment, Span, sampled, spans_of
+from planner.allocator.events import AllocEvent
+from planner.allocator.summary import Summary
+from planner.allocator.timeline import Moment, Span, sampled, spans_of
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.files.writing import whole_file
 from planner.units import GIB, format_gib

@@ -11,7 +11,6 @@ from typing import Any
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, closed_form_answers, make_config, materialize
-from measure.trace.events import AllocEvent
 from measure.trace.expansion import repeat
 from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.host import HostMemory, host_memory
@@ -26,6 +25,7 @@ from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sh
 from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
+from planner.allocator.events import AllocEvent
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, PlannerError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from measure.trace.host import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
-from measure.trace.replay import ReplayResult
-from measure.trace.summary import PhaseSummary, Summary
-from measure.trace.timeline import Moment
+from planner.allocator.replay import ReplayResult
+from planner.allocator.summary import PhaseSummary, Summary
+from planner.allocator.timeline import Moment
 from planner.units import GIB, format_bytes, format_gib
 
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"

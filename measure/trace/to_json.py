@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from measure.trace.host import NO_HOST_MEMORY, HostMemory
-from measure.trace.replay import ReplayResult
-from measure.trace.summary import PhaseSummary, Summary
-from measure.trace.timeline import Moment
+from planner.allocator.replay import ReplayResult
+from planner.allocator.summary import PhaseSummary, Summary
+from planner.allocator.timeline import Moment
 from planner.domain.scenario import Assumption
 
 TRACE_SCHEMA_ID = "measure/trace@1"

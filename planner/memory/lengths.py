@@ -4,7 +4,8 @@ Where samples are padded to the longest of their batch, a batch that is longer t
 size: its fp32 logits get new segments, and those of the record before stay reserved; 16-bit logits find room in these.  Shorter
 batches fit into what is there.  So only records count, and the longest one is already in the peak: what is stranded belongs to
 the records before it.
-Settled on replays (``measure/trace/allocator.py``) of eleven traced jobs, four models of 0.5B to 8B, 9 orders of lengths each,
+Settled on replays (``planner/allocator/caching_allocator.py``) of eleven traced jobs, four models of 0.5B to 8B, 9 orders of
+lengths each,
 kinds of base and checkpointing: a step without a record changes nothing, and the formula here is 2.9 % of reserved away from the
 replays, where no term at all is 17.9 % away.
 """

@@ -26,7 +26,7 @@ import json, logging, resource, sys, time, warnings
 warnings.simplefilter("ignore"); logging.disable(logging.CRITICAL)
 import accelerate, bitsandbytes, peft
 from measure.trace.program import trace_events
-from measure.trace.summary import summarize
+from planner.allocator.summary import summarize
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 model, method = sys.argv[1:]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from measure.trace.events import AllocEvent
-from measure.trace.summary import summarize, timeline_of
 from measure.trace.to_json import TRACE_SCHEMA_ID as WRITTEN_SCHEMA_ID
 from measure.trace.to_json import to_json
+from planner.allocator.events import AllocEvent
+from planner.allocator.summary import summarize, timeline_of
 from planner.cli import beside as beside_module
 from planner.cli.beside import trace_arguments
 from planner.cli.main import main

@@ -91,7 +91,7 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 def traced(row: Mapping[str, str]) -> Row:
     """The trace's half of a row."""
     from measure.trace.program import trace_events
-    from measure.trace.summary import summarize
+    from planner.allocator.summary import summarize
 
     summary = summarize(trace_events(scenario_of(row)))
     phases = [f"{each.peaks.phase}={each.peaks.allocated_bytes}" for each in summary.phases]

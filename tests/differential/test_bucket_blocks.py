@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from measure.trace.allocator import CachingAllocator
+from planner.allocator.caching_allocator import CachingAllocator
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve

@@ -16,7 +16,7 @@ import_or_skip("peft")
 
 from measure.trace.build import make_config, spare_layers
 from measure.trace.program import TraceOptions, trace_events, trace_records
-from measure.trace.summary import summarize
+from planner.allocator.summary import summarize
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError

@@ -14,7 +14,7 @@ from tests.extras import import_or_skip
 import_or_skip("peft")
 
 from measure.trace.program import trace_events
-from measure.trace.replay import replay
+from planner.allocator.replay import replay
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve

@@ -9,7 +9,7 @@ from tests.extras import import_or_skip
 import_or_skip("peft")
 
 from measure.trace.program import TraceOptions, trace_events
-from measure.trace.summary import summarize
+from planner.allocator.summary import summarize
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 

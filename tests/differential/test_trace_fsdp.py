@@ -20,10 +20,10 @@ import transformers
 from scenarios import Setup, scenario
 from tiny_traces import small_config, small_scenario
 
-from measure.trace.events import AllocEvent
 from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, sharded_records
-from measure.trace.replay import replay
+from planner.allocator.events import AllocEvent
+from planner.allocator.replay import replay
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 

@@ -14,9 +14,9 @@ import_or_skip("peft")
 from scenarios import Setup
 from tiny_traces import CONFIGS, small_config, small_scenario
 
-from measure.trace.events import AllocEvent
 from measure.trace.labels import to_events
 from measure.trace.program import trace_records
+from planner.allocator.events import AllocEvent
 from planner.domain.recipe import Numerics
 
 TABLE = 512 * 256 * 2

@@ -14,10 +14,10 @@ import_or_skip("bitsandbytes")
 from scenarios import Setup
 from tiny_traces import SHALLOW, small_config, small_scenario
 
-from measure.trace.events import AllocEvent
 from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, sharded_records
-from measure.trace.replay import replay
+from planner.allocator.events import AllocEvent
+from planner.allocator.replay import replay
 from planner.domain.recipe import Batch, Dtype, Numerics, Sharding
 from planner.domain.scenario import Scenario
 

@@ -14,10 +14,10 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from measure.trace.allocator import CachingAllocator
-from measure.trace.blocks import Block
 from measure.trace.program import trace_events
-from measure.trace.settings import DEFAULT_SETTINGS, AllocatorSettings
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from planner.domain.coefficients import Coefficients
 from planner.domain.term import LENGTH_CACHE
 from planner.intake.request import from_flags

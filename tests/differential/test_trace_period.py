@@ -20,7 +20,7 @@ from measure.trace.labels import to_events
 from measure.trace.period import Irregular, Pattern, find_pattern
 from measure.trace.program import TraceOptions, trace_records
 from measure.trace.record import Block, Place, Record
-from measure.trace.replay import replay
+from planner.allocator.replay import replay
 from planner.domain.recipe import Numerics
 
 LAYERS = 9

@@ -16,11 +16,11 @@ from scenarios import Setup, scenario
 from test_zero_shards import CASES, MODEL, RANK, Reports, prediction, reports  # noqa: F401, a fixture
 from tiny_traces import small_config, small_scenario
 
-from measure.trace.events import AllocEvent
 from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, refuse_what_is_not_traced, sharded_records
-from measure.trace.replay import replay
-from measure.trace.summary import summarize
+from planner.allocator.events import AllocEvent
+from planner.allocator.replay import replay
+from planner.allocator.summary import summarize
 from planner.catalog.stacks import load_stack
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from measure.trace.allocator import CachingAllocator
-from measure.trace.blocks import Block
-from measure.trace.events import AllocEvent, allocated_timeline
-from measure.trace.replay import replay
-from measure.trace.settings import AllocatorSettings, rounded_bytes, segment_bytes
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.events import AllocEvent, allocated_timeline
+from planner.allocator.replay import replay
+from planner.allocator.settings import AllocatorSettings, rounded_bytes, segment_bytes
 from planner.units import KIB, MIB
 
 # Near every threshold of the rules, and in between.

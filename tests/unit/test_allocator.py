@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from measure.trace.allocator import CachingAllocator
-from measure.trace.events import EVENTS_SCHEMA_ID, AllocEvent, allocated_timeline, phases_of, read_jsonl, write_jsonl
-from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
-from measure.trace.replay import replay
-from measure.trace.settings import AllocatorSettings, rounded_bytes, roundup_divisions, segment_bytes
-from measure.trace.settings_text import parse_settings
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.events import EVENTS_SCHEMA_ID, AllocEvent, allocated_timeline, phases_of, read_jsonl, write_jsonl
+from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
+from planner.allocator.replay import replay
+from planner.allocator.settings import AllocatorSettings, parse_settings, rounded_bytes, roundup_divisions, segment_bytes
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.units import GIB, KIB, MIB
 

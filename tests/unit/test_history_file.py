@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from measure.cli.main import main
-from measure.trace import history_file
-from measure.trace.history import events_from_history, reserved_timeline
-from measure.trace.history_file import pack_history, read_history
+from planner.allocator import history_file
+from planner.allocator.history import events_from_history, reserved_timeline
+from planner.allocator.history_file import pack_history, read_history
 from planner.errors import InputFileError
 from planner.units import MIB
 

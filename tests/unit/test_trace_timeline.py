@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from measure.trace.events import AllocEvent
-from measure.trace.export import LoggingAllocator, snapshot_of
-from measure.trace.history import events_from_history, reserved_timeline, settings_from_history
-from measure.trace.replay import replay
 from measure.trace.report import to_text
-from measure.trace.settings_text import parse_settings
-from measure.trace.summary import summarize
-from measure.trace.timeline import moments_at, phase_peak_events, sampled, spans_of
 from measure.trace.to_json import to_json
+from planner.allocator.events import AllocEvent
+from planner.allocator.export import LoggingAllocator, snapshot_of
+from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
+from planner.allocator.replay import replay
+from planner.allocator.settings import parse_settings
+from planner.allocator.summary import summarize
+from planner.allocator.timeline import moments_at, phase_peak_events, sampled, spans_of
 from planner.units import KIB, MIB
 from tests.extras import needs
 

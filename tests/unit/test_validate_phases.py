@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from measure.lifetimes import with_terms
-from measure.trace.events import AllocEvent
-from measure.trace.export import snapshot_of
-from measure.trace.history_file import pack_history
+from planner.allocator.events import AllocEvent
+from planner.allocator.export import snapshot_of
+from planner.allocator.history_file import pack_history
+from planner.allocator.lifetimes import with_terms
 from planner.calibration.validate import validate
 from planner.cli import histories
 from planner.cli.main import main

@@ -58,7 +58,7 @@ def traced(cell: Cell) -> Traced:
         PlannerError: the cell cannot be traced; says why.
     """
     from measure.trace.program import trace_events
-    from measure.trace.summary import summarize
+    from planner.allocator.summary import summarize
 
     summary = summarize(trace_events(scenario_of(cell)))
     return Traced(

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from hostile.mutations import Node, Raw, Table, to_json, to_toml, to_yaml, tree_of
 
-from measure.trace.history_file import pack_history
+from planner.allocator.history_file import pack_history
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
 from planner.configs import accelerate, axolotl, harmless, hf_trainer, llama_factory, trainer, trl, zero

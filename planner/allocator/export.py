@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.trace.allocator import CachingAllocator
-from measure.trace.blocks import Block, StreamPool
-from measure.trace.device import Device
-from measure.trace.events import AllocEvent
-from measure.trace.settings import AllocatorSettings
-from measure.trace.settings_text import parse_settings
+from planner.allocator.blocks import Block, StreamPool
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.device import Device
+from planner.allocator.events import AllocEvent
+from planner.allocator.settings import AllocatorSettings, parse_settings
 from planner.files.writing import whole_file
 
 # One protocol for every Python, the one that torch writes.

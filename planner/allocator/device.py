@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from measure.trace.blocks import UNLIMITED_BYTES
+from planner.allocator.blocks import UNLIMITED_BYTES
 from planner.errors import UsageError
 from planner.units import MIB
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from measure.trace.events import AllocEvent
-from measure.trace.settings import AllocatorSettings
-from measure.trace.settings_text import parse_settings
+from planner.allocator.events import AllocEvent
+from planner.allocator.settings import AllocatorSettings, parse_settings
 from planner.errors import NotModelledError, UsageError
 
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from measure.trace.events import AllocEvent
+from planner.allocator.events import AllocEvent
 from planner.domain.term import TermName
 
 _SETUP = frozenset({"", "load", "adapters"})

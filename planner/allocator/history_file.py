@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from measure.trace.history import ACTIONS, IGNORED
+from planner.allocator.history import ACTIONS, IGNORED
 from planner.errors import InputFileError
 from planner.files.checking import first_problem
 from planner.files.reading import Bounds, decoded, read_lines
@@ -86,7 +86,7 @@ class HistoryEntries(Sequence[Mapping[str, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """What ``measure.trace.history`` takes: the history of one device (as device 0) and when each phase began."""
+    """What ``planner.allocator.history`` takes: the history of one device (as device 0) and when each phase began."""
 
     history: Mapping[str, Any]
     phase_marks: tuple[tuple[int, str], ...]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from measure.trace.events import AllocEvent
-from measure.trace.replay import ReplayResult
+from planner.allocator.events import AllocEvent
+from planner.allocator.replay import ReplayResult
 from planner.domain.term import ALLOCATED_TERM_ORDER
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from measure.trace.events import AllocEvent
-from measure.trace.replay import PhasePeaks, ReplayResult, replay
-from measure.trace.settings import DEFAULT_SETTINGS, AllocatorSettings
-from measure.trace.timeline import Moment, moments_at, phase_peak_events, sampled
+from planner.allocator.events import AllocEvent
+from planner.allocator.replay import PhasePeaks, ReplayResult, replay
+from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from planner.allocator.timeline import Moment, moments_at, phase_peak_events, sampled
 from planner.errors import UsageError
 
 # Enough for a line across a screen, little enough for a JSON document that people open.

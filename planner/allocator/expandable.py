@@ -7,8 +7,8 @@ Source: Note [Expandable Segments], ``ExpandableSegment``, ``find_expandable_blo
 
 from __future__ import annotations
 
-from measure.trace.blocks import Block, StreamPool, merge, split_front
-from measure.trace.device import Device
+from planner.allocator.blocks import Block, StreamPool, merge, split_front
+from planner.allocator.device import Device
 
 
 def allocate(device: Device, pool: StreamPool, size: int) -> Block | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from measure.trace.blocks import ADDRESS_BITS, ADDRESS_MASK, UNLIMITED_BYTES, Block, Clock, StreamPool, merge, split_front
-from measure.trace.device import Device
-from measure.trace.expandable import allocate, release_pages
-from measure.trace.settings import (
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, UNLIMITED_BYTES, Block, Clock, StreamPool, merge, split_front
+from planner.allocator.device import Device
+from planner.allocator.expandable import allocate, release_pages
+from planner.allocator.settings import (
     DEFAULT_SETTINGS,
     MIN_BLOCK_BYTES,
     SMALL_REQUEST_BYTES,
@@ -28,7 +28,7 @@ class CachingAllocator:
 
     ``allocated_bytes`` are blocks the program holds, ``active_bytes`` those and the ones that another stream still uses,
     ``reserved_bytes`` what was taken from the card.  Blocks count with their full size, as in PyTorch, so a block that was not
-    split counts with what the request left over.  ``limit_bytes``: see :class:`measure.trace.device.Device`.
+    split counts with what the request left over.  ``limit_bytes``: see :class:`planner.allocator.device.Device`.
     """
 
     def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS, limit_bytes: int | None = None) -> None:

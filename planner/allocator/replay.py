@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from measure.trace.allocator import CachingAllocator
-from measure.trace.blocks import Block
-from measure.trace.events import AllocEvent
-from measure.trace.settings import DEFAULT_SETTINGS, AllocatorSettings, segment_bytes
+from planner.allocator.blocks import Block
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.events import AllocEvent
+from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings, segment_bytes
 from planner.errors import UsageError
 
 Outcome = Literal["fits", "fits_after_retry", "out_of_memory"]
