@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from measure.case import RunOptions, option_names
-from measure.options import checked_options, memory_limit_bytes
+from measure.run.case import RunOptions, option_names
+from measure.run.options import checked_options, memory_limit_bytes
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.structured import read_toml
 from planner.intake.fields import REQUEST_FIELDS, show

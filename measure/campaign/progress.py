@@ -6,8 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from measure.assemble import Measured
 from measure.output import write_remark
+from measure.run.assemble import Measured
 from planner.printing import moves_the_cursor, printable, width_of
 from planner.units import MIB, format_bytes, format_seconds
 

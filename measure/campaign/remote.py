@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from measure.campaign.file import PlannedCase
-from measure.nvml import look_for_gpus
-from measure.processes import worker_environment
+from measure.run.processes import worker_environment
+from measure.run.readings.nvml import look_for_gpus
 from planner.errors import UnknownNameError, UsageError, how_to_install
 from planner.intake.fields import show
 from planner.units import MINUTE_S

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from measure.assemble import Measured
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
-from measure.case import CPU, case_key, describe
-from measure.environment import setup_key
-from measure.launcher import Launcher
-from measure.machine import Machine
-from measure.single import Prepared, prepare, run_prepared
-from measure.store import Store, left_out_text, recorded_counts
+from measure.run.assemble import Measured
+from measure.run.case import CPU, case_key, describe
+from measure.run.launcher import Launcher
+from measure.run.readings.environment import setup_key
+from measure.run.readings.machine import Machine
+from measure.run.single import Prepared, prepare, run_prepared
+from measure.run.store import Store, left_out_text, recorded_counts
 from planner.domain.run_record import Outcome
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError

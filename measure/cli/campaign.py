@@ -70,7 +70,7 @@ class Asked:
 def campaign(**said: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
-    from measure.options import duration_s, outcomes
+    from measure.run.options import duration_s, outcomes
 
     asked = Asked(**said)
     budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
@@ -105,10 +105,10 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     from measure.campaign.remote import take_share
     from measure.campaign.runner import plan_agenda, run_agenda
     from measure.campaign.summary import agenda_text, tally_text
-    from measure.folder_lock import folder_lock
-    from measure.machine import this_machine
-    from measure.options import outcomes
-    from measure.store import Store
+    from measure.run.folder_lock import folder_lock
+    from measure.run.options import outcomes
+    from measure.run.readings.machine import this_machine
+    from measure.run.store import Store
 
     planned = replace(planned, cases=take_share(in_teaching_order(planned.cases), asked.share))
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")

@@ -19,7 +19,7 @@ def check(
     as_json: Json = False,
 ) -> int:
     """Look at records: quality, repeats that disagree, environments that must not be merged, lines left out."""
-    from measure.checking import check_records, findings_text
+    from measure.run.checking import check_records, findings_text
     from planner.records import read_records
 
     findings = check_records(read_records(files, by_row=True))
@@ -30,8 +30,8 @@ def check(
 def env(as_json: Json = False) -> int:
     """Say what a measurement on this machine would be made on."""
     need("measure", "psutil")
-    from measure.environment import environment_key
-    from measure.machine import this_machine
+    from measure.run.readings.environment import environment_key
+    from measure.run.readings.machine import this_machine
 
     machine = this_machine()
     key = environment_key(machine.environment)
@@ -39,7 +39,7 @@ def env(as_json: Json = False) -> int:
         facts = {"environment_key": key, "gpu_id": machine.gpu_id, "unusable": machine.unusable, **machine.environment}
         write_result(json.dumps(facts, indent=2) + "\n")
     else:
-        from measure.environment_text import environment_text
+        from measure.run.readings.environment import environment_text
 
         write_result(environment_text(key, machine.gpu_id, machine.environment, machine.unusable))
     return int(ExitCode.FITS)

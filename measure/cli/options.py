@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from measure.case import RunOptions
-from measure.options import checked_options, memory_limit_bytes
+from measure.run.case import RunOptions
+from measure.run.options import checked_options, memory_limit_bytes
 from planner.intake.flags import OwnOptions
 
 _DEFAULTS: Final = RunOptions()

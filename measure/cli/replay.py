@@ -22,7 +22,7 @@ def replay_history(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON")] = False,
 ) -> int:
     """Replay a recorded history: the reserved peak of the model against that of the real allocator."""
-    from measure.replay_json import replay_json
+    from measure.run.replay_json import replay_json
     from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
     from planner.allocator.history_file import read_history
     from planner.allocator.lifetimes import with_terms

@@ -9,16 +9,16 @@ import typer
 
 from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need, over_config, with_length
-from measure.hostfile import with_hosts
 from measure.output import write_remark, write_result
+from measure.run.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
 from planner.intake.flags import Config, Force, OwnOptions
 
 if TYPE_CHECKING:
-    from measure.case import RunOptions
-    from measure.solve import Boundary
-    from measure.store import Store
+    from measure.run.case import RunOptions
+    from measure.run.solve import Boundary
+    from measure.run.store import Store
 
 EXAMPLE = "measure run --model qwen2.5-0.5b --method lora --seq 512 --batch 2"
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the records")]
@@ -50,9 +50,9 @@ OPTIONS: OwnOptions = {
 def run(**said: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
-    from measure.single import measure_one
-    from measure.solve import boundary_text
-    from measure.store import Store
+    from measure.run.single import measure_one
+    from measure.run.solve import boundary_text
+    from measure.run.store import Store
 
     as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
     if (hostfile := said.pop("hostfile")) is not None:
@@ -64,7 +64,7 @@ def run(**said: Any) -> int:
         write_result(boundary_text(boundary))
         return int(outcome_code(boundary.outcome))
     finished = measure_one(values, options, store=store, force=force, say=write_remark)
-    from measure.report import record_json, record_text
+    from measure.run.report import record_json, record_text
 
     write_result(record_json(finished) if as_json else record_text(finished))
     return int(outcome_code(finished.measured.record.outcome))
@@ -76,7 +76,7 @@ def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, sto
     Raises:
         UnknownNameError: not a quantity that can be solved for.
     """
-    from measure.solve import QUANTITIES, solve
+    from measure.run.solve import QUANTITIES, solve
 
     for known in QUANTITIES:
         if quantity == known:

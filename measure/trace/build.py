@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,18 +13,16 @@ import transformers
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from measure.trace.adapters import DTYPES, adapted
-from measure.trace.quantized import CONSTANTS, quantize_on_meta
+from measure.recipe.adapters import DTYPES, adapted
+from measure.recipe.modules import config_fields, find_layer_list
+from measure.trace.cuda.quantized import CONSTANTS, quantize_on_meta
 from measure.trace.record import Block, Role
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
-from planner.catalog.hf_config import config_fields as read_fields
-from planner.catalog.hub import fetch_config
-from planner.catalog.models import model_entry
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError, UnknownNameError
+from planner.errors import NotModelledError
 
 # FlashAttention 2 is switched on when the model is made, because making it asks for the package.
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "sdpa"}
@@ -39,17 +36,6 @@ class Built:
     model: Any
     layer_list: str
     n_layers: int
-
-
-def config_fields(model: ModelSpec) -> dict[str, Any]:
-    """The fields of the ``config.json`` that ``model`` was read from."""
-    if Path(model.source).is_file():
-        return dict(read_fields(Path(model.source)))
-    try:
-        entry = model_entry(model.id)
-    except UnknownNameError:
-        return dict(fetch_config(model.hub_id))
-    return entry.config_fields()
 
 
 def closed_form_answers(model: ModelSpec) -> str:
@@ -131,21 +117,6 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         if scenario.recipe.attention == "sdpa" and "scaled_dot_product_attention" in reason:
             reason = "its code in Transformers has no SDPA; use --attention eager"
         raise NotModelledError(f"model '{scenario.model.id}' cannot be traced: {reason}") from None
-
-
-def find_layer_list(model: nn.Module, config: Any) -> str:
-    """Name of the list of decoder layers.
-
-    Raises:
-        NotModelledError: no such list, or several.
-    """
-    text = config.get_text_config()
-    lists: list[str] = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers]
-    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if len(outermost) != 1:
-        found = f"{len(outermost)} lists of decoder layers found"
-        raise NotModelledError(f"architecture '{config.model_type}' cannot be traced: {found}")
-    return outermost[0]
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:

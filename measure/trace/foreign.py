@@ -17,7 +17,8 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from measure.trace.build import configuration_of, find_layer_list
+from measure.recipe.modules import find_layer_list
+from measure.trace.build import configuration_of
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.hf_config import in_checkpoint_dtype
 from planner.domain.model import (

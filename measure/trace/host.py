@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import get_args
 
-if TYPE_CHECKING:
-    from measure.trace.record import Record
+from measure.trace.record import HostKind, HostName, Record
 
-HostKind = Literal["pageable", "pinned", "managed"]
-HostName = Literal[
-    "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
-]
 HOST_NAMES: tuple[HostName, ...] = get_args(HostName)
 # In place of the number of a stream, which is never negative.
 HOST_STREAMS: dict[HostKind, int] = {"pageable": -1, "pinned": -2, "managed": -3}

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from measure.trace.build import base_model, find_layer_list
+from measure.recipe.modules import find_layer_list
+from measure.trace.build import base_model
 from measure.trace.period import TRACED_PERIODS, Pattern, find_pattern
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError

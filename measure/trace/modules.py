@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-OUTSIDE = -1
-"""Number of the layer of what is outside of the decoder layers."""
+from measure.trace.record import OUTSIDE
 
 
 class ModuleStack:

@@ -11,18 +11,18 @@ from typing import Any
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, closed_form_answers, make_config, materialize
+from measure.trace.cuda.flash import FLASH_WORKSPACES
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
+from measure.trace.cuda.shims import Situation, shims
 from measure.trace.expansion import repeat
-from measure.trace.flash import FLASH_WORKSPACES
 from measure.trace.host import HostMemory, host_memory
 from measure.trace.labels import to_events
 from measure.trace.layers import layer_pattern, shortened
 from measure.trace.period import TRACED_PERIODS, Irregular
 from measure.trace.record import Record, Trace
-from measure.trace.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.sharding.apply import apply_runtime
 from measure.trace.sharding.ddp import with_buckets
 from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sharded_step
-from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent

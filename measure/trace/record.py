@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from measure.trace.host import HostName
-from measure.trace.modules import OUTSIDE
-
+HostKind = Literal["pageable", "pinned", "managed"]
+HostName = Literal[
+    "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
+]
+OUTSIDE = -1
+"""Number of the layer of what is outside of the decoder layers."""
 Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step"]
 Role = Literal[
     "",

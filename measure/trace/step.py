@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from measure.trace.adapters import DTYPES
-from measure.trace.losses import install_loss
-from measure.trace.optimizers import make_optimizer
+from measure.recipe.adapters import DTYPES
+from measure.recipe.engine_configs import MAX_GRAD_NORM
+from measure.recipe.losses import install_loss
+from measure.recipe.optimizers import make_optimizer
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
-
-MAX_GRAD_NORM = 1.0
 
 
 def run_step(model: Any, scenario: Scenario, recorder: Recorder) -> None:

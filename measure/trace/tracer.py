@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from measure.trace.host import HOST_STREAMS, HostKind, HostName
-from measure.trace.modules import OUTSIDE, ModuleStack
-from measure.trace.record import Block, Place, Record, Role, Stage, Trace
+from measure.trace.host import HOST_STREAMS
+from measure.trace.modules import ModuleStack
+from measure.trace.record import OUTSIDE, Block, HostKind, HostName, Place, Record, Role, Stage, Trace
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
 _ACCUMULATE_GRAD = 2**64 - 1

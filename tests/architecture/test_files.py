@@ -16,14 +16,14 @@ EXEMPT = {
     "planner/configs/writing/text.py": ("yaml.load",),  # ruamel, on a text that the bounded reader has read
     "planner/records/writing.py": (".open",),  # appends, after a look at the last line of its own file
     "measure/bundle.py": (".read_text", "tomllib.loads"),  # the project's own pyproject.toml
-    "measure/case_folder.py": (".open",),  # locks of its own folders
-    "measure/folder_lock.py": (".open",),  # locks of the folder of records
-    "measure/environment.py": (".read_text",),  # /proc, and version.py of the installed torch
-    "measure/host.py": (".read_text",),  # /proc and /sys
-    "measure/launcher.py": (".read_bytes", ".read_text"),  # logs and results of its own workers
-    "measure/protocol.py": (".open",),  # messages of its own workers
-    "measure/worker.py": (".read_text",),  # the job that its parent wrote
-    "measure/zygote.py": ("os.open",),  # /dev/null, and the log of its own worker
+    "measure/run/case_folder.py": (".open",),  # locks of its own folders
+    "measure/run/folder_lock.py": (".open",),  # locks of the folder of records
+    "measure/run/readings/environment.py": (".read_text",),  # /proc, and version.py of the installed torch
+    "measure/run/readings/host.py": (".read_text",),  # /proc and /sys
+    "measure/run/launcher.py": (".read_bytes", ".read_text"),  # logs and results of its own workers
+    "measure/run/protocol.py": (".open",),  # messages of its own workers
+    "measure/worker/worker.py": (".read_text",),  # the job that its parent wrote
+    "measure/worker/zygote.py": ("os.open",),  # /dev/null, and the log of its own worker
 }
 METHODS = frozenset({"open", "read_text", "read_bytes"})
 FUNCTIONS = frozenset(

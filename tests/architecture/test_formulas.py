@@ -86,7 +86,7 @@ MAY_NAME_STACKS = {
     "planner/configs/writing/engines.py",
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
-    "measure/case.py",
+    "measure/run/case.py",
     *(
         f"planner/configs/{reader}.py"
         for reader in ("read", "llama_factory", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")

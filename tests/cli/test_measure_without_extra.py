@@ -33,7 +33,7 @@ def test_records_are_checked_without_the_extra(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Looking at records needs no library that measures: a file that is not there is what the message speaks of."""
-    for name in ("measure.host", "measure.environment", "measure.checking"):
+    for name in ("measure.run.readings.host", "measure.run.readings.environment", "measure.run.checking"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert main(["check", f"{tmp_path}/none.jsonl"]) == 2

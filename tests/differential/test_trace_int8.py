@@ -25,8 +25,8 @@ from scenarios import Setup
 from tiny_traces import small_config, small_scenario
 from torch import nn
 
+from measure.trace.cuda.quantized import MatMul8bit, int8_stand_in
 from measure.trace.program import trace_records
-from measure.trace.quantized_int8 import MatMul8bit, int8_stand_in
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Numerics
 from planner.errors import NotModelledError

@@ -15,7 +15,7 @@ import torch
 from scenarios import Setup
 from tiny_traces import Small, built, fake_trace, small_scenario
 
-from measure.trace.losses import CHUNKS, FusedLinearCrossEntropy, install_loss, liger_chunk_rows
+from measure.recipe.losses import CHUNKS, FusedLinearCrossEntropy, install_loss, liger_chunk_rows
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Loss
 from planner.domain.scenario import Scenario

@@ -20,9 +20,9 @@ from scenarios import Setup
 from tiny_traces import small_config, small_scenario
 from torch import nn
 
+from measure.trace.cuda.quantized import _stand_in
 from measure.trace.labels import to_events
 from measure.trace.program import trace_records
-from measure.trace.quantized import _stand_in
 from planner.domain.recipe import Numerics
 from planner.errors import NotModelledError
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
-from measure.trace.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
-from measure.trace.flash import FLASH_WORKSPACES
-from measure.trace.grouped import grouped_product_in_every_dtype
-from measure.trace.sdpa import KERNEL_WORKSPACES
-from measure.trace.shims import SHIMS, Situation
+from measure.trace.cuda.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
+from measure.trace.cuda.flash import FLASH_WORKSPACES
+from measure.trace.cuda.grouped import grouped_product_in_every_dtype
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
+from measure.trace.cuda.shims import SHIMS, Situation
 from measure.trace.tracer import Recorder
 
 BY_NAME = {shim.name: shim for shim in SHIMS}

@@ -12,8 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, materialize
+from measure.trace.cuda.shims import Situation, shims
 from measure.trace.record import Trace
-from measure.trace.shims import Situation, shims
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Batch

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from measure.nvml import open_nvml
+from measure.run.readings.nvml import open_nvml
 from planner.records import read_records
 from planner.records.measured import RawReadings
 from planner.units import GIB, MIB

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from measure.assemble import Measured
-from measure.case import RunOptions
-from measure.environment import collect_environment
-from measure.launcher import Launcher
-from measure.machine import Machine
-from measure.single import prepare, run_prepared
+from measure.run.assemble import Measured
+from measure.run.case import RunOptions
+from measure.run.launcher import Launcher
+from measure.run.readings.environment import collect_environment
+from measure.run.readings.machine import Machine
+from measure.run.single import prepare, run_prepared
 from tests.extras import needs
 
 CONFIG = {

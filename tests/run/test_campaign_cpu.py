@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from measure.cli.main import main
-from measure.launcher import Launcher
-from measure.machine import Machine
-from measure.store import Store
+from measure.run.launcher import Launcher
+from measure.run.readings.machine import Machine
+from measure.run.store import Store
 from planner.records import read_records
 from tests.extras import import_or_skip
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from measure.assemble import Measured
 from measure.cli.main import main
-from measure.launcher import Launcher
-from measure.store import Store
+from measure.run.assemble import Measured
+from measure.run.launcher import Launcher
+from measure.run.store import Store
 from planner.records import read_records
 from planner.records.measured import RawReadings
 from tests.extras import import_or_skip

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from measure.assemble import Measured
+from measure.run.assemble import Measured
 from planner.errors import NotModelledError
 from planner.records import read_records
 from planner.records.measured import RawReadings
@@ -88,7 +88,7 @@ def test_a_rank_that_is_killed_makes_the_job_run_once_more(measure: Any) -> None
         while not killed and time.monotonic() < end_s:
             for each in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if "measure.worker" in each.cmdline():
+                    if "measure.worker.worker" in each.cmdline():
                         each.kill()
                         killed.append(each.pid)
                         return

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from measure.assemble import Measured
 from measure.cli.main import main
-from measure.store import Store, left_out_text
+from measure.run.assemble import Measured
+from measure.run.store import Store, left_out_text
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records import append_jsonl, read_records

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from measure.builds import extensions_folder, missing_build_tool, remove_abandoned_locks
-from measure.processes import worker_environment
+from measure.run.builds import extensions_folder, missing_build_tool, remove_abandoned_locks
+from measure.run.processes import worker_environment
 from tests.extras import import_or_skip
 
 psutil = import_or_skip("psutil")
@@ -90,7 +90,7 @@ def test_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compilers_are_no_part_of_the_memory_of_a_job() -> None:
     """Processes under a job that run another program, such as a compiler, are not counted; workers of the same Python are."""
-    from measure.host import _tree
+    from measure.run.readings.host import _tree
 
     script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, start_new_session=True) as job:

@@ -10,21 +10,21 @@ from typing import Any, Self
 
 import pytest
 
-from measure.assemble import Measured
 from measure.campaign import remote, runner
 from measure.campaign.file import PlannedCase, read_campaign
 from measure.campaign.order import in_teaching_order
 from measure.campaign.remote import Submission, share_command, take_share
 from measure.campaign.runner import Agenda, Tally, plan_agenda, run_agenda
 from measure.campaign.summary import tally_text
-from measure.case import RunOptions, case_key
 from measure.cli.main import main
-from measure.environment import collect_environment
-from measure.host import HostPeaks
-from measure.machine import Machine
-from measure.nvml import Gpu
-from measure.options import duration_s, outcomes
-from measure.store import Store
+from measure.run.assemble import Measured
+from measure.run.case import RunOptions, case_key
+from measure.run.options import duration_s, outcomes
+from measure.run.readings.environment import collect_environment
+from measure.run.readings.host import HostPeaks
+from measure.run.readings.machine import Machine
+from measure.run.readings.nvml import Gpu
+from measure.run.store import Store
 from planner.catalog.location import data_dir
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from measure.case_folder import case_folder, remove_abandoned_folders
-from measure.launcher import Launcher
+from measure.run.case_folder import case_folder, remove_abandoned_folders
+from measure.run.launcher import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
 import sys
-from measure.case_folder import case_folder
+from measure.run.case_folder import case_folder
 with case_folder() as folder:
     (folder / "trainer-x").mkdir()
     (folder / "trainer-x" / "checkpoint").write_text("weights")

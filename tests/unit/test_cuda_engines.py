@@ -8,8 +8,8 @@ from unittest.mock import MagicMock, create_autospec
 
 import pytest
 
-from measure.case import Case, RunOptions
-from measure.engine_configs import deepspeed_config
+from measure.recipe.engine_configs import deepspeed_config
+from measure.run.case import Case, RunOptions
 from planner.domain.scenario import Scenario
 from tests.extras import import_or_skip
 
@@ -46,7 +46,7 @@ def test_ranks_talk_through_the_right_backend(
     monkeypatch: pytest.MonkeyPatch, said: dict[str, str], device: Any, backend: str
 ) -> None:
     """NCCL on cards, gloo on CPUs, and both where gradients are offloaded."""
-    from measure.workloads import sharded
+    from measure.worker.workloads import sharded
 
     join = create_autospec(torch.distributed.init_process_group)
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
@@ -57,7 +57,7 @@ def test_ranks_talk_through_the_right_backend(
 def test_deepspeed_joins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own function makes the group, with NCCL on cards."""
     deepspeed = import_or_skip("deepspeed")
-    from measure.workloads import sharded
+    from measure.worker.workloads import sharded
 
     join = create_autospec(deepspeed.init_distributed)
     monkeypatch.setattr(deepspeed, "init_distributed", join)
@@ -68,7 +68,7 @@ def test_deepspeed_joins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("device", "expected"), [(CARD, [CARD]), (torch.device("cpu"), None)], ids=["card", "cpu"])
 def test_ddp_is_bound_to_its_card(monkeypatch: pytest.MonkeyPatch, device: Any, expected: Any) -> None:
     """On a card the wrapper gets the device, on a CPU none."""
-    from measure.workloads.sharded import DdpEngine
+    from measure.worker.workloads.sharded import DdpEngine
 
     wrap = create_autospec(torch.nn.parallel.DistributedDataParallel)
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", wrap)
@@ -82,7 +82,7 @@ def test_offloaded_states_are_updated_by_deepspeeds_own_adam(monkeypatch: pytest
     import_or_skip("deepspeed")
     from deepspeed.ops import adam
 
-    from measure.workloads.sharded import DeepspeedEngine
+    from measure.worker.workloads.sharded import DeepspeedEngine
 
     made = MagicMock(spec=adam.DeepSpeedCPUAdam)
     make = create_autospec(adam.DeepSpeedCPUAdam, return_value=made)

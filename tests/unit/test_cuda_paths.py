@@ -12,14 +12,14 @@ from unittest.mock import create_autospec
 
 import pytest
 
-import measure.nvml
-from measure import device_watch
-from measure.case import RunOptions
-from measure.device_watch import DeviceWatch, device_watches
-from measure.environment import collect_environment, environment_key, setup_key
-from measure.machine import Machine
-from measure.nvml import Nvml, NvmlReadError
-from measure.single import prepare
+import measure.run.readings.nvml
+from measure.run.case import RunOptions
+from measure.run.readings import device_watch
+from measure.run.readings.device_watch import DeviceWatch, device_watches
+from measure.run.readings.environment import collect_environment, environment_key, setup_key
+from measure.run.readings.machine import Machine
+from measure.run.readings.nvml import Nvml, NvmlReadError
+from measure.run.single import prepare
 from planner.errors import UsageError
 from planner.units import GIB, MIB
 from tests.extras import import_or_skip
@@ -171,7 +171,7 @@ ANSWERS = {
 @pytest.fixture
 def calls(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """``torch.cuda`` with these answers; each function keeps its own signature, so that a wrong call fails."""
-    from measure.probes import device
+    from measure.worker.probes import device
 
     doubles = {name: create_autospec(getattr(torch.cuda, name), return_value=answer) for name, answer in ANSWERS.items()}
     for name, double in doubles.items():
@@ -187,7 +187,7 @@ def calls(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def probe(calls: dict[str, Any], driver: Driver) -> Any:
     """A probe whose context took 450 MiB; where it needs a real tensor it gets one of the CPU."""
-    from measure.probes.device import CudaProbe
+    from measure.worker.probes.device import CudaProbe
 
     calls["synchronize"].side_effect = lambda *_: driver.used.__setitem__(0, 500 * MIB + 450 * MIB + 3 * GIB)
     probe = CudaProbe(0)
@@ -243,7 +243,7 @@ def test_a_history_is_kept_once(probe: Any, calls: dict[str, Any]) -> None:
 
 def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(calls: dict[str, Any], driver: Driver) -> None:
     """Figures of another card would be worse than none; the limit then falls back to CUDA's own free memory."""
-    from measure.probes.device import CudaProbe
+    from measure.worker.probes.device import CudaProbe
 
     driver.answers["nvmlDeviceGetCount"] = lambda: 0
     probe = CudaProbe(0)
@@ -269,7 +269,7 @@ def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(calls: dict[
 )
 def test_what_counts_as_full_device_memory(error: BaseException, outcome: str) -> None:
     """Torch's own error, and the driver's and cuBLAS's where they ask for memory themselves; nothing else."""
-    from measure.worker import _outcome
+    from measure.worker.worker import _outcome
 
     assert _outcome(error) == outcome
 
@@ -277,7 +277,7 @@ def test_what_counts_as_full_device_memory(error: BaseException, outcome: str) -
 @pytest.mark.parametrize(("free_bytes", "outcome"), [(100 * MIB, "oom"), (60 * GIB, "host_oom")])
 def test_page_locked_memory_that_is_refused_is_the_hosts(monkeypatch: pytest.MonkeyPatch, free_bytes: int, outcome: str) -> None:
     """CUDA calls both shortages alike, and its allocator's have torch's own name: a card with room has not run out."""
-    from measure.worker import _outcome
+    from measure.worker.worker import _outcome
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", create_autospec(torch.cuda.mem_get_info, return_value=(free_bytes, 80 * GIB)))
     assert _outcome(RuntimeError("CUDA error: out of memory")) == outcome
@@ -305,9 +305,9 @@ def test_memory_of_the_cases_own_processes_is_told_apart(driver: Driver) -> None
 
 def look(monkeypatch: pytest.MonkeyPatch, opened: tuple[Nvml | None, str], *files: Path) -> Any:
     """What is found on a machine with these device files."""
-    monkeypatch.setattr(measure.nvml, "_opened", lambda: opened)
-    monkeypatch.setattr(measure.nvml, "_DEVICE_FILES", files)
-    return measure.nvml.look_for_gpus()
+    monkeypatch.setattr(measure.run.readings.nvml, "_opened", lambda: opened)
+    monkeypatch.setattr(measure.run.readings.nvml, "_DEVICE_FILES", files)
+    return measure.run.readings.nvml.look_for_gpus()
 
 
 def test_a_card_that_cannot_be_asked_is_not_taken_for_none(
@@ -351,25 +351,25 @@ def test_the_warm_parent_hands_no_connection_on(monkeypatch: pytest.MonkeyPatch,
         assert (name, mode) == ("libnvidia-ml.so.1", os.RTLD_NOLOAD)
         return library
 
-    monkeypatch.setattr(measure.nvml.ctypes, "CDLL", loaded)
-    measure.nvml.forget_nvml()
+    monkeypatch.setattr(measure.run.readings.nvml.ctypes, "CDLL", loaded)
+    measure.run.readings.nvml.forget_nvml()
     assert closed == ["opening"] * openings
 
 
 @pytest.mark.parametrize(("answer", "opened"), [(3, False), (0, True), (100, True)])
 def test_a_driver_that_was_opened_past_torch_is_seen(monkeypatch: pytest.MonkeyPatch, answer: int, opened: bool) -> None:
     """The driver refuses to count before it is opened; whatever else it answers, its process must not fork."""
-    from measure import zygote
+    from measure.worker import process_guard
 
-    monkeypatch.setattr(zygote.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(cuDeviceGetCount=lambda _: answer))
-    assert zygote.driver_is_open() is opened
+    monkeypatch.setattr(process_guard.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(cuDeviceGetCount=lambda _: answer))
+    assert process_guard.driver_is_open() is opened
     monkeypatch.undo()
-    assert zygote.driver_is_open() is False
+    assert process_guard.driver_is_open() is False
 
 
 def test_a_card_that_a_fork_may_not_ask_has_no_driver_figures(calls: dict[str, Any], driver: Driver) -> None:
     """A connection that answers with errors leaves CUDA's own figures; the run goes on."""
-    from measure.probes.device import CudaProbe
+    from measure.worker.probes.device import CudaProbe
 
     driver.answers["nvmlDeviceGetCount"] = lambda: driver._refuse(0)
     assert CudaProbe(0).context_bytes is None

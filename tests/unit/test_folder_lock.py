@@ -20,7 +20,7 @@ import pytest
 import planner.records.locking
 from measure.campaign.runner import Agenda
 from measure.cli.main import main
-from measure.folder_lock import folder_lock
+from measure.run.folder_lock import folder_lock
 from planner.catalog.location import data_dir
 from planner.errors import UsageError
 
@@ -32,7 +32,7 @@ needs_extra = pytest.mark.skipif(
 HOLDER = """
 import sys
 from pathlib import Path
-from measure.folder_lock import folder_lock
+from measure.run.folder_lock import folder_lock
 with folder_lock(Path(sys.argv[1]), share=sys.argv[2] or None, say=print):
     print("held", flush=True)
     sys.stdin.readline()

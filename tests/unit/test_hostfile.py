@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from measure.hostfile import Hosts, read_hostfile, with_hosts
+from measure.run.hostfile import Hosts, read_hostfile, with_hosts
 from planner.errors import InputFileError, UsageError
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import measure.launcher
-from measure.case import Case, RunOptions
-from measure.host import cgroup_kills
-from measure.launcher import Launcher, Run
-from measure.protocol import events_file
+import measure.run.launcher
+from measure.run.case import Case, RunOptions
+from measure.run.launcher import Launcher, Run
+from measure.run.protocol import events_file
+from measure.run.readings.host import cgroup_kills
 from tests.extras import import_or_skip
 
 import_or_skip("psutil")
@@ -62,7 +62,7 @@ def run(
         return Worker(folder, *left.pop(0)), "spawn"
 
     monkeypatch.setattr(Launcher, "_start", start)
-    monkeypatch.setattr(measure.launcher, "cgroup_kills", lambda: counts.pop(0) if counts else 0)
+    monkeypatch.setattr(measure.run.launcher, "cgroup_kills", lambda: counts.pop(0) if counts else 0)
     with Launcher() as launcher:
         options = RunOptions(timeout_s=case.pop("timeout_s", 30.0))
         done = launcher.run(Case({"gpu": "cpu", **case}, options), end_s=end_s)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import measure.launcher
-import measure.processes
-from measure.case import Case, RunOptions
-from measure.host import HostPeaks
-from measure.launcher import Launcher, Run, _End, _verdict
-from measure.processes import Zygote, ZygoteError
+import measure.run.launcher
+import measure.run.processes
+from measure.run.case import Case, RunOptions
+from measure.run.launcher import Launcher, Run, _End, _verdict
+from measure.run.processes import Zygote, ZygoteError
+from measure.run.readings.host import HostPeaks
 from tests.extras import needs
 
 
@@ -45,7 +45,7 @@ def test_a_parent_that_opened_the_device_is_replaced_by_one_that_imports_less(
 ) -> None:
     """Children of the second one fork where it left the device alone; one that opens it all the same is not tried again."""
     parent: Any = type("Parent", (Parent,), {"started": [], "opens_always": opens_always})
-    monkeypatch.setattr(measure.launcher, "Zygote", parent)
+    monkeypatch.setattr(measure.run.launcher, "Zygote", parent)
     with Launcher() as launcher:
         assert launcher.facts["cuda_initialized"] is opens_always
         assert launcher.facts is launcher.facts
@@ -102,7 +102,7 @@ def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, t
     """What the interpreter wrote last is in the sentence: on a foreign machine it is all that there is to go by."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8")
     root = str(Path(__file__).resolve().parents[2])
-    monkeypatch.setattr(measure.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
+    monkeypatch.setattr(measure.run.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
     with pytest.raises(ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"):
         Zygote()
 
@@ -112,8 +112,8 @@ def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: py
     """A lock that it inherited would hold it until the timeout, and every case after it: it is killed early, which is a crash."""
     killed: list[int] = []
     child = SimpleNamespace(pid=2**22 + 1, status=lambda: -signal.SIGKILL if killed else None)
-    monkeypatch.setattr(measure.launcher, "_OPENING_S", 0.0)
-    monkeypatch.setattr(measure.launcher, "kill_group", killed.append)
+    monkeypatch.setattr(measure.run.launcher, "_OPENING_S", 0.0)
+    monkeypatch.setattr(measure.run.launcher, "kill_group", killed.append)
     monkeypatch.setattr(Launcher, "_start", lambda *_: (child, "fork"))
     with Launcher() as launcher:
         run = launcher._run_once(Case({"gpu": "h200"}, RunOptions(timeout_s=600.0)), 1, ())

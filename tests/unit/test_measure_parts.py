@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from measure.case import Case, RunOptions, case_from_json, case_key
-from measure.device_watch import DevicePeaks
-from measure.environment import cpu_name, differences, environment_key
-from measure.evidence import _filled_bytes, _throttled
-from measure.host import cgroup_bytes, cgroup_kills
-from measure.lengths import plan_batches
-from measure.machine import Machine, catalog_id
-from measure.nvml import POWER_CAP, Gpu, throttle_names
-from measure.options import checked_options, memory_limit_bytes
-from measure.pace import Pace, interquartile_range, relative_spread
-from measure.protocol import EventReader, Reporter
-from measure.quality import Evidence, drift, is_censored, judge
-from measure.solve import bisect
+from measure.run.case import Case, RunOptions, case_from_json, case_key
+from measure.run.evidence import _filled_bytes, _throttled
+from measure.run.lengths import plan_batches
+from measure.run.options import checked_options, memory_limit_bytes
+from measure.run.pace import Pace, interquartile_range, relative_spread
+from measure.run.protocol import EventReader, Reporter
+from measure.run.quality import Evidence, drift, is_censored, judge
+from measure.run.readings.device_watch import DevicePeaks
+from measure.run.readings.environment import cpu_name, differences, environment_key
+from measure.run.readings.host import cgroup_bytes, cgroup_kills
+from measure.run.readings.machine import Machine, catalog_id
+from measure.run.readings.nvml import POWER_CAP, Gpu, throttle_names
+from measure.run.solve import bisect
 from planner.domain.recipe import Batch
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from measure.assemble import Measured
-from measure.case import RunOptions
 from measure.cli.main import main
-from measure.environment import collect_environment
-from measure.machine import Machine
-from measure.single import prepare
-from measure.store import Store
+from measure.run.assemble import Measured
+from measure.run.case import RunOptions
+from measure.run.readings.environment import collect_environment
+from measure.run.readings.machine import Machine
+from measure.run.single import prepare
+from measure.run.store import Store
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.records import read_records
@@ -85,7 +85,7 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than what a few records take is left: nothing is measured for nothing."""
-    monkeypatch.setattr("measure.store.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr("measure.run.store.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1000})())
     with pytest.raises(UsageError, match="is full: 1000 B"):
         Store(tmp_path).prepare()
 
@@ -151,7 +151,7 @@ def test_a_library_that_a_job_needs_is_named(
     said: dict[str, Any], library: str, cure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library, and how to get it or do without; looked for without importing it."""
-    monkeypatch.setattr("measure.single.find_spec", lambda _name: None)
+    monkeypatch.setattr("measure.run.single.find_spec", lambda _name: None)
     here = Machine(None, (), None, collect_environment(None, ()))
     job = {"model": "qwen2.5-0.5b", "seq": 64, "gpu": "cpu", **said}
     with pytest.raises(UsageError, match=f"{library} is not installed and this job needs it; .*{cure}"):

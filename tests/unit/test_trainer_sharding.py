@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from measure.case import Case, RunOptions
-from measure.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
+from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
+from measure.run.case import Case, RunOptions
 from planner.domain.scenario import Scenario
 from tests.extras import import_or_skip
 
@@ -108,8 +108,8 @@ def engine(name: str, **more: Any) -> Any:
 )
 def test_another_engine_is_no_result(sharding: str, running: Any, right: bool) -> None:
     """The class that really runs decides, and the stage of ZeRO with it."""
-    from measure.workloads.engine import EngineMismatchError
-    from measure.workloads.trainer import check_engine
+    from measure.worker.workloads.engine import EngineMismatchError
+    from measure.worker.workloads.trainer import check_engine
 
     recipe = replace(scenario(sharding="ddp").recipe, sharding=sharding)
     if right:
@@ -121,7 +121,7 @@ def test_another_engine_is_no_result(sharding: str, running: Any, right: bool) -
 
 def test_the_step_inside_the_backward_pass_is_a_phase_of_its_own() -> None:
     """Accelerate lets DeepSpeed step at the end of its backward; the phase begins there."""
-    from measure.workloads.trainer import mark_engine_step
+    from measure.worker.workloads.trainer import mark_engine_step
 
     entered: list[str] = []
     task: Any = SimpleNamespace(phases=SimpleNamespace(enter=entered.append))

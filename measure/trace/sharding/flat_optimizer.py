@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from measure.recipe.optimizers import optimizer_over
+from measure.trace.cuda.shims import Situation, shims
 from measure.trace.host import HOST_STREAMS
-from measure.trace.optimizers import optimizer_over
 from measure.trace.record import Record
-from measure.trace.shims import Situation, shims
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from measure.trace.host import HostName
-from measure.trace.record import Block, Record
+from measure.trace.record import Block, HostName, Record
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What

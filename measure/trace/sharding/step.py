@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from measure.trace.adapters import DTYPES
-from measure.trace.losses import install_loss
-from measure.trace.optimizers import parameter_groups
-from measure.trace.quantized import is_packed
+from measure.recipe.adapters import DTYPES
+from measure.recipe.losses import install_loss
+from measure.recipe.optimizers import parameter_groups
+from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from measure.trace.host import HOST_STREAMS, HostKind, HostName
-from measure.trace.record import Block, Place, Record, Role
+from measure.trace.host import HOST_STREAMS
+from measure.trace.record import Block, HostKind, HostName, Place, Record, Role
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
 Steps = list[list[list[Record]]]

@@ -14,7 +14,7 @@ from hostile.seeds import CAMPAIGNS, TINY_MODEL, campaign
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from measure.case import option_names
+from measure.run.case import option_names
 from planner.intake.fields import REQUEST_FIELDS
 
 KEYS = (*REQUEST_FIELDS, *option_names(), "repeat", "memory_limit", "grid", "case", "defaults", "title")

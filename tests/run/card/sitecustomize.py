@@ -246,7 +246,7 @@ def patch_driver(library: ModuleType) -> None:
         setattr(library, name, answer)
 
 
-PATCHES = {"torch": patch_torch, "pynvml": patch_driver, "measure.probes.device": patch_probe}
+PATCHES = {"torch": patch_torch, "pynvml": patch_driver, "measure.worker.probes.device": patch_probe}
 
 
 class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,0 +1,40 @@
+"""A model's configuration and where its decoder layers are, as Transformers has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from planner.catalog.hf_config import config_fields as read_fields
+from planner.catalog.hub import fetch_config
+from planner.catalog.models import model_entry
+from planner.domain.model import ModelSpec
+from planner.errors import NotModelledError, UnknownNameError
+
+
+def config_fields(model: ModelSpec) -> dict[str, Any]:
+    """The fields of the ``config.json`` that ``model`` was read from."""
+    if Path(model.source).is_file():
+        return dict(read_fields(Path(model.source)))
+    try:
+        entry = model_entry(model.id)
+    except UnknownNameError:
+        return dict(fetch_config(model.hub_id))
+    return entry.config_fields()
+
+
+def find_layer_list(model: nn.Module, config: Any) -> str:
+    """Name of the list of decoder layers.
+
+    Raises:
+        NotModelledError: no such list, or several.
+    """
+    text = config.get_text_config()
+    lists: list[str] = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if len(outermost) != 1:
+        found = f"{len(outermost)} lists of decoder layers found"
+        raise NotModelledError(f"architecture '{config.model_type}' cannot be traced: {found}")
+    return outermost[0]

@@ -1,0 +1,1 @@
+"""The parent of real runs: cases, processes, records.  Imports no framework."""

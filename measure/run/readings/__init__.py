@@ -1,0 +1,1 @@
+"""What the parent reads of the machine: memory of the host, NVML, the environment."""

@@ -1,0 +1,1 @@
+"""The child that runs real steps, and what starts it.  Imports torch."""

@@ -1,0 +1,251 @@
+"""The workload ``trainer``: the Hugging Face Trainer itself, so that its copies and upcasts are in the numbers."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from itertools import cycle
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset, SequentialSampler
+
+from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
+from measure.run.lengths import MicroBatch
+from measure.run.pace import Pace
+from measure.worker.workloads.engine import EngineMismatchError
+from measure.worker.workloads.feed import collate
+from measure.worker.workloads.loop import mark_loss
+from measure.worker.workloads.model import LIGER_LOSS_ONLY, build_model
+from measure.worker.workloads.task import Task
+from planner.domain.recipe import Recipe
+
+_LEARNING_RATE = 1e-4
+# Names of the Trainer where they differ from ours.
+_OPTIMIZERS = {"lion": "lion_32bit"}
+
+
+def run_trainer(task: Task) -> None:
+    """Train until the pace says enough, evaluate on the worst batch, and save where that is asked.
+
+    Raises:
+        EngineMismatchError: the Trainer wrapped the model in another engine than the one that was asked for.
+    """
+    batches = task.batches()
+    with tempfile.TemporaryDirectory(prefix="trainer-", dir=task.folder) as folder:
+        configs = sharding_settings(task)
+        # Before the model: under ZeRO-3 they decide how a checkpoint is read.
+        arguments = _arguments(task, folder, configs)
+        model = build_model(task.case, task.scenario, task.probe.device, task.phases)
+        mark_loss(model, task)
+        trainer = _MeasuredTrainer(
+            task,
+            batches,
+            model=model,
+            args=arguments,
+            train_dataset=_Rows(batches, _micro_steps(task), task.scenario.hardware.world_size),
+            data_collator=_Collator(task, model.config.get_text_config().vocab_size),
+        )
+        trainer.configs = configs
+        trainer.train()
+        _evaluate(task, trainer, batches[0])
+        if task.case.options.save:
+            task.phases.enter("save")
+            trainer.save_model(folder)
+    task.phases.say_readings()
+
+
+def sharding_settings(task: Task) -> dict[str, Any]:
+    """What the Trainer's arguments say about sharding, kept in the record; empty for one process and for DDP."""
+    scenario = task.scenario
+    if scenario.recipe.uses_deepspeed:
+        return {"deepspeed": trainer_deepspeed_config(scenario, nvme_path=task.case.options.nvme_path)}
+    if scenario.recipe.uses_fsdp:
+        return {"fsdp": True, "fsdp_config": trainer_fsdp_config(scenario)}
+    return {}
+
+
+def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
+    recipe, options = task.scenario.recipe, task.case.options
+    precision = recipe.numerics.precision
+    # The Trainer hands it on to ``activation_checkpointing_enable`` (Transformers 5.23 training_args.py).
+    every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
+    make: Any = transformers.TrainingArguments
+    return make(
+        output_dir=folder,
+        per_device_train_batch_size=int(recipe.batch.micro_batch),
+        per_device_eval_batch_size=int(recipe.batch.micro_batch),
+        gradient_accumulation_steps=int(recipe.batch.grad_accum),
+        max_steps=options.warmup + options.max_steps,
+        learning_rate=_LEARNING_RATE,
+        optim=_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer),
+        bf16=precision == "bf16-mixed",
+        fp16=precision == "fp16-mixed",
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant, **every},
+        use_cpu=task.probe.device.type == "cpu",
+        remove_unused_columns=False,
+        prediction_loss_only=True,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=options.seed,
+        use_liger_kernel=recipe.loss == "liger",
+        liger_kernel_config=LIGER_LOSS_ONLY if recipe.loss == "liger" else None,
+        # The Trainer fills in and changes what it is given.
+        **copy.deepcopy(sharding),
+    )
+
+
+def _micro_steps(task: Task) -> int:
+    options = task.case.options
+    return (options.warmup + options.max_steps) * int(task.scenario.recipe.batch.grad_accum)
+
+
+class _Rows(Dataset[dict[str, int]]):
+    """Samples in the order of the plan; only their lengths matter, the ids are made when they are collated.
+
+    Ranks take batches in turn, so each one is there once for every rank.
+    """
+
+    def __init__(self, batches: tuple[MicroBatch, ...], micro_steps: int, ranks: int) -> None:
+        used = (batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False) for _ in range(ranks))
+        self._rows = [{"length": length, "width": batch.width_tokens} for batch in used for length in batch.lengths]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return self._rows[index]
+
+
+class _Collator:
+    """Rows -> padded tensors."""
+
+    def __init__(self, task: Task, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._generator = torch.Generator().manual_seed(task.case.options.seed)
+
+    def __call__(self, rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+        batch = MicroBatch(tuple(row["length"] for row in rows), rows[0]["width"])
+        return collate(batch, self._vocabulary, self._generator)
+
+
+_TrainerBase: Any = transformers.Trainer
+
+
+class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
+    """The Trainer, with marks between the phases; it computes nothing of its own."""
+
+    def __init__(self, task: Task, batches: tuple[MicroBatch, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._task = task
+        self._planned = cycle(batches)
+        self._used: list[MicroBatch] = []
+        self._pace = Pace(task.case.options)
+        self.configs: dict[str, Any] = {}
+        self.add_callback(_StepMarks(self))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of one micro-batch."""
+        self._used.append(next(self._planned))
+        self._task.phases.enter("forward")
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self._task.phases.leave()
+        if self.accelerator.sync_gradients and not self._task.scenario.recipe.uses_deepspeed:
+            self._task.phases.enter("optimizer_step")
+        return loss
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and loss; what follows is the backward pass."""
+        result = super().compute_loss(*args, **kwargs)
+        if self.model.training:
+            self._task.phases.enter("backward")
+        return result
+
+    def begin(self) -> None:
+        """Training begins: all is wrapped."""
+        running = self.model_wrapped
+        check_engine(self._task.scenario.recipe, running, self.model)
+        if self._task.scenario.recipe.uses_deepspeed:
+            mark_engine_step(running, self._task)
+        self._task.say_model(self.model, running, **self.configs)
+
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
+        self._used.clear()
+        self._task.probe.start_clock()
+
+    def end_step(self) -> bool:
+        """An optimizer step is over; returns whether that was the last."""
+        self._task.phases.leave()
+        self._task.say_step(self._pace, self._task.probe.stop_clock(), self._used)
+        enough = self._pace.enough
+        if self._task.scenario.hardware.world_size == 1:
+            return enough
+        from measure.worker.workloads.sharded import agreed
+
+        return agreed(enough, self._task.probe.device)
+
+
+def mark_engine_step(engine: Any, task: Task) -> None:
+    """Let the phase ``optimizer_step`` begin where DeepSpeed steps: accelerate lets it do so at the end of its backward pass.
+
+    Source: accelerate 1.15 utils/deepspeed.py DeepSpeedEngineWrapper.backward.
+    """
+    step = engine.step
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        task.phases.enter("optimizer_step")
+        return step(*args, **kwargs)
+
+    engine.step = marked
+
+
+def check_engine(recipe: Recipe, running: Any, model: Any) -> None:
+    """Check what the Trainer wrapped the model in, because it falls back without a word.
+
+    Raises:
+        EngineMismatchError: another engine than the one that was asked for.
+    """
+    classes = [each.__name__ for each in type(running).__mro__]
+    if recipe.sharding == "none":
+        right = running is model
+    elif recipe.uses_deepspeed:
+        right = "DeepSpeedEngine" in classes and running.zero_optimization_stage() == int(recipe.sharding.removeprefix("zero"))
+    else:
+        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(recipe.sharding, "FSDPModule")
+        right = wanted in classes
+    if not right:
+        raise EngineMismatchError(f"the Trainer wrapped the model in {classes[0]} where sharding {recipe.sharding} was asked for")
+
+
+class _StepMarks(transformers.TrainerCallback):
+    """Tells the trainer where its steps begin and end."""
+
+    def __init__(self, trainer: _MeasuredTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """All is prepared."""
+        self._trainer.begin()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """A step begins."""
+        self._trainer.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        """A step is over."""
+        control.should_training_stop = self._trainer.end_step() or control.should_training_stop
+        return control
+
+
+def _evaluate(task: Task, trainer: Any, worst: MicroBatch) -> None:
+    task.phases.enter("eval")
+    trainer.evaluate(eval_dataset=_Rows((worst,), 1, task.scenario.hardware.world_size))
+    task.phases.leave()
