@@ -86,16 +86,16 @@ calibrate: env
 	$(BIN)/plan calibrate $(RECORDS) --out data/calibration
 
 accuracy: env
-	$(BIN)/python -m planner.calibration.accuracy --check
+	$(BIN)/python -m tests.accuracy.accuracy --check
 
 # The order matters: the golden tables show the new calibration, and the README shows the stored accuracy.  The accuracy is measured
 # with the fits that the calibration comes from, so both are written by one command.
 regenerate: env
 	$(BIN)/python -m planner.calibration.misses --write
-	$(BIN)/python -m planner.calibration.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
-	$(BIN)/python -m planner.calibration.accuracy --write
+	$(BIN)/python -m tests.accuracy.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
+	$(BIN)/python -m tests.accuracy.accuracy --write
 	$(BIN)/python tests/validation/other_tools.py
-	$(BIN)/python -m planner.calibration.scatter
+	$(BIN)/python -m tests.accuracy.scatter
 	$(BIN)/python tests/golden/regenerate.py
 	$(BIN)/python tests/notebooks/execute.py
 	$(BIN)/python tests/docs/update_docs.py

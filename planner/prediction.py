@@ -164,7 +164,7 @@ def order_reach_bytes(memory: MemoryPrediction) -> tuple[Number, Number]:
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
     """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
 
-    No meter shows the least that a job needs; which readings stand for it says :mod:`planner.calibration.intervals`.
+    No meter shows the least that a job needs; which readings stand for it says :mod:`planner.calibration.intervals.spreads`.
     """
     spread = calibration.spread_for(SpreadKey("need"))
     if spread is None or memory.limit_bytes is None:

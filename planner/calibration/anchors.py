@@ -8,14 +8,14 @@ from statistics import median
 
 import numpy as np
 
-from planner.calibration.calibrate import Fitted
-from planner.calibration.fit import Pull, solve
-from planner.calibration.personal import OWN_PULL, OWN_PULLS, OWN_WEIGHT
-from planner.calibration.problem import Problem, machine_problem
-from planner.calibration.rows import throughput_column
-from planner.calibration.screen import screen
-from planner.calibration.split import clearly_best
-from planner.calibration.targets import Floats, Target, targets_of
+from planner.calibration.fit.calibrate import Fitted
+from planner.calibration.fit.personal import OWN_PULL, OWN_PULLS, OWN_WEIGHT
+from planner.calibration.fit.problem import Problem, machine_problem
+from planner.calibration.fit.screen import screen
+from planner.calibration.fit.solver import Pull, solve
+from planner.calibration.fit.split import clearly_best
+from planner.calibration.fit.targets import Floats, Target, targets_of
+from planner.calibration.score.rows import throughput_column
 from planner.domain.calibration import Offset
 from planner.domain.run_record import RunRecord
 

@@ -9,12 +9,12 @@ from statistics import fmean, median
 import numpy as np
 
 from planner.calibration.anchors import AnchorGain
-from planner.calibration.coverage import Held, held_out
-from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.intervals.coverage import Held, held_out
 from planner.calibration.misses import HELD_OUT_AIMS
-from planner.calibration.ranking import joined, rank_agreement
-from planner.calibration.rows import Comparison, RowScore
-from planner.calibration.validate import MIN_GROUP_ROWS, offloads
+from planner.calibration.score.cross_validate import CrossValidation
+from planner.calibration.score.ranking import joined, rank_agreement
+from planner.calibration.score.rows import Comparison, RowScore
+from planner.calibration.score.validate import MIN_GROUP_ROWS, offloads
 from planner.domain.interval import SpreadOf
 
 # The four numbered documents that targets are given for.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from planner.calibration.published import QUANTITIES, is_numbered, published_dir, published_validation
-from planner.calibration.rows import Comparison, RowScore
+from planner.calibration.published import is_numbered, published_dir, published_validation
+from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
 from planner.errors import InputFileError
 from planner.files.structured import read_toml
 

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from planner.calibration.rows import Comparison, RowScore
-from planner.calibration.validate import Validation, validate
+from planner.calibration.score.rows import Comparison, RowScore
+from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
 from planner.records import read_records
 
 # The documents that are accounted for row by row.
 CORE_PATTERN = "[0-9]*.csv"
-
-# Errors are kept apart by these: a row may be right in one and wrong in another.
-QUANTITIES = ("memory", "throughput", "host_memory")
 
 
 def is_numbered(source: str) -> bool:

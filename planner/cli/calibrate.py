@@ -47,8 +47,8 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     records = _records(files)
     if options.name is not None:
         return _personal(records, options.name, options.out)
-    from planner.calibration.calibrate import calibrate
-    from planner.calibration.unused import unread_lines
+    from planner.calibration.fit.calibrate import calibrate
+    from planner.calibration.fit.unused import unread_lines
     from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
     from planner.records.previous_calibration import keep_previous
     from planner.report.cross_validation import fit_sections
@@ -83,8 +83,8 @@ def _template() -> str:
 
 
 def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
-    from planner.calibration.personal import calibrate_machine
-    from planner.calibration.unused import unread_lines
+    from planner.calibration.fit.personal import calibrate_machine
+    from planner.calibration.fit.unused import unread_lines
     from planner.catalog.location import data_dir
     from planner.records.calibration_file import (
         DEFAULT_CALIBRATION,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planner.calibration.rows import RowScore
+from planner.calibration.score.rows import RowScore
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet
 from planner.report.history import HistoryScore, score_history

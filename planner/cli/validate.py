@@ -11,9 +11,9 @@ from planner.cli.outcome import Outcome, human_text
 from planner.errors import ExitCode, InputFileError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from planner.calibration.rows import RowScore
-    from planner.calibration.screen import LeftOut
-    from planner.calibration.validate import Validation
+    from planner.calibration.fit.screen import LeftOut
+    from planner.calibration.score.rows import RowScore
+    from planner.calibration.score.validate import Validation
     from planner.domain.calibration import Calibration
     from planner.domain.coefficients import Coefficients
     from planner.records import RecordSet
@@ -60,8 +60,8 @@ def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
             raise UsageError("--history is about single runs; leave --cv out")
         return _cross_validate(files, options)
     from planner.api.calibration_choice import chosen_calibration
-    from planner.calibration.unused import doubtful
-    from planner.calibration.validate import validate
+    from planner.calibration.fit.unused import doubtful
+    from planner.calibration.score.validate import validate
     from planner.records import read_records
     from planner.records.calibration_file import DEFAULT_CALIBRATION
 
@@ -109,7 +109,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
     """One row: measured against predicted, then the whole ``plan --explain`` of its scenario."""
     from dataclasses import replace
 
-    from planner.calibration.validate import validate
+    from planner.calibration.score.validate import validate
     from planner.domain.calibration import Calibration
     from planner.prediction import predict_with
     from planner.report.phases import row_phases
@@ -146,7 +146,7 @@ def _text(sections: Sequence[Section], options: ValidateOptions) -> str:
 
 def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, ...]:
     """What the last calibration did to the row, where it was predicted with the one that ships and there was one before."""
-    from planner.calibration.change import change_of
+    from planner.calibration.score.change import change_of
     from planner.catalog.location import data_dir
     from planner.domain.calibration import Calibration
     from planner.records.calibration_file import DEFAULT_CALIBRATION
@@ -166,7 +166,7 @@ def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, 
 
 def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
     one_thread_for_small_matrices()
-    from planner.calibration.cross_validate import cross_validate
+    from planner.calibration.score.cross_validate import cross_validate
     from planner.records import read_records
 
     result = cross_validate(read_records(files, by_row=True))

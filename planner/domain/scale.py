@@ -29,8 +29,8 @@ _SMALLEST_BYTES = 0.5 * GIB
 class ScaleParts:
     """How much each cause of scatter counts.
 
-    What stands here is where a calibration's choice starts (:mod:`planner.calibration.scale_choice`): round figures, settled with
-    the published tables known.
+    What stands here is where a calibration's choice starts (:mod:`planner.calibration.intervals.scale_choice`): round figures,
+    settled with the published tables known.
 
     ``counted``: weights, states and gradients are counted element by element, and what a pass holds depends on kernels and on the
     allocator.  A peak that is all counted still scatters by this part of one that is all transient, which is 1 (alignment, what a

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted
-from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted
+from planner.calibration.fit.personal import Personal
+from planner.calibration.fit.screen import LeftOut
+from planner.calibration.fit.unused import NotFitted
 from planner.calibration.goals import Goal, goals, percent_text
-from planner.calibration.metrics import ErrorSummary
-from planner.calibration.personal import Personal
-from planner.calibration.screen import LeftOut
-from planner.calibration.unused import NotFitted
-from planner.calibration.validate import SourceScore
+from planner.calibration.score.cross_validate import CrossValidation
+from planner.calibration.score.metrics import ErrorSummary
+from planner.calibration.score.validate import SourceScore
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.calibration.misses import STALE_SHARE, MissGroup, over_limit, stored_misses
-from planner.calibration.validate import Validation
+from planner.calibration.score.validate import Validation
 from planner.report.layout import Block, Note, Section
 
 _TITLES = {"memory": "GPU memory", "throughput": "throughput", "host_memory": "host RAM"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.calibration.metrics import ErrorSummary
-from planner.calibration.phases import PhaseScore, PhaseSummary
-from planner.calibration.rows import Comparison, RowScore, is_cpu
-from planner.calibration.validate import Validation
+from planner.calibration.score.metrics import ErrorSummary
+from planner.calibration.score.phases import PhaseScore, PhaseSummary
+from planner.calibration.score.rows import Comparison, RowScore, is_cpu
+from planner.calibration.score.validate import Validation
 from planner.report.layout import Column, Grid, Note, Row, Section
 from planner.report.numbers import duration, gib, percent
 from planner.report.validation_text import recipe_label, signed_percent

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.calibration.change import Moved, RowChange
 from planner.calibration.misses import stored_misses
-from planner.calibration.published import QUANTITIES
-from planner.calibration.rows import Comparison, RowScore
-from planner.calibration.tables import Point, points_of
+from planner.calibration.score.change import Moved, RowChange
+from planner.calibration.score.points import Point, points_of
+from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
 from planner.domain.interval import NOMINAL_COVERAGE
 from planner.report.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.numbers import whole_percent

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planner.calibration.metrics import ErrorSummary
-from planner.calibration.rows import Comparison, OomResult, RowScore
-from planner.calibration.screen import LeftOut
-from planner.calibration.validate import MIN_GROUP_ROWS, SourceScore, Validation
+from planner.calibration.fit.screen import LeftOut
+from planner.calibration.score.metrics import ErrorSummary
+from planner.calibration.score.rows import Comparison, OomResult, RowScore
+from planner.calibration.score.validate import MIN_GROUP_ROWS, SourceScore, Validation
 from planner.prediction import PRIORS
 from planner.records.reading import MAX_TOLD
 from planner.report.layout import Column, Grid, Note, Row, Section, Tone

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from planner.calibration.calibrate import Fitted
-from planner.calibration.cross_validate import CrossValidation
+from planner.calibration.fit.calibrate import Fitted
+from planner.calibration.fit.screen import LeftOut
 from planner.calibration.goals import Goal, goals
-from planner.calibration.metrics import ErrorSummary
-from planner.calibration.rows import RowScore
-from planner.calibration.screen import LeftOut
-from planner.calibration.validate import SourceScore, Validation
+from planner.calibration.score.cross_validate import CrossValidation
+from planner.calibration.score.metrics import ErrorSummary
+from planner.calibration.score.rows import RowScore
+from planner.calibration.score.validate import SourceScore, Validation
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.misses import Evidence
-from planner.calibration.rows import OomResult
+from planner.calibration.score.rows import OomResult
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase

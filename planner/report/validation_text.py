@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.calibration.rows import Comparison, RowScore
+from planner.calibration.score.rows import Comparison, RowScore
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.report.numbers import duration, gib, plain_number, rate

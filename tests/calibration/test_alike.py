@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.alike import OwnRun, own_runs
+from planner.calibration.score.alike import OwnRun, own_runs
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.calibration.fit import Pull, objective, usual_pull
-from planner.calibration.split import clearly_best
+from planner.calibration.fit.solver import Pull, objective, usual_pull
+from planner.calibration.fit.split import clearly_best
 from tests.calibration.simulated import simulated
 from tests.calibration.test_fit import EVERYWHERE, problem_of
 

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from planner.calibration.calibrate import Fitted, calibrate
-from planner.calibration.coverage import Held, held_out, held_out_twice
+from planner.calibration.fit.calibrate import Fitted, calibrate
+from planner.calibration.intervals.coverage import Held, held_out, held_out_twice
 from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.records import read_records

@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from planner.calibration.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
-from planner.calibration.fit import Pull, pulls_to_try, solve
-from planner.calibration.problem import Problem, make_problem
-from planner.calibration.screen import screen
-from planner.calibration.split import cross_fit
-from planner.calibration.targets import NOISE, targets_of
+from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
+from planner.calibration.fit.problem import Problem, make_problem
+from planner.calibration.fit.screen import screen
+from planner.calibration.fit.solver import Pull, pulls_to_try, solve
+from planner.calibration.fit.split import cross_fit
+from planner.calibration.fit.targets import NOISE, targets_of
 from planner.domain.calibration import applies
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.hierarchy import FREEDOM, moved

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration.coverage import Held, held_out, measured_coverage
-from planner.calibration.intervals import Residual, make_spreads
+from planner.calibration.intervals.coverage import Held, held_out, measured_coverage
+from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.catalog.location import data_dir
 from planner.domain.calibration import Calibration, Support, formulas_version, lengths_are_unknown, lengths_of
 from planner.domain.coefficients import Coefficients

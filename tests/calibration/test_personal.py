@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from planner.calibration.anchors import AnchorGain, anchor_gains, chosen_pull, gains_under, machines_of
-from planner.calibration.calibrate import Fitted, calibrate
-from planner.calibration.fit import Pull
-from planner.calibration.personal import OWN_PULL, OWN_PULLS, calibrate_machine
+from planner.calibration.fit.calibrate import Fitted, calibrate
+from planner.calibration.fit.personal import OWN_PULL, OWN_PULLS, calibrate_machine
+from planner.calibration.fit.solver import Pull
 from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment

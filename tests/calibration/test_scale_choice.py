@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibration.coverage import held_out
-from planner.calibration.intervals import Residual, make_spreads
-from planner.calibration.scale_choice import all_candidates, candidates, choose, parts_of, rescaled
-from planner.calibration.targets import Floats
+from planner.calibration.fit.targets import Floats
+from planner.calibration.intervals.coverage import held_out
+from planner.calibration.intervals.scale_choice import all_candidates, candidates, choose, parts_of, rescaled
+from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.interval import SpreadKey, find_spread, log_range
 from planner.domain.scale import ScaleParts
 

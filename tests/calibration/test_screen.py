@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.calibration.calibrate import calibrate
+from planner.calibration.fit.calibrate import calibrate
+from planner.calibration.fit.screen import RULES, screen
+from planner.calibration.fit.targets import targets_of
+from planner.calibration.fit.unused import doubtful, unused_times
 from planner.calibration.published import published_dir
-from planner.calibration.screen import RULES, screen
-from planner.calibration.targets import targets_of
-from planner.calibration.unused import doubtful, unused_times
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.records import read_records

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.drawn import stored_drawn
 from planner.calibration.published import core_validation, published_dir
-from planner.calibration.tables import Point, coverage_by_group, points_of, published_tables, scale_and_unit, token_rate_points
-from planner.calibration.validate import Validation, validate
+from planner.calibration.score.points import Point, points_of
+from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
 from planner.domain.interval import Interval
 from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
+from tests.accuracy.drawn import stored_drawn
+from tests.accuracy.tables import coverage_by_group, published_tables, scale_and_unit, token_rate_points
 from tests.extras import import_or_skip
 
 
@@ -99,7 +100,7 @@ def test_times_of_all_kinds_share_one_unit() -> None:
 def test_the_scatter_is_a_picture(tmp_path: Path) -> None:
     """All three parts are drawn into one PNG, which carries the fingerprint of its points."""
     import_or_skip("matplotlib")
-    from planner.calibration.scatter import stored_fingerprint, write_scatter
+    from tests.accuracy.scatter import stored_fingerprint, write_scatter
 
     drawn = stored_drawn()
     write_scatter(drawn, tmp_path / "scatter.png")

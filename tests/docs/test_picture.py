@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from blocks import ROOT
 
-from planner.calibration.drawn import (
+from planner.calibration.published import core_validation
+from planner.calibration.score.points import points_of
+from planner.catalog.location import data_dir
+from planner.errors import InputFileError
+from planner.records.calibration_file import read_calibration
+from tests.accuracy.drawn import (
     POINTS_FILE,
     TOOLS_FILE,
     Drawn,
@@ -15,14 +20,10 @@ from planner.calibration.drawn import (
     points_csv,
     stored_drawn,
 )
-from planner.calibration.published import core_validation
-from planner.calibration.scatter import PICTURE, stored_fingerprint
-from planner.calibration.tables import points_of, token_rate_points
-from planner.catalog.location import data_dir
-from planner.errors import InputFileError
-from planner.records.calibration_file import read_calibration
+from tests.accuracy.scatter import PICTURE, stored_fingerprint
+from tests.accuracy.tables import token_rate_points
 
-REDRAW = "python -m planner.calibration.scatter"
+REDRAW = "python -m tests.accuracy.scatter"
 
 
 def test_the_picture_is_of_the_stored_points() -> None:
@@ -33,7 +34,7 @@ def test_the_picture_is_of_the_stored_points() -> None:
 def test_the_points_are_of_the_calibration_that_ships() -> None:
     """A new calibration has other held-out predictions."""
     shipped = read_calibration(data_dir() / "calibration" / "default.json")
-    refit = "python -m planner.calibration.accuracy --write"
+    refit = "python -m tests.accuracy.accuracy --write"
     assert stored_drawn().calibration == calibration_fingerprint(shipped), f"{refit}, then {REDRAW}"
 
 

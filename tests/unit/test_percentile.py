@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.calibration.percentile import at_percentile
+from planner.calibration.fit.targets import targets_of
 from planner.calibration.published import published_dir
-from planner.calibration.rows import score_record
-from planner.calibration.targets import targets_of
+from planner.calibration.score.percentile import at_percentile
+from planner.calibration.score.rows import score_record
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_flags, from_record

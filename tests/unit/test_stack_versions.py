@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.rows import score_record
+from planner.calibration.score.rows import score_record
 from planner.catalog import stack_versions
 from planner.catalog.stack_versions import version_settings
 from planner.catalog.stacks import load_stack

@@ -9,10 +9,9 @@ from types import MappingProxyType
 import pytest
 
 from planner.calibration import misses
-from planner.calibration.budget import rounded_up
-from planner.calibration.metrics import average, count_verdicts, summarise, summarise_bounds
 from planner.calibration.misses import UNEXPLAINED, MissGroup, over_limit, unlisted, updated_misses
-from planner.calibration.rows import (
+from planner.calibration.score.metrics import average, count_verdicts, summarise, summarise_bounds
+from planner.calibration.score.rows import (
     Comparison,
     RowScore,
     compare_host,
@@ -22,7 +21,7 @@ from planner.calibration.rows import (
     judge_verdict,
     score_record,
 )
-from planner.calibration.validate import validate
+from planner.calibration.score.validate import validate
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.run_record import RunRecord
@@ -33,6 +32,7 @@ from planner.report.misses import misses_section
 from planner.report.validation_json import validation_document
 from planner.report.validation_text import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
+from tests.accuracy.budget import rounded_up
 
 RECORD = RunRecord(
     id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="qlora", seq_len=512, outcome="ok"

@@ -14,7 +14,7 @@ from planner.allocator.events import AllocEvent
 from planner.allocator.export import snapshot_of
 from planner.allocator.history_file import pack_history
 from planner.allocator.lifetimes import with_terms
-from planner.calibration.validate import validate
+from planner.calibration.score.validate import validate
 from planner.cli import histories
 from planner.cli.main import main
 from planner.domain.run_record import RunRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.other_tools import stored_other_tools
+from tests.accuracy.other_tools import stored_other_tools
 from tests.extras import import_or_skip
 
 _SPEC = importlib.util.spec_from_file_location("other_tools", Path(__file__).with_name("other_tools.py"))

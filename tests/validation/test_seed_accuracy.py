@@ -8,14 +8,15 @@ from datetime import date
 
 import pytest
 
-from planner.calibration import budget
-from planner.calibration.budget import beyond_budget, budget_figures, budget_toml, loosened, stored_budget
 from planner.calibration.misses import STALE_SHARE, misses_toml, over_limit, stored_misses
-from planner.calibration.published import QUANTITIES, published_dir, published_validation
+from planner.calibration.published import published_dir, published_validation
+from planner.calibration.score.rows import QUANTITIES
 from planner.catalog.location import data_dir
+from tests.accuracy import budget
+from tests.accuracy.budget import beyond_budget, budget_figures, budget_toml, loosened, stored_budget
 
 SCORES = {score.source: score for score in published_validation().sources}
-REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; the new figures come from `python -m planner.calibration.budget`"
+REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; the new figures come from `python -m tests.accuracy.budget`"
 
 
 def test_the_budget_covers_every_document() -> None:

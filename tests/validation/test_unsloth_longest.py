@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from planner.api.calibration_choice import chosen_calibration
-from planner.calibration.longest import Answer, answer, longest_table, published_cases
 from planner.domain.calibration import Calibration
 from planner.domain.interval import TAIL
+from tests.accuracy.longest import Answer, answer, longest_table, published_cases
 
 
 @cache

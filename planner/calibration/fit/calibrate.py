@@ -1,0 +1,104 @@
+"""Records -> a calibration: screened, fitted, held out group by group, with intervals from what was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain
+
+from planner.calibration.fit.problem import make_problem
+from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
+from planner.calibration.fit.split import CrossFit, cross_fit
+from planner.calibration.fit.targets import QUANTITIES, Quantity, Target, targets_of
+from planner.calibration.fit.unused import NotFitted, not_fitted, unused_times
+from planner.calibration.intervals.coverage import measured_coverage
+from planner.calibration.intervals.residuals import residuals_of
+from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
+from planner.calibration.intervals.spreads import Residual, make_spreads
+from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
+from planner.domain.run_record import RunRecord
+from planner.errors import UsageError
+
+# How the 40 free numbers are shared between the three problems, which have no coefficient in common, and between what machines
+# share and the effects of single machines that are kept.
+_ROOM: Mapping[Quantity, int] = {"memory": 10, "throughput": 10, "host_memory": 1}
+_ROOM_FOR_MACHINES: Mapping[Quantity, int] = {"memory": 0, "throughput": 19, "host_memory": 0}
+MAX_FREE_NUMBERS = sum(_ROOM.values()) + sum(_ROOM_FOR_MACHINES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A calibration on all groups, one without each group, and what they were made from; ``machines``: that of each record."""
+
+    calibration: Calibration
+    without: Mapping[str, Calibration]
+    fits: tuple[CrossFit, ...]
+    residuals: tuple[Residual, ...]
+    left_out: tuple[LeftOut, ...]
+    not_fitted: tuple[NotFitted, ...] = ()
+    machines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def free_numbers(self) -> int:
+        """How many numbers were free, the hierarchy included."""
+        return sum(fit.free_numbers for fit in self.fits)
+
+
+def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
+    """Fit all coefficients to ``records`` and judge them by leaving out one source group at a time.
+
+    Raises:
+        UsageError: no record can be used.
+    """
+    screened = screen(records)
+    targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
+    if not targets:
+        raise UsageError(nothing_usable(screened.left_out))
+    problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
+    fits = tuple(cross_fit(each, _ROOM_FOR_MACHINES[each.quantity]) for each in problems if each is not None)
+    groups = tuple(dict.fromkeys(target.group for target in targets))
+    blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
+    residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))
+    without = {group: _with_intervals(each, [r for r in residuals if r.group != group]) for group, each in blind.items()}
+    whole = _with_intervals(_calibration(name, targets, fits, None), residuals)
+    whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
+    left_out = (*screened.left_out, *unused_times(screened.used))
+    machines = {target.record.id: target.host for target in targets}
+    return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
+
+
+def _calibration(name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None) -> Calibration:
+    """The calibration that saw everything but ``held_out``, without intervals."""
+    seen = [target for target in targets if target.group != held_out]
+    return Calibration(
+        name=name,
+        date=datetime.now(UTC).date().isoformat(),
+        formulas=formulas_version(),
+        offsets=tuple(offset for fit in fits for offset in _offsets(fit, held_out)),
+        spreads=(),
+        support=support_of(seen),
+        n_rows=len({target.record.id for target in seen}),
+        groups=tuple(dict.fromkeys(target.group for target in seen)),
+    )
+
+
+def _with_intervals(calibration: Calibration, residuals: Sequence[Residual]) -> Calibration:
+    """A calibration with intervals from what was held out: the parts of the scale, and the quantiles under it."""
+    choice = choose(residuals)
+    return replace(calibration, scale=parts_of(choice), spreads=make_spreads(rescaled(residuals, choice)))
+
+
+def _offsets(fit: CrossFit, held_out: str | None) -> tuple[Offset, ...]:
+    return (*fit.shared_offsets(held_out), *(fit.machine_offsets if held_out is None else ()))
+
+
+def support_of(targets: Sequence[Target]) -> Support:
+    """What a set of readings covers."""
+    scenarios = [target.scenario for target in targets]
+    return Support(
+        generations=tuple(sorted({each.hardware.gpu.generation for each in scenarios})),
+        gpus=tuple(sorted({each.hardware.gpu.id for each in scenarios})),
+        families=tuple(sorted({stack_family(each.stack) for each in scenarios})),
+        methods=tuple(sorted({method_of(each) for each in scenarios})),
+    )

@@ -1,0 +1,106 @@
+"""One machine's own records on top of a calibration: an offset for each coefficient that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+import numpy as np
+
+from planner.calibration.fit.calibrate import support_of
+from planner.calibration.fit.machine import Attachments, one_machine
+from planner.calibration.fit.problem import Problem, machine_problem
+from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
+from planner.calibration.fit.solver import Pull, Solution, solve
+from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
+from planner.calibration.fit.unused import unused_times
+from planner.domain.calibration import Calibration, Offset, Support, applies, formulas_version
+from planner.domain.hierarchy import FREEDOM
+from planner.domain.run_record import RunRecord
+from planner.errors import UsageError
+
+# How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
+OWN_WEIGHT = 4.0
+# How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is what the published
+# rows choose together (:func:`planner.calibration.anchors.chosen_pull`); a slow test says so when they choose another.
+OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
+OWN_PULL = OWN_PULLS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Personal:
+    """A personal calibration, how many numbers it moved, what it left out, and coefficients that no reading depends on.
+
+    ``shipped``: by coefficient, the offset that the calibration below it has for the job of the first record.
+    """
+
+    calibration: Calibration
+    free_numbers: int
+    left_out: tuple[LeftOut, ...]
+    untouched: tuple[str, ...]
+    shipped: Mapping[str, float]
+
+
+def calibrate_machine(
+    records: Sequence[RunRecord], name: str, base: Calibration, attachments: Attachments = MappingProxyType({})
+) -> Personal:
+    """Offsets of one machine from its own ``records``, on top of ``base``; ``attachments`` by record id say where they ran.
+
+    Records of another machine than most are left out.
+
+    Raises:
+        UsageError: no record can be used, or as many records are of one machine as of another.
+    """
+    environment, screened = one_machine(screen(records), attachments)
+    targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
+    if not targets:
+        raise UsageError(nothing_usable(screened.left_out))
+    offsets: list[Offset] = []
+    for quantity in QUANTITIES:
+        problem = machine_problem(quantity, targets, base.offsets, name)
+        if problem is not None:
+            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [OWN_PULL]))
+    calibration = replace(
+        base,
+        name=name,
+        machine=name,
+        environment=environment,
+        date=datetime.now(UTC).date().isoformat(),
+        formulas=formulas_version(),
+        offsets=(*base.offsets, *offsets),
+        support=_joined(base.support, support_of(targets)),
+        n_rows=base.n_rows + len({target.record.id for target in targets}),
+        groups=(*base.groups, name),
+    )
+    untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
+    left_out = (*screened.left_out, *unused_times(screened.used))
+    return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
+
+
+def _shipped(base: Calibration, target: Target) -> Mapping[str, float]:
+    """Offsets of ``base`` for one job, summed over the levels that apply."""
+    found: dict[str, float] = {}
+    for each in base.offsets:
+        if applies(each.knob, target.scenario, target.host):
+            found[each.knob.coefficient] = found.get(each.knob.coefficient, 0.0) + each.offset
+    return found
+
+
+def _weights(problem: Problem) -> Floats:
+    """Every reading of the machine by its grade: they are its own, so many of them count as many."""
+    return np.array([OWN_WEIGHT * target.weight for target in problem.targets])
+
+
+def _offsets(problem: Problem, solution: Solution) -> list[Offset]:
+    values = problem.offsets(solution.points[0])
+    spreads = solution.spread[0] * problem.spread
+    return [Offset(knob, float(v), float(s)) for knob, v, s in zip(problem.knobs, values, spreads, strict=True)]
+
+
+def _joined(first: Support, second: Support) -> Support:
+    def both(name: str) -> tuple[str, ...]:
+        return tuple(sorted({*getattr(first, name), *getattr(second, name)}))
+
+    return Support(both("generations"), both("gpus"), both("families"), both("methods"))

@@ -1,0 +1,1 @@
+"""Intervals from held-out errors, and how often they hold."""

@@ -1,0 +1,69 @@
+"""Held-out residuals of a fit: how far each reading lies from a prediction that never saw its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from planner.calibration.fit.split import CrossFit
+from planner.calibration.fit.targets import Target
+from planner.calibration.intervals.scale_choice import all_candidates
+from planner.calibration.intervals.spreads import Residual
+from planner.calibration.score.rows import KIND_WHEN_BLANK
+from planner.domain.calibration import Calibration, lengths_of
+from planner.domain.interval import SpreadKey, SpreadOf
+from planner.domain.recipe import Number
+from planner.domain.scale import far_factor, memory_scale, time_scale
+from planner.memory.job import job_of
+from planner.memory.peak import predict_memory
+from planner.prediction import order_reach_bytes
+from planner.throughput.step import predict_time
+
+
+def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Residual]:
+    """Held-out log ratios of readings that are values, not bounds, with a configuration and a meter that are known.
+
+    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies from its prediction.
+    """
+    for target, error in zip(fit.problem.targets, fit.held_out_errors, strict=True):
+        known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
+        if target.bound == "both" and known:
+            key, scales, reach = _judged(target, blind[target.group])
+            of, choice = spread_of(target), tuple(map(float, np.atleast_1d(scales)))
+            known_scales = choice if len(choice) > 1 else ()
+            yield Residual(target.record.id, target.group, of, key, -float(error), choice[0], target.weight, reach, known_scales)
+
+
+_NO_REACH = (0.0, 0.0)
+
+
+def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tuple[float, float]]:
+    """The class of a reading, and scales and reach of its prediction by a calibration that never saw its group.
+
+    One scale for each candidate of :mod:`planner.calibration.intervals.scale_choice`; a single number where there is no choice.
+    """
+    scenario, of = target.scenario, spread_of(target)
+    coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)
+    if of == "host_memory":
+        return SpreadKey(of), far_factor(doubt.n_unseen), _NO_REACH
+    if of == "time":
+        time = predict_time(scenario, coefficients)
+        if time is None:
+            raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
+        return SpreadKey(of), time_scale(time, replace(doubt, parts=all_candidates(of))), _NO_REACH
+    memory = predict_memory(job_of(scenario, coefficients), by_phase=False)
+    value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
+    down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
+    reach = (math.log1p(-down / value), math.log1p(up / value))
+    scales = memory_scale(memory, of, replace(doubt, parts=all_candidates("memory")))
+    return SpreadKey("memory", lengths_of(scenario)), scales, reach
+
+
+def spread_of(target: Target) -> SpreadOf:
+    """What a reading is of."""
+    if target.quantity == "memory":
+        return target.record.memory_kind or KIND_WHEN_BLANK
+    return "time" if target.quantity == "throughput" else "host_memory"

@@ -1,0 +1,1 @@
+"""Measured runs beside their predictions: rows, phases, groups and held-out errors."""

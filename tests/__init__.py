@@ -1,0 +1,1 @@
+"""Tests, and ``tests.accuracy``, whose modules are run by their names."""
