@@ -12,7 +12,7 @@ from planner.domain.prediction import Verdict
 from planner.domain.scenario import Assumption
 from planner.domain.term import Phase
 from planner.errors import DoesNotFit
-from planner.report.subject import Level, Subject
+from planner.report.prediction.subject import Level, Subject
 from planner.searching.levers import Lever, StackNeed
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Answer:
 
     def to_json(self) -> str:
         """The document that ``plan --json`` writes, ending in a newline."""
-        from planner.report.to_json import to_json
+        from planner.report.prediction.to_json import to_json
 
         return to_json(self._subject)
 
@@ -168,9 +168,9 @@ class Answer:
 
     def render(self, columns: int = REPORT_COLUMNS, *, details: bool = False) -> str:
         """The report of the command line as plain text of so many columns; with ``details`` that of ``--details``."""
-        from planner.report.human import to_text
-        from planner.report.sections import build_sections
-        from planner.report.short import short_text
+        from planner.report.prediction.sections import build_sections
+        from planner.report.prediction.short import short_text
+        from planner.report.render.human import to_text
 
         console = plain_console(columns)
         return to_text(build_sections(self._subject), console) if details else short_text(self._subject, console)
@@ -220,7 +220,7 @@ class FileFailure:
 
 def plain_console(columns: int) -> Console:
     """A console for plain text of so many columns."""
-    from planner.report.human import make_console
+    from planner.report.render.human import make_console
 
     console = make_console(io.StringIO())
     console.width = columns

@@ -9,7 +9,7 @@ from planner.domain.interval import Interval
 from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, TimePrediction, Uncertainty
 from planner.domain.recipe import Number
 from planner.domain.scenario import RunPlan
-from planner.report.subject import Subject, exit_code_of, level_of, terms_at_peak, terms_elsewhere
+from planner.report.prediction.subject import Subject, exit_code_of, level_of, terms_at_peak, terms_elsewhere
 
 
 def answer_of(subject: Subject) -> Answer:

@@ -16,7 +16,7 @@ from planner.api.searches import SearchOptions, answer_search
 from planner.errors import UsageError
 from planner.intake.config_file import read_config_file
 from planner.intake.request import from_flags
-from planner.report.check import Checked
+from planner.report.check.sections import Checked
 
 _HOW = ("config", "calibration", "force")
 _CHECK = ("tool", "deepspeed", "accelerate", "calibration", "force")

@@ -16,8 +16,8 @@ from planner.configs.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.request import ScenarioRequest
-from planner.report.checked import Checked, Written
-from planner.report.subject import Subject
+from planner.report.check.checked import Checked, Written
+from planner.report.prediction.subject import Subject
 
 ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLED}
 """Words of ``--allow``: what then counts as fitting."""

@@ -12,7 +12,7 @@ from planner.errors import ExitCode, PlannerError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
-from planner.report.checked import Checked
+from planner.report.check.checked import Checked
 
 _EXAMPLE = "plan check train.yaml --gpu 4090"
 

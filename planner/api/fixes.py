@@ -20,8 +20,8 @@ from planner.files.structured import read_toml
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
-from planner.report.checked import Checked, Fix
-from planner.report.subject import Subject, rests_on_unknown_host
+from planner.report.check.checked import Checked, Fix
+from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.searching.levers import Lever, levers
 from planner.searching.moves import KINDS, LeverKind
 from planner.searching.variants import with_flags

@@ -92,7 +92,7 @@ class SearchAnswer:
 
     def to_json(self) -> str:
         """The document that ``plan search --json`` writes, ending in a newline."""
-        from planner.report.search_json import search_json
+        from planner.report.search.document import search_json
 
         return search_json(self._found)
 
@@ -103,8 +103,8 @@ class SearchAnswer:
 
     def render(self, columns: int = REPORT_COLUMNS) -> str:
         """The report of the command line as plain text of so many columns."""
-        from planner.report.human import to_text
-        from planner.report.search import search_sections
+        from planner.report.render.human import to_text
+        from planner.report.search.sections import search_sections
 
         return to_text(search_sections(self._found), plain_console(columns))
 
@@ -114,7 +114,7 @@ class SearchAnswer:
 
 def search_answer_of(found: Found, calibration: str | None) -> SearchAnswer:
     """What Python gets of a search that was made with the ``calibration`` asked for."""
-    from planner.report.search import exit_code
+    from planner.report.search.sections import exit_code
 
     rows = [_row(group, tried, calibration) for group in found.groups for tried in group.rows]
     nearest = [_row(group, group.nearest, calibration) for group in found.groups if group.nearest is not None]

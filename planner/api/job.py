@@ -13,7 +13,7 @@ from planner.errors import UsageError
 from planner.intake.request import ScenarioRequest, from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
-from planner.report.subject import Subject
+from planner.report.prediction.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
 # Each of these has no default; a card that is not in the catalog may be given by its memory alone.

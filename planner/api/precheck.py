@@ -36,7 +36,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.config_file import config_of, with_flags
 from planner.intake.request import Given, ScenarioRequest, from_flags, merge
-from planner.report.subject import Subject
+from planner.report.prediction.subject import Subject
 
 _HOW = ("model_config", "peft_config", "calibration", "force")
 _EXAMPLE = 'planner.precheck(trainer, gpu="4090", seq=1024)'

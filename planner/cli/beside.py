@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from planner.cli.outcome import Outcome, human_text, json_text
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
-from planner.report.beside import beside_document, beside_sections, put_beside
-from planner.report.subject import Subject, exit_code_of
-from planner.report.to_json import prediction_document
-from planner.report.trace_document import TraceDocument
+from planner.report.prediction.subject import Subject, exit_code_of
+from planner.report.prediction.to_json import prediction_document
+from planner.report.trace.beside import beside_document, beside_sections, put_beside
+from planner.report.trace.trace_document import TraceDocument
 
 _MODULE = "measure"
 _ERRORS: dict[int, type[PlannerError]] = {ExitCode.USAGE: UsageError, ExitCode.NOT_MODELLED: NotModelledError}
@@ -54,7 +54,7 @@ def answer_beside(subject: Subject, traced: TraceDocument, output_format: str) -
         return Outcome(json_text(beside_document(beside, whole, traced)), code)
     sections = beside_sections(beside)
     if output_format == "markdown":
-        from planner.report.markdown import to_markdown
+        from planner.report.render.markdown import to_markdown
 
         return Outcome(to_markdown(sections), code)
     return Outcome(human_text(sections), code)

@@ -51,7 +51,7 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     from planner.calibration.fit.unused import unread_lines
     from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
     from planner.records.previous_calibration import keep_previous
-    from planner.report.cross_validation import fit_sections
+    from planner.report.validation.cross_validation import fit_sections
 
     fitted, folder = calibrate(records.records, DEFAULT_CALIBRATION), Path(options.out or "")
     kept = keep_previous(fitted.calibration, folder)
@@ -92,7 +92,7 @@ def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
         personal_dir,
         write_calibration,
     )
-    from planner.report.cross_validation import personal_sections
+    from planner.report.validation.cross_validation import personal_sections
 
     _check_name(name)
     base = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")

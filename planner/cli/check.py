@@ -11,8 +11,8 @@ from planner.api.files import CheckOptions
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import UsageError
 from planner.intake.request import ScenarioRequest, from_flags
-from planner.report.check import BRIEF_ABOVE, check_sections
-from planner.report.checked import Checked, worst_exit_code
+from planner.report.check.checked import Checked, worst_exit_code
+from planner.report.check.sections import BRIEF_ABOVE, check_sections
 
 MAX_CONFIGS = 10_000
 
@@ -42,12 +42,12 @@ def check_configs(
     checked = _checked(jobs, said, run)
     code = worst_exit_code(checked, allowed)
     if options.output_format == "json":
-        from planner.report.check_json import check_json
+        from planner.report.check.document import check_json
 
         return Outcome(check_json(checked, code), code)
     sections = check_sections(checked, allowed)
     if options.output_format == "markdown":
-        from planner.report.markdown import to_markdown
+        from planner.report.render.markdown import to_markdown
 
         return Outcome(to_markdown(sections), code)
     return Outcome(human_text(sections), code)

@@ -10,7 +10,7 @@ from planner.catalog.index import fold_name
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.domain.hardware import GpuSpec
-from planner.report.layout import Column, Note, Section
+from planner.report.render.layout import Column, Note, Section
 from planner.units import GIB, GIGA, TERA
 
 _COLUMNS = (

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from planner.calibration.score.rows import RowScore
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet
-from planner.report.history import HistoryScore, score_history
-from planner.report.replay_document import ReplayDocument
+from planner.report.trace.replay_document import ReplayDocument
+from planner.report.validation.history import HistoryScore, score_history
 
 _MODULE = "measure"
 # A real history of ten steps takes seconds; one that is made to be slow shall not hold up the others.

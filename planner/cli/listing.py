@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.cli.outcome import Outcome, human_text, json_text
-from planner.report.layout import Column, Grid, Note, Row, Section
+from planner.report.render.layout import Column, Grid, Note, Row, Section
 
 
 def listing(kind: str, document: Mapping[str, Any], sections: Sequence[Section], output_format: str) -> Outcome:
@@ -14,7 +14,7 @@ def listing(kind: str, document: Mapping[str, Any], sections: Sequence[Section],
     if output_format == "json":
         return Outcome(json_text({"schema": f"planner/{kind}@1", **document}))
     if output_format == "markdown":
-        from planner.report.markdown import to_markdown
+        from planner.report.render.markdown import to_markdown
 
         return Outcome(to_markdown(sections))
     return Outcome(human_text(sections))

@@ -9,7 +9,7 @@ from planner.catalog.models import ModelEntry, model_entry, model_ids, model_siz
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.domain.model import ModelSpec
-from planner.report.layout import Column
+from planner.report.render.layout import Column
 from planner.units import format_count
 
 _COLUMNS = (Column("id"), Column("Hub id"), Column("parameters", "right"), Column("count"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import ExitCode, UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.report.layout import Section
+    from planner.report.render.layout import Section
 
 FORMATS = ("human", "json", "markdown")
 
@@ -38,7 +38,7 @@ def chosen_format(output_format: str | None, as_json: bool) -> str:
 
 def human_text(sections: Sequence[Section]) -> str:
     """Sections drawn for standard output."""
-    from planner.report.human import make_console, to_text
+    from planner.report.render.human import make_console, to_text
 
     return to_text(sections, make_console(sys.stdout))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.api.job import How, answer_job
 from planner.cli.outcome import Outcome, human_text
-from planner.report.subject import Subject, exit_code_of
+from planner.report.prediction.subject import Subject, exit_code_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
 def _report(subject: Subject, options: Options) -> Outcome:
     code = exit_code_of(subject.prediction)
     if options.output_format == "json":
-        from planner.report.to_json import to_json
+        from planner.report.prediction.to_json import to_json
 
         return Outcome(to_json(subject), code)
     return Outcome(_text(subject, options), code)
@@ -46,16 +46,16 @@ def _report(subject: Subject, options: Options) -> Outcome:
 
 def _text(subject: Subject, options: Options) -> str:
     """The first answer, or with --details and --explain all of it."""
-    from planner.report.sections import build_sections
-    from planner.report.short import short_sections, short_text
+    from planner.report.prediction.sections import build_sections
+    from planner.report.prediction.short import short_sections, short_text
 
     whole = options.details or options.explain
     if options.output_format == "markdown":
-        from planner.report.markdown import to_markdown
+        from planner.report.render.markdown import to_markdown
 
         return to_markdown(build_sections(subject) if whole else short_sections(subject))
     if whole:
         return human_text(build_sections(subject))
-    from planner.report.human import make_console
+    from planner.report.render.human import make_console
 
     return short_text(subject, make_console(sys.stdout))

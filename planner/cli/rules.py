@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.intake.rules import rules_table
-from planner.report.layout import Column
+from planner.report.render.layout import Column
 
 _TITLE = "Combinations of settings"
 _COLUMNS = (Column("rule"), Column("level"), Column("what it says"))

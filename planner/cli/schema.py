@@ -15,11 +15,11 @@ def print_schema(document: str) -> Outcome:
         UnknownNameError: no such document.
     """
     if document == "prediction":
-        from planner.report.schema import prediction_json_schema
+        from planner.report.prediction.schema import prediction_json_schema
 
         return Outcome(json_text(prediction_json_schema()))
     if document == "check":
-        from planner.report.check_json import check_json_schema
+        from planner.report.check.document import check_json_schema
 
         return Outcome(json_text(check_json_schema()))
     if document == "error":
@@ -31,15 +31,15 @@ def print_schema(document: str) -> Outcome:
 
         return Outcome(json_text(record_json_schema()))
     if document == "search":
-        from planner.report.search_json import search_json_schema
+        from planner.report.search.document import search_json_schema
 
         return Outcome(json_text(search_json_schema()))
     if document == "trace":
-        from planner.report.trace_document import trace_json_schema
+        from planner.report.trace.trace_document import trace_json_schema
 
         return Outcome(json_text(trace_json_schema()))
     if document == "validate":
-        from planner.report.validation_schema import validation_json_schema
+        from planner.report.validation.document import validation_json_schema
 
         return Outcome(json_text(validation_json_schema()))
     raise UnknownNameError("document", document[:60], DOCUMENTS)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from planner.catalog.stacks import load_stack, stack_ids
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
-from planner.report.layout import Column
+from planner.report.render.layout import Column
 
 _TITLE = "Software stacks and what they do where nothing is said"
 _WIDE = frozenset({"precision", "attention", "loss"})

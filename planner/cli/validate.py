@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from planner.domain.calibration import Calibration
     from planner.domain.coefficients import Coefficients
     from planner.records import RecordSet
-    from planner.report.history import HistoryScore
-    from planner.report.layout import Section
+    from planner.report.render.layout import Section
+    from planner.report.validation.history import HistoryScore
 
 CV_MODES = ("none", "source")
 
@@ -93,12 +93,12 @@ def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
     modelled = any(row.prediction is not None for row in (*validation.rows, *validation.cpu_rows))
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":
-        from planner.report.validation_json import validation_json
+        from planner.report.validation.document import validation_json
 
         text = validation_json(validation, with_rows=options.rows, histories=histories, doubtful=scored.doubtful)
         return Outcome(text, code)
-    from planner.report.history import history_sections
-    from planner.report.validation import doubtful_section, validation_sections
+    from planner.report.validation.history import history_sections
+    from planner.report.validation.sections import doubtful_section, validation_sections
 
     wrong = (doubtful_section(scored.doubtful),) if scored.doubtful else ()
     sections = (*validation_sections(validation, with_rows=options.rows), *wrong, *history_sections(histories or {}))
@@ -112,10 +112,10 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
     from planner.calibration.score.validate import validate
     from planner.domain.calibration import Calibration
     from planner.prediction import predict_with
-    from planner.report.phases import row_phases
-    from planner.report.row import row_sections
-    from planner.report.sections import build_sections
-    from planner.report.subject import Subject
+    from planner.report.prediction.sections import build_sections
+    from planner.report.prediction.subject import Subject
+    from planner.report.validation.phases import row_phases
+    from planner.report.validation.row import row_sections
 
     row_id = options.explain or ""
     mine = tuple(record for record in records.records if record.id == row_id)
@@ -138,7 +138,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
 
 def _text(sections: Sequence[Section], options: ValidateOptions) -> str:
     if options.output_format == "markdown":
-        from planner.report.markdown import to_markdown
+        from planner.report.render.markdown import to_markdown
 
         return to_markdown(sections)
     return human_text(sections)
@@ -151,8 +151,8 @@ def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, 
     from planner.domain.calibration import Calibration
     from planner.records.calibration_file import DEFAULT_CALIBRATION
     from planner.records.previous_calibration import read_previous
-    from planner.report.layout import Note, Section
-    from planner.report.row import change_section
+    from planner.report.render.layout import Note, Section
+    from planner.report.validation.row import change_section
 
     if not isinstance(model, Calibration) or model.name != DEFAULT_CALIBRATION:
         return ()
@@ -173,10 +173,10 @@ def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:
     modelled = any(row.prediction is not None for row in result.held_out.rows)
     code = ExitCode.FITS if modelled else ExitCode.NOT_MODELLED
     if options.output_format == "json":
-        from planner.report.validation_json import cross_validation_json
+        from planner.report.validation.document import cross_validation_json
 
         return Outcome(cross_validation_json(result, with_rows=options.rows), code)
-    from planner.report.cross_validation import cross_validation_sections
+    from planner.report.validation.cross_validation import cross_validation_sections
 
     sections = cross_validation_sections(result, with_rows=options.rows)
     return Outcome(_text(sections, options), code)

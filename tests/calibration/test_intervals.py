@@ -24,7 +24,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
-from planner.report.intervals import calibration_notes
+from planner.report.prediction.intervals import calibration_notes
 from planner.units import MIB
 
 KEY = SpreadKey("memory", "fixed")

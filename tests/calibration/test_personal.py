@@ -19,8 +19,8 @@ from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.records import read_records
-from planner.report.cross_validation import personal_sections
-from planner.report.layout import Grid
+from planner.report.render.layout import Grid
+from planner.report.validation.cross_validation import personal_sections
 from tests.calibration.simulated import MACHINES, simulated
 
 SLOW = replace(Coefficients(), matmul_efficiency=0.5, matmul_efficiency_half_rate=0.6, memory_efficiency=0.5)

@@ -11,8 +11,8 @@ import pytest
 
 from planner.cli.main import main
 from planner.errors import ExitCode
-from planner.report.check import Checked, worst_exit_code
-from planner.report.check_json import CheckDocument
+from planner.report.check.document import CheckDocument
+from planner.report.check.sections import Checked, worst_exit_code
 
 EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
 QLORA = str(EXAMPLES / "llama_factory_qlora.yaml")

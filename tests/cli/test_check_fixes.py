@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from planner.cli.main import main
-from planner.report.check_json import CheckDocument, CheckResultPart
+from planner.report.check.document import CheckDocument, CheckResultPart
 
 COMMENT = "# as it ran in May"
 

@@ -24,7 +24,7 @@ from planner.cli import predict as predict_module
 from planner.cli.app import app
 from planner.cli.main import main
 from planner.intake.flags import request_fields
-from planner.report.schema import PredictionDocument
+from planner.report.prediction.schema import PredictionDocument
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]

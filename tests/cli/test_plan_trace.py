@@ -20,8 +20,8 @@ from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
-from planner.report.beside import put_beside
-from planner.report.trace_document import TRACE_SCHEMA_ID, TraceDocument
+from planner.report.trace.beside import put_beside
+from planner.report.trace.trace_document import TRACE_SCHEMA_ID, TraceDocument
 from planner.units import MIB
 from tests.extras import needs
 

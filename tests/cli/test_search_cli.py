@@ -21,7 +21,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
-from planner.report.search_json import SearchDocument
+from planner.report.search.document import SearchDocument
 from planner.searching.space import MICRO_BATCHES
 
 Captured = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from planner.cli.main import main
 from planner.domain.calibration import Knob, Offset
 from planner.records import COLUMNS
 from planner.records.calibration_file import read_calibration, write_calibration
-from planner.report.validation_schema import ValidationDocument
+from planner.report.validation.document import ValidationDocument
 from planner.units import parse_size_bytes
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"

@@ -15,7 +15,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
-from planner.report.numbers import duration, gib, whole_percent
+from planner.report.render.numbers import duration, gib, whole_percent
 
 PATH = Path(__file__).resolve().parent / "calibrated" / "predictions.txt"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from planner.api.job import How, answer_job
-from planner.report.human import to_text
-from planner.report.sections import build_sections
-from planner.report.short import short_text
+from planner.report.prediction.sections import build_sections
+from planner.report.prediction.short import short_text
+from planner.report.render.human import to_text
 
 COLUMNS = 120
 FOLDER = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from planner.domain.prediction import Prediction
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
-from planner.report.explain import explanations
+from planner.report.prediction.explain import explanations
 
 UPDATE = "python tests/golden/regenerate.py"
 

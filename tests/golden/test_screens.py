@@ -17,8 +17,8 @@ pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
 from terminal import Terminal
 
 from planner.cli.main import main
-from planner.report.short import MAX_LINES
-from planner.report.verdict import VERDICTS
+from planner.report.prediction.short import MAX_LINES
+from planner.report.prediction.verdict import VERDICTS
 
 _EIGHT_NODES = {"gpu": "h100-sxm:8", "nodes": 8, "samples": 1_000_000, "epochs": 3, "price": 12.5}
 # What is long: names, several nodes, a run with a price, warnings, numbers of four digits, and nothing that fits.

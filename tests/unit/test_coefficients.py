@@ -12,10 +12,10 @@ from planner.domain.settled import SETTLED_BY
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
-from planner.report.sections import build_sections
-from planner.report.settled import settled_coefficients
-from planner.report.subject import Subject
-from planner.report.to_json import to_json
+from planner.report.prediction.sections import build_sections
+from planner.report.prediction.settled import settled_coefficients
+from planner.report.prediction.subject import Subject
+from planner.report.prediction.to_json import to_json
 
 # Values that were chosen with published rows in sight; errors on those rows are not independent of them.
 CHOSEN_WITH_TABLES = {"launch_s", "comm_overlap_fsdp"}

@@ -17,8 +17,7 @@ from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching import grid
-from planner.searching.grid import GridAxes, GridPart, GridResult, estimate_grid
-from planner.searching.grid_intervals import GridIntervals
+from planner.searching.grid import GridAxes, GridIntervals, GridPart, GridResult, estimate_grid
 from planner.searching.variants import with_flags, with_rank, with_sizes
 
 # Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ in the last bits.

@@ -21,17 +21,17 @@ from planner.domain.scenario import Assumption, RunPlan, Scenario
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 from planner.errors import ExitCode
 from planner.printing import printable
-from planner.report import human
-from planner.report.bar import letter_line, scale_line, segment_cells
-from planner.report.explain import formula_text
-from planner.report.layout import Column, Grid, Note, Row, Section, Segment, StackedBar
-from planner.report.markdown import to_markdown
-from planner.report.numbers import chance_text, duration, duration_range, gib, percent, rate
-from planner.report.schema import PredictionDocument, prediction_json_schema
-from planner.report.sections import build_sections, job_line
-from planner.report.short import MAX_LINES, Room, short_sections, short_text
-from planner.report.subject import Subject, exit_code_of, terms_at_peak
-from planner.report.to_json import prediction_document, to_json
+from planner.report.prediction.explain import formula_text
+from planner.report.prediction.schema import PredictionDocument, prediction_json_schema
+from planner.report.prediction.sections import build_sections, job_line
+from planner.report.prediction.short import MAX_LINES, Room, short_sections, short_text
+from planner.report.prediction.subject import Subject, exit_code_of, terms_at_peak
+from planner.report.prediction.to_json import prediction_document, to_json
+from planner.report.render import human
+from planner.report.render.bar import letter_line, scale_line, segment_cells
+from planner.report.render.layout import Column, Grid, Note, Row, Section, Segment, StackedBar
+from planner.report.render.markdown import to_markdown
+from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, rate
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.run_length import AtLength
 from planner.searching.unsaid import Unsaid

@@ -11,8 +11,8 @@ from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
-from planner.report.sections import build_sections
-from planner.report.subject import Subject
+from planner.report.prediction.sections import build_sections
+from planner.report.prediction.subject import Subject
 from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
 
 Flags = dict[str, object]

@@ -27,10 +27,10 @@ from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePea
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records import RecordSet
-from planner.report.layout import Note
-from planner.report.misses import misses_section
-from planner.report.validation_json import validation_document
-from planner.report.validation_text import amount, quantity_label, signed_percent
+from planner.report.render.layout import Note
+from planner.report.validation.document import validation_document
+from planner.report.validation.misses import misses_section
+from planner.report.validation.words import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
 from tests.accuracy.budget import rounded_up
 

@@ -22,7 +22,7 @@ from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.records import append_jsonl, read_records
-from planner.report.validation_schema import ValidationDocument
+from planner.report.validation.document import ValidationDocument
 from planner.units import MIB
 
 RECORD = RunRecord(

@@ -1,0 +1,327 @@
+"""The JSON form of a prediction, ``planner/prediction@1``.  These models write it and their JSON Schema documents it.
+
+Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` means unknown or not asked; never NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+
+from planner.domain.prediction import Verdict
+from planner.domain.settled import SettledBy
+from planner.domain.term import Phase, TermKind, TermName
+from planner.searching.moves import LeverKind
+
+
+class Part(BaseModel):
+    """A part of a document: read from any object with these attributes, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
+
+
+class ExplanationPart(Part):
+    """One formula of the prediction: what it counts, with which numbers, from which source."""
+
+    topic: str
+    label: str
+    amount: str
+    formula: str
+    detail: str
+    summary: str
+    rule: str
+    ignored: str
+    source: str
+
+
+class CoefficientPart(Part):
+    """One coefficient: the value used, its prior with the bounds of a fit, and what settled each.
+
+    ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior, else the prior's.
+    """
+
+    name: str
+    value: float
+    unit: str
+    prior: float
+    low: float
+    high: float
+    settled_by: str
+    source: str
+
+
+class SettingPart(Part):
+    """One switch or default of the stack, and what settled its value."""
+
+    name: str
+    value: str
+    settled_by: SettledBy
+    source: str
+
+
+PREDICTION_SCHEMA_ID: Final = "planner/prediction@1"
+
+
+def _finite_or_none(value: Any) -> float | None:
+    """JSON has no NaN and no infinity; both mean that the number is not known."""
+    return None if value is None or not math.isfinite(float(value)) else float(value)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else round(float(value))
+
+
+Bytes = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+MaybeBytes = Annotated[int | None, BeforeValidator(_whole)]
+Real = Annotated[float | None, BeforeValidator(_finite_or_none)]
+JsonValue = str | int | float | bool | None
+
+
+class ModelPart(Part):
+    """The model: its catalog id, parameters counted from shapes, and how that count was checked."""
+
+    id: str
+    hub_id: str
+    architecture: str
+    params: int
+    active_params: int
+    published_params: int | None
+    params_origin: str
+    source: str
+
+
+class HardwarePart(Part):
+    """The devices.  ``visible_memory_bytes`` is what CUDA reports as total."""
+
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    visible_memory_bytes: MaybeBytes
+    gpu_reserved_bytes: Bytes
+    link: str | None
+    host: str
+    host_memory_bytes: MaybeBytes
+
+
+class ScenarioPart(Part):
+    """The job as it was resolved; ``recipe`` and ``run`` hold the resolved settings by name."""
+
+    model: ModelPart
+    hardware: HardwarePart
+    recipe: dict[str, JsonValue | list[str]]
+    stack: str
+    run: dict[str, JsonValue]
+
+
+class TermPart(Part):
+    """Bytes of one kind on one GPU.  ``at_peak`` is whether they are alive in the limiting phase."""
+
+    name: TermName
+    label: str
+    bytes: Bytes
+    kind: TermKind
+    level: Literal["allocated", "reserved", "driver"]
+    phases: list[Phase]
+    at_peak: bool
+    formula: str
+    detail: str
+
+
+class PhasePart(Part):
+    """Peak of one phase on one GPU at the three levels."""
+
+    phase: Phase
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    driver_bytes: Bytes
+
+
+class MemoryPart(Part):
+    """GPU memory of one device; ``limit_bytes`` is what the job may use.
+
+    ``state_bytes``: weights, adapters and optimizer states, which any device has to hold; the rest is that of CUDA's allocator.
+    """
+
+    limit_bytes: MaybeBytes
+    allocated_peak_bytes: Bytes
+    reserved_peak_bytes: Bytes
+    driver_peak_bytes: Bytes
+    uncapped_driver_bytes: Bytes
+    must_have_bytes: Bytes
+    state_bytes: Bytes
+    limiting_phase: Phase
+    phases: list[PhasePart]
+    terms: list[TermPart]
+
+
+class HostTermPart(Part):
+    """Host RAM of one kind, per process."""
+
+    name: str
+    bytes: Bytes = Field(validation_alias=AliasChoices("bytes", "n_bytes"))
+    pinned: bool
+    formula: str
+    detail: str
+
+
+class HostPart(Part):
+    """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null: unknown, not judged).
+
+    ``reclaimable_per_node_bytes`` comes on top: mapped files, which the system gives back when memory is short.
+    """
+
+    per_process_bytes: Bytes
+    required_per_node_bytes: Bytes
+    reclaimable_per_node_bytes: Bytes
+    available_bytes: MaybeBytes
+    terms: list[HostTermPart]
+
+
+class TimeTermPart(Part):
+    """Seconds of one part of the step; ``overlapped_s`` of them hide behind other parts."""
+
+    name: str
+    seconds: Real
+    overlapped_s: Real
+    formula: str
+    detail: str
+
+
+class TimePart(Part):
+    """Time of one optimizer step; rates are of the whole job; ``mfu`` is model FLOP utilisation as a fraction."""
+
+    step_s: Real
+    samples_per_s: Real
+    tokens_per_s: Real
+    padded_tokens_per_s: Real
+    model_flop_per_step: Real
+    mfu: Real
+    run_time_s: Real
+    cost_usd: Real
+    terms: list[TimeTermPart]
+
+
+class AssumptionPart(Part):
+    """One resolved setting and where its value comes from."""
+
+    name: str
+    value: str
+    origin: str
+    note: str
+
+
+class LeverPart(Part):
+    """One change that saves memory, with the flags that ask for it and how they are typed.
+
+    ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.  ``saves_bytes``: fewer bytes that
+    one GPU needs at least; 0 for a card with more memory.  ``step_time_ratio`` and ``usd_ratio``: step time and cost of a sample,
+    after over before; ``host_bytes``: more host RAM of a node.  ``verdict`` and ``fits_probability``: after the change.
+    """
+
+    kind: LeverKind
+    description: str
+    flags: dict[str, str | bool | None] = Field(description="by name without hyphens in front; null: leave that flag out")
+    flags_text: str
+    saves_bytes: int
+    step_time_ratio: Real
+    host_bytes: Bytes
+    usd_ratio: Real
+    verdict: Verdict
+    fits_probability: Real
+    fits: bool
+
+
+class StackPart(Part):
+    """What one GPU needs at least and uses under a common stack; ``lacks``: usual settings that its bare defaults lack."""
+
+    stack: str
+    need_bytes: Bytes
+    peak_bytes: Bytes
+    verdict: Verdict
+    fits_probability: Real
+    lacks: list[str]
+
+
+class AtLengthPart(Part):
+    """The run with samples of another real length, an example; without their length given, ``time`` is that of full samples."""
+
+    tokens_per_sample: int
+    run_time_s: Real
+    cost_usd: Real
+
+
+class IntervalPart(Part):
+    """A range, in the unit of its number."""
+
+    low: float
+    high: float
+
+
+class ByteIntervalPart(Part):
+    """A range of bytes."""
+
+    low: int
+    high: int
+
+
+class UnsaidPart(Part):
+    """A setting that is assumed, and the answer with another value of it.
+
+    ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``: real tokens per second with it over without.
+    """
+
+    setting: str
+    flags: str
+    moves_bytes: int
+    speed_ratio: Real
+    verdict: Verdict
+
+
+class UncertaintyPart(Part):
+    """Intervals of a calibrated prediction.
+
+    ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of held-out readings inside
+    such intervals, by what was read.  ``extrapolates``: what of the job no calibrated record had.
+    """
+
+    nominal: float
+    memory: dict[str, ByteIntervalPart]
+    step: IntervalPart | None
+    host: ByteIntervalPart | None
+    coverage: dict[str, float]
+    basis: str
+    extrapolates: list[str]
+
+
+class PredictionDocument(Part):
+    """Everything that ``plan`` says about one job."""
+
+    schema_: Literal["planner/prediction@1"] = Field(default=PREDICTION_SCHEMA_ID, alias="schema")
+    version: str
+    verdict: Verdict
+    exit_code: Annotated[int, Field(ge=0, le=6)]
+    reason: str
+    fits_probability: Annotated[float, Field(ge=0, le=1)] | None
+    calibration: str
+    uncertainty: UncertaintyPart | None = Field(description="null without a calibration")
+    warnings: list[str]
+    scenario: ScenarioPart
+    memory: MemoryPart
+    host: HostPart
+    time: TimePart | None
+    assumptions: list[AssumptionPart]
+    levers: list[LeverPart] | None = Field(description="what would save memory, the cheapest kind first; null where not asked")
+    stacks: list[StackPart] = Field(description="what common stacks need; empty where the stack is given")
+    run_at_length: AtLengthPart | None = Field(description="null where the length of samples is given, or no run is asked for")
+    unsaid: list[UnsaidPart] | None = Field(description="what is assumed and moves the answer; null where that was not asked")
+    explanations: list[ExplanationPart] | None = Field(description="null without --explain")
+    coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
+    switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")
+
+
+def prediction_json_schema() -> dict[str, Any]:
+    """JSON Schema of :class:`PredictionDocument`."""
+    schema = PredictionDocument.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": PREDICTION_SCHEMA_ID, **schema}

@@ -1,0 +1,461 @@
+"""The report from top to bottom: which sections, in which order, and the short ones themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.domain.hardware import Hardware
+from planner.domain.prediction import HostPrediction, Prediction, TimePrediction
+from planner.domain.recipe import Number, Recipe
+from planner.domain.scenario import Assumption, Scenario
+from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
+from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
+from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
+from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
+from planner.report.render.layout import Block, Choice, Choices, Column, Grid, Note, Row, Section, Segment, StackedBar
+from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, plain_number, rate, whole_percent
+from planner.searching.levers import Lever, StackNeed
+from planner.searching.unsaid import Unsaid
+from planner.units import GIB, MILLI_S, format_count
+
+__all__ = ["VERDICTS", "build_sections", "gpus_label", "job_line", "method_label"]
+
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def build_sections(subject: Subject) -> tuple[Section, ...]:
+    """All sections of the whole report, in reading order, empty ones left out; the verdict is the first line and the last."""
+    prediction, scenario = subject.prediction, subject.scenario
+    sections = (
+        _verdict(subject),
+        Section("", tuple(Note(f"Warning: {text}", "warn") for text in doubts(subject))),
+        Section("", (Note(job_line(scenario)),)),
+        levels_section(prediction, scenario.hardware),
+        terms_section(prediction),
+        phases_section(prediction),
+        host_section(prediction, scenario.hardware),
+        time_section(prediction),
+        run_section(subject),
+        lever_section(subject),
+        stack_section(subject),
+        sensitivity_section(subject),
+        _assumptions(scenario.assumptions),
+        *_formulas(subject),
+        Section("", (verdict_note(subject),)),
+    )
+    return tuple(section for section in sections if section.blocks)
+
+
+def job_line(scenario: Scenario) -> str:
+    """The job in one line: model, method, GPUs, sizes, stack."""
+    model, batch = scenario.model, scenario.recipe.batch
+    active = f", {format_count(model.active_param_count)} active" if model.is_moe else ""
+    seq, micro, accum = (plain_number(size) for size in (batch.seq_len, batch.micro_batch, batch.grad_accum))
+    parts = [
+        f"{model.id} ({format_count(model.param_count)} parameters{active})",
+        method_label(scenario.recipe),
+        gpus_label(scenario.hardware),
+        *_distribution(scenario.recipe),
+        f"seq {seq} x micro-batch {micro} x accumulation {accum}",
+        scenario.stack.id,
+    ]
+    return ", ".join(parts)
+
+
+def short_job_line(scenario: Scenario) -> str:
+    """The job in fewer words, with the card by the name to type."""
+    batch, hardware = scenario.recipe.batch, scenario.hardware
+    accum = [] if float(batch.grad_accum) == 1 else [f"accumulation {plain_number(batch.grad_accum)}"]
+    nodes = f"{hardware.nodes} nodes x " if hardware.nodes > 1 else ""
+    parts = [
+        scenario.model.id,
+        method_label(scenario.recipe).replace("+dq", ""),
+        f"seq {plain_number(batch.seq_len)}",
+        f"batch {plain_number(batch.micro_batch)}",
+        *accum,
+        f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.id}",
+        scenario.stack.id,
+        *_distribution(scenario.recipe),
+    ]
+    return ", ".join(parts)
+
+
+def method_label(recipe: Recipe) -> str:
+    """What people call the method: ``full``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``."""
+    if recipe.adapter is None:
+        return recipe.method
+    numerics, rank = recipe.numerics, f"r={plain_number(recipe.adapter.rank)}"
+    if numerics.quantization == "none":
+        return f"lora {rank}"
+    if numerics.quantization in ("nf4", "fp4"):
+        return f"qlora {numerics.quantization}{'+dq' if numerics.double_quant else ''} {rank}"
+    return f"lora on {numerics.quantization} {rank}"
+
+
+def gpus_label(hardware: Hardware) -> str:
+    """``1 x NVIDIA RTX 4090``, or ``4 nodes x 8 x H100 SXM``."""
+    nodes = f"{hardware.nodes} nodes x " if hardware.nodes > 1 else ""
+    return f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.name}"
+
+
+def _distribution(recipe: Recipe) -> tuple[str, ...]:
+    sharding = () if recipe.sharding == "none" else (recipe.sharding,)
+    return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")
+
+
+def _verdict(subject: Subject) -> Section:
+    prediction = subject.prediction
+    reason = Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
+    return Section("", (verdict_note(subject), Note(uses_text(subject)), reason, *calibration_notes(prediction)))
+
+
+def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
+    """Settings by origin, so that all of them take little room; notes follow, one a line."""
+    groups: dict[str, list[str]] = {}
+    for each in assumptions:
+        origin, place = _split_place(each.origin)
+        groups.setdefault(origin, []).append(f"{each.name}={each.value}{f' ({place})' if place else ''}")
+    if not groups:
+        return Section("", ())
+    rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
+    notes = tuple(Note(f"{each.name}: {each.note}", "dim") for each in assumptions if each.note)
+    return Section("Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes))
+
+
+def _formulas(subject: Subject) -> tuple[Section, ...]:
+    if not subject.explain:
+        return ()
+    from planner.report.prediction.explain import formula_section
+    from planner.report.prediction.settled import coefficient_section, switch_section
+
+    return (
+        formula_section(subject.prediction),
+        coefficient_section(subject.coefficients),
+        switch_section(subject.scenario.stack),
+    )
+
+
+def _split_place(origin: str) -> tuple[str, str]:
+    """``job.toml:4`` -> ``job.toml``, ``line 4``; ``train.yaml:lora_r`` -> ``train.yaml``, ``lora_r``; others have no place."""
+    file, _, place = origin.rpartition(":")
+    if file and place.isdigit():
+        return file, f"line {place}"
+    return (file, place) if file.endswith(_CONFIG_SUFFIXES) else (origin, "")
+
+
+_KEYS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_TERM_COLUMNS = (
+    Column(""),
+    Column("term"),
+    Column("GiB", "right"),
+    Column("share", "right"),
+    Column("kind"),
+    Column("formula in planner.memory", wide_only=True),
+)
+_ELSEWHERE_COLUMNS = (Column("not at the peak"), Column("GiB", "right"), Column("kind"), Column("when"))
+_PHASE_COLUMNS = (
+    Column("phase"),
+    *(Column(title, "right") for title in ("allocated", "reserved", "driver", "of limit")),
+    Column(""),
+)
+
+
+def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
+    """Allocated, reserved and driver peak against what the job may use."""
+    memory = prediction.memory
+    peaks = peaks_to_show(prediction)
+    levels: tuple[tuple[Level, Number, str], ...] = (
+        ("allocated", peaks.allocated_bytes, "live tensors: torch.cuda.max_memory_allocated"),
+        ("reserved", peaks.reserved_bytes, "with the allocator's cache: torch.cuda.max_memory_reserved"),
+        ("driver", peaks.driver_bytes, "with context, libraries, NCCL: nvidia-smi"),
+    )
+    sure = prediction.uncertainty
+    interval = (Column(f"{whole_percent(sure.nominal)} interval", "right"),) if sure else ()
+    columns = (Column("peak per GPU"), Column("GiB", "right"), *interval, Column("of limit", "right"), Column("what it counts"))
+    rows = []
+    for name, size, meaning in levels:
+        ranges = (level_interval(prediction, name),) if sure else ()
+        rows.append(Row((name, gib(size), *ranges, _share_of_limit(size, memory.limit_bytes), meaning)))
+    needs = ("needs at least", gib(memory.must_have_bytes), *(("",) if sure else ()))
+    meaning = "with less than this it fails; the cache shrinks to it"
+    rows.append(Row((*needs, _share_of_limit(memory.must_have_bytes, memory.limit_bytes), meaning), "strong"))
+    limit = "unknown" if memory.limit_bytes is None else gib(memory.limit_bytes)
+    rows.append(Row(("limit", limit, *(("",) if sure else ()), "", _limit_meaning(hardware)), "strong"))
+    blocks: list[Block] = [Grid(columns, tuple(rows))]
+    if prediction.verdict == "does_not_fit":
+        blocks.append(
+            Note(
+                "The first three are what a card with room would show; on this one the job runs out of memory first.",
+                "dim",
+            )
+        )
+    elif float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
+        uncapped = gib(memory.uncapped_driver_bytes)
+        blocks.append(
+            Note(f"A larger card would show {uncapped} GiB; on this one the allocator returns cached blocks first.", "dim")
+        )
+    return Section("GPU memory in GiB (2^30 bytes)", tuple(blocks))
+
+
+def terms_section(prediction: Prediction) -> Section:
+    """The stacked bar of the limiting phase and the table of all terms; its letters are those of the bar."""
+    memory, terms = prediction.memory, terms_at_peak(prediction)
+    total = sum(float(term.n_bytes) for term in terms)
+    keys = [_KEYS[index % len(_KEYS)] for index in range(len(terms))]
+    segments = tuple(Segment(key, float(term.n_bytes)) for key, term in zip(keys, terms, strict=True))
+    rows: list[Row] = []
+    running = 0.0
+    for index, (key, term) in enumerate(zip(keys, terms, strict=True)):
+        running += float(term.n_bytes)
+        share = percent(float(term.n_bytes) / total)
+        rows.append(Row((key, term.label, gib(term.n_bytes), share, term.kind, _short(term.formula)), colour=index))
+        if index + 1 == len(terms) or level_of(terms[index + 1]) != level_of(term):
+            rows.append(Row(("", f"= {level_of(term)}", gib(running), percent(running / total), "", ""), "strong"))
+    blocks: list[Block] = [StackedBar(segments, memory.limit_bytes), Grid(_TERM_COLUMNS, tuple(rows))]
+    if elsewhere := terms_elsewhere(prediction):
+        blocks += [Note(""), Grid(_ELSEWHERE_COLUMNS, tuple(_elsewhere_row(term) for term in elsewhere))]
+    return Section(f"Terms at the peak ({PHASE_WORDS[memory.limiting_phase]})", tuple(blocks))
+
+
+def phases_section(prediction: Prediction) -> Section:
+    """Peak of every phase at the three levels; the limiting one is marked.  A full fine-tune adds no adapters."""
+    memory = prediction.memory
+    has_adapters = any(term.name == "adapters" for term in memory.terms)
+    rows = []
+    for peak in memory.phases:
+        if peak.phase == "adapters" and not has_adapters:
+            continue
+        limiting = peak.phase == memory.limiting_phase
+        sizes = (gib(peak.allocated_bytes), gib(peak.reserved_bytes), gib(peak.driver_bytes))
+        share = _share_of_limit(peak.driver_bytes, memory.limit_bytes)
+        cells = (PHASE_WORDS[peak.phase], *sizes, share, "<- limits" if limiting else "")
+        rows.append(Row(cells, "strong" if limiting else "plain"))
+    return Section("Peak of each phase in GiB", (Grid(_PHASE_COLUMNS, tuple(rows)),) if rows else ())
+
+
+def host_section(prediction: Prediction, hardware: Hardware) -> Section:
+    """Host RAM per process by term, and per node against what the host has."""
+    host = prediction.host
+    columns = (Column("per process"), Column("GiB", "right"), Column(""), Column("formula in planner.memory", wide_only=True))
+    rows = [_host_row(term) for term in host.terms if float(term.n_bytes) >= 1]
+    rows.append(Row(("= per process", gib(host.per_process_bytes), "", ""), "strong"))
+    processes = f"{hardware.gpus_per_node} process{'es' if hardware.gpus_per_node > 1 else ''}"
+    needs = Note(f"A node ({processes}) needs {gib(host.required_per_node_bytes)} GiB; {_against(host)}.")
+    blocks: tuple[Block, ...] = (Grid(columns, tuple(rows)), needs)
+    if (reclaimable := host.reclaimable_per_node_bytes) >= 1:
+        given_back = "mapped files, which the system gives back when RAM is short, so they are not judged"
+        blocks += (Note(f"It uses up to {gib(reclaimable)} GiB more for {given_back}."),)
+    return Section("Host RAM in GiB", blocks)
+
+
+def _against(host: HostPrediction) -> str:
+    """What is needed against what there is."""
+    if host.available_bytes is None:
+        return "how much it has is not known, so this is not judged (--host-memory)"
+    share = whole_percent(float(host.required_per_node_bytes) / host.available_bytes) if host.available_bytes > 0 else "all"
+    return f"{share} of the {gib(host.available_bytes)} GiB that it has"
+
+
+def _limit_meaning(hardware: Hardware) -> str:
+    visible = hardware.gpu.visible_memory_bytes
+    if visible is None:
+        return f"the memory CUDA sees on {hardware.gpu.name} is unknown"
+    if hardware.gpu_reserved_bytes:
+        return f"{gib(visible)} GiB visible to CUDA less {gib(hardware.gpu_reserved_bytes)} GiB taken by others"
+    return "visible to CUDA on this card"
+
+
+def _share_of_limit(size: Number, limit_bytes: int | None) -> str:
+    return whole_percent(float(size) / limit_bytes) if limit_bytes else ""
+
+
+def _elsewhere_row(term: Term) -> Row:
+    phases = "; ".join(PHASE_WORDS[phase] for phase in sorted(term.phases, key=PHASES.index))
+    return Row((term.label, gib(term.n_bytes), term.kind, phases), "dim")
+
+
+def _host_row(term: HostTerm) -> Row:
+    return Row((term.name.replace("_", " "), gib(term.n_bytes), "pinned" if term.pinned else "", _short(term.formula)))
+
+
+def _short(formula: str) -> str:
+    return formula.removeprefix("planner.memory.")
+
+
+_COLUMNS = (
+    Column("part"),
+    Column("ms", "right"),
+    Column("share", "right"),
+    Column("overlapped ms", "right"),
+    Column("formula in planner.throughput", wide_only=True),
+)
+
+
+def time_section(prediction: Prediction) -> Section:
+    """Step time with its parts, samples and tokens per second, model FLOP utilisation."""
+    time = prediction.time
+    if time is None:
+        return Section("Step time", (Note("Not predicted: the rates of this card are not known.", "warn"),))
+    rows = [_row(term, float(time.step_s)) for term in time.terms if float(term.seconds) > 0]
+    rows.append(Row(("= step", _ms(float(time.step_s)), "", "", ""), "strong"))
+    interval = step_interval(prediction)
+    notes = (Note(f"{interval} of the step."),) if interval else ()
+    return Section("Time of one optimizer step", (Grid(_COLUMNS, tuple(rows)), Note(_rates(time)), *notes))
+
+
+def step_note(prediction: Prediction) -> Note:
+    """Time of a step with its interval, and the rates, in a line."""
+    time = prediction.time
+    if time is None:
+        return Note("Step time is not predicted: the rates of this card are not known.", "warn")
+    interval = step_interval(prediction)
+    when = ", with room" if prediction.verdict == "does_not_fit" else ""
+    return Note(f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
+
+
+def run_section(subject: Subject) -> Section:
+    """Run time and cost, where the user says how many samples there are."""
+    notes, run, n_gpus = tuple(run_notes(subject)), subject.scenario.run, subject.scenario.hardware.world_size
+    if notes and run.eval_samples is not None:
+        notes += (Note(f"With {run.eval_samples:,} samples evaluated after each epoch."),)
+    if notes and run.usd_per_gpu_hour is not None:
+        notes += (Note(f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} at {run.usd_per_gpu_hour:g} USD an hour each."),)
+    return Section("Whole run", notes)
+
+
+def asks_for_run(subject: Subject) -> bool:
+    """Whether the user says how many samples there are, and times are predicted."""
+    return subject.prediction.time is not None and subject.prediction.time.run_time_s is not None
+
+
+def run_notes(subject: Subject) -> Iterator[Note]:
+    """Run time and cost, and what both are at another length of samples; nothing where they are not asked for."""
+    time, run, sure = subject.prediction.time, subject.scenario.run, subject.prediction.uncertainty
+    if time is None or run.n_samples is None or time.run_time_s is None:
+        return
+    run_s, other = float(time.run_time_s), subject.at_length
+    epochs = "" if run.epochs == 1 else f" x {plain_number(run.epochs)} epochs"
+    text = f"Run: {run.n_samples:,}{' full' if other else ''} samples{epochs}: {duration(run_s)}"
+    if sure is not None and sure.step is not None:
+        low, high = (run_s * float(edge) / float(time.step_s) for edge in (sure.step.low, sure.step.high))
+        text += f" ({duration_range(low, high)})"
+    yield Note(f"{text}{', cost: add --price' if time.cost_usd is None else _usd(float(time.cost_usd))}")
+    if other is not None:
+        usd = "" if other.cost_usd is None else _usd(other.cost_usd)
+        yield Note(f"With --tokens-per-sample {other.tokens_per_sample}, for example: {duration(other.run_time_s)}{usd}")
+
+
+def _usd(amount: float) -> str:
+    return f", {amount:,.2f} USD"
+
+
+def _row(term: TimeTerm, step_s: float) -> Row:
+    hidden = float(term.overlapped_s)
+    visible = max(float(term.seconds) - hidden, 0.0)
+    share = percent(visible / step_s) if step_s > 0 else ""
+    hidden_ms = _ms(hidden) if hidden > 0 else ""
+    return Row(
+        (
+            term.name.replace("_", " "),
+            _ms(float(term.seconds)),
+            share,
+            hidden_ms,
+            term.formula.removeprefix("planner.throughput."),
+        )
+    )
+
+
+def _rates(time: TimePrediction) -> str:
+    mfu = "" if time.mfu is None else f", model FLOP utilisation {percent(float(time.mfu))}"
+    tokens = f"{rate(time.tokens_per_s)} real tokens/s"
+    return (
+        f"{duration(time.step_s)} per step; {rate(time.samples_per_s)} samples/s, {tokens}, "
+        f"{rate(time.padded_tokens_per_s)} padded tokens/s{mfu}."
+    )
+
+
+def _ms(seconds: float) -> str:
+    return rate(seconds / MILLI_S)
+
+
+# A ratio this close to 1 is not told apart from it.
+_SAME = 0.02
+
+
+def lever_section(subject: Subject) -> Section:
+    """Every lever that was found."""
+    if subject.levers is None:
+        return Section("", ())
+    if not subject.levers:
+        return Section("What would save memory", (Note("No change of this job that is modelled saves memory."),))
+    blocks: tuple[Block, ...] = (lever_choices("", subject.levers),)
+    if subject.prediction.verdict != "fits" and not any(each.fits for each in subject.levers):
+        blocks += (Note("None of these is enough, nor any pair of them that was tried.", "warn"),)
+    return Section("What would save memory", blocks)
+
+
+def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
+    """Levers with what they save, what they cost, and whether the job then fits."""
+    return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)), texts=not title)
+
+
+def _lever(lever: Lever) -> Choice:
+    saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
+    return Choice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
+
+
+def _cost(lever: Lever) -> str:
+    """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``, ``money``, ``training``."""
+    if lever.kind == "training":
+        return "training"
+    parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    if lever.kind == "money" and not parts:
+        parts.append("money" if "gpu" in lever.flags else "<1 GiB RAM")
+    ratio, usd = lever.step_time_ratio, lever.usd_ratio
+    if usd is not None and abs(usd - 1) >= _SAME:
+        parts.append(f"USD x {usd:.2f}")
+    elif ratio is not None and abs(ratio - 1) >= _SAME:
+        parts.append(f"step x {ratio:.2f}")
+    return ", ".join(parts) or "free"
+
+
+def _then(lever: Lever) -> str:
+    return VERDICTS[lever.verdict][0].lower()
+
+
+def stack_section(subject: Subject) -> Section:
+    """What the common stacks need, with what their bare defaults lack."""
+    if not subject.stacks:
+        return Section("", ())
+    columns = (Column("--stack"), Column("needs GiB", "right"), Column("uses GiB", "right"), Column("then"), Column(""))
+    rows = []
+    for each in subject.stacks:
+        lacks = f"bare defaults lack {', '.join(each.lacks)}" if each.lacks else ""
+        chance = "" if each.fits_probability is None else f", chance {chance_text(each.fits_probability)}"
+        then = f"{VERDICTS[each.verdict][0].lower()}{chance}"
+        rows.append(Row((each.stack, gib(each.need_bytes), gib(each.peak_bytes), then, lacks)))
+    return Section("By software stack", (Grid(columns, tuple(rows)),))
+
+
+def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
+    """What the common stacks need, and what people usually set that their bare defaults lack."""
+    needs = ", ".join(f"{each.stack} {each.need_bytes / GIB:.1f}" for each in stacks)
+    lacks = "; ".join(f"{each.stack}: {', '.join(each.lacks)}" for each in stacks if each.lacks)
+    return f"Needs by --stack: {needs} GiB{f' (not set by default in {lacks})' if lacks and with_lacks else ''}"
+
+
+def sensitivity_section(subject: Subject) -> Section:
+    """Assumptions that move the answer, each with what else people run."""
+    if not subject.unsaid:
+        return Section("", ())
+    return Section("Assumptions that move the answer most", (assumption_choices("", subject.unsaid),))
+
+
+def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
+    """Assumptions with the flag that says otherwise, and the answer then."""
+    rows = []
+    for each in moving:
+        moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
+        speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
+        rows.append(Choice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
+    return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

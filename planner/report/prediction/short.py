@@ -1,0 +1,167 @@
+"""The first answer: what decides, what it costs, what to change and what it rests on, within the rows of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from planner.report.prediction.sections import (
+    asks_for_run,
+    assumption_choices,
+    lever_choices,
+    run_notes,
+    short_job_line,
+    stacks_text,
+    step_note,
+)
+from planner.report.prediction.subject import Subject
+from planner.report.prediction.terms import largest_parts
+from planner.report.prediction.verdict import doubts, uses_text, verdict_note
+from planner.report.render.human import to_text
+from planner.report.render.layout import Block, Note, Section, StackedBar
+from planner.report.render.numbers import gib
+from planner.searching.levers import Lever
+
+MAX_LINES = 22
+"""Lines of the first answer: on a terminal of 24 rows the command and the next prompt stay visible."""
+N_PARTS = 5
+N_LEVERS = 4
+N_ASSUMPTIONS = 3
+N_WARNINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much of each list is shown, and whether blank lines part the report."""
+
+    levers: int = N_LEVERS
+    assumptions: int = N_ASSUMPTIONS
+    warnings: int = N_WARNINGS
+    stacks: bool = True
+    lacks: bool = True
+    blanks: bool = True
+    whole_warnings: bool = True
+
+
+def rooms() -> Iterator[Room]:
+    """From all that may be shown to the least.
+
+    Blank lines go first, then what warnings say after their first line, then levers, then assumptions, then warnings.
+    """
+    room = Room()
+    yield room
+    yield replace(room, blanks=False)
+    room = replace(room, blanks=False, whole_warnings=False)
+    yield from (replace(room, levers=count, lacks=lacks) for lacks in (True, False) for count in (N_LEVERS, N_LEVERS - 1))
+    yield replace(room, levers=2)
+    room = replace(room, lacks=False)
+    yield replace(room, levers=2)
+    yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
+    room = replace(room, assumptions=0, warnings=1)
+    yield from (replace(room, levers=1), replace(room, levers=0), replace(room, levers=0, stacks=False))
+
+
+def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
+    """The first answer with as much of each list as there is ``room``; empty parts are left out."""
+    if not subject.scenario.hardware.gpu.is_cuda:
+        # Terms and levers are those of CUDA's allocator.
+        return (Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject))),)
+    parts: tuple[tuple[Block, ...], ...] = (
+        (verdict_note(subject), *_about(subject), *_warnings(subject, room)),
+        (_bar(subject),),
+        _levers(subject, room.levers),
+        (*(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
+        (_more(subject), verdict_note(subject)),
+    )
+    if room.blanks:
+        return tuple(Section("", part) for part in parts if part)
+    return (Section("", tuple(block for part in parts for block in part)),)
+
+
+def _about(subject: Subject) -> Iterator[Note]:
+    prediction, scenario = subject.prediction, subject.scenario
+    yield Note(uses_text(subject))
+    if prediction.verdict == "host_memory_short" or (prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda):
+        yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
+    elif (available := prediction.host.available_bytes) is not None:
+        yield Note(f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB.")
+    yield Note(short_job_line(scenario), "dim", cut=True)
+    yield step_note(prediction)
+    if asks_for_run(subject):
+        yield from run_notes(subject)
+
+
+def _more(subject: Subject) -> Note:
+    """How to ask for the rest."""
+    run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    named = next((each.value for each in subject.scenario.assumptions if each.name == "calibration"), None)
+    if named is not None:
+        return Note(f"Calibration: {named}. More: --details for all of it", "dim")
+    return Note(f"More: --details for all of it{run}", "dim")
+
+
+def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
+    texts, count = doubts(subject), room.warnings
+    for text in texts[:count]:
+        yield Note(f"Warning: {text}", "warn", cut=not room.whole_warnings)
+    if len(texts) > count:
+        more = len(texts) - count
+        yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")
+
+
+def _bar(subject: Subject) -> StackedBar:
+    return StackedBar(largest_parts(subject.prediction, N_PARTS), subject.prediction.memory.limit_bytes, legend=True)
+
+
+def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
+    """The cheap levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
+    found = _one_stack(subject)
+    if subject.prediction.verdict == "fits":
+        # Nobody pays with host RAM, money or another training for room that is not needed.
+        title, chosen = "What would save memory", [each for each in found if each.kind in ("free", "time")]
+    elif enough := [each for each in found if each.fits]:
+        title, chosen = "What would make it fit", enough
+    else:
+        title = "Nothing that was tried makes it fit; what saves most"
+        chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
+    # A second card says less than a change of another kind.
+    cards = [each for each in chosen if "gpu" in each.flags][1:]
+    chosen = [*(each for each in chosen if each not in cards), *cards]
+    # Whatever is left out, what is shown stands in the order of what it costs.
+    shown = [each for each in found if each in chosen[:count]]
+    return (lever_choices(title, shown),) if shown else ()
+
+
+def _one_stack(subject: Subject) -> list[Lever]:
+    """The levers with the best other stack alone, where a line of the report shows all of them."""
+    found = list(subject.levers or ())
+    others = [each for each in found if tuple(each.flags) == ("stack",)]
+    best = max(others, key=lambda each: (each.fits, each.saves_bytes), default=None)
+    return [each for each in found if each is best or each not in others or not subject.stacks]
+
+
+def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
+    """What the common stacks would need, where none is given."""
+    if subject.stacks:
+        yield Note(stacks_text(subject.stacks, with_lacks=with_lacks))
+
+
+def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
+    """What moves the answer most of what was assumed."""
+    # Stacks have a line of their own.
+    moving = [each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))][:count]
+    if not moving:
+        return ()
+    return (assumption_choices("Assumptions: what if yours differ?", moving),)
+
+
+def short_text(subject: Subject, console: Console) -> str:
+    """The first answer for the stream of ``console``: the most that fits into :data:`MAX_LINES` lines of its width."""
+    texts = (to_text(short_sections(subject, room), console) for room in rooms())
+    text = next(texts)
+    while text.count("\n") > MAX_LINES and (shorter := next(texts, "")):
+        text = shorter
+    return text

@@ -1,0 +1,1 @@
+"""Sections -> text for people and markdown: layout, bars, numbers, line breaks."""

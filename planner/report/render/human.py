@@ -1,0 +1,201 @@
+"""Sections -> a report for people, drawn with rich: colours on a terminal, plain text everywhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console, detect_legacy_windows
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from planner.printing import MOST_WIDTH, printable, width_of
+from planner.report.render.bar import FREE, scale_line, segment_cells
+from planner.report.render.layout import Block, Choice, Choices, Commands, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.render.numbers import gib, share_text
+from planner.report.render.wrapping import first_line, wrap
+
+_STYLES: dict[Tone, str] = {
+    "plain": "",
+    "strong": "bold",
+    "good": "bold green",
+    "bad": "bold red",
+    "warn": "yellow",
+    "dim": "dim",
+}
+_PALETTE = (
+    *("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan", "white", "bright_red"),
+    *("cyan", "yellow", "green", "magenta", "red"),
+)
+_GUTTER = 2
+
+
+def make_console(stream: TextIO) -> Console:
+    """A console on ``stream`` as wide as its terminal; without a single escape code unless it is a colour terminal.
+
+    ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
+    The console of Windows before 10 knows no escape codes, and the report is drawn before it is written.
+    """
+    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty() or detect_legacy_windows()
+    width = width_of(stream)
+    return Console(
+        file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto", width=width, height=24
+    )
+
+
+def to_text(sections: Sequence[Section], console: Console) -> str:
+    """The report as text for the stream of ``console``, without blanks at the ends of lines."""
+    with console.capture() as capture:
+        _print_sections(sections, console)
+    text = capture.get()
+    return text if console.color_system else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _print_sections(sections: Sequence[Section], console: Console) -> None:
+    for index, section in enumerate(sections):
+        if index:
+            console.print()
+        if section.title:
+            console.print(Text(section.title, style="bold underline" if console.color_system else ""))
+            if not console.color_system:
+                console.print("-" * min(len(section.title), console.width))
+        for block in section.blocks:
+            _print_block(block, console)
+
+
+def _print_block(block: Block, console: Console) -> None:
+    width = console.width
+    if isinstance(block, Note):
+        text = printable(block.text)
+        lines = [first_line(text, width)] if block.cut else wrap(text, width)
+        console.print(Text("\n".join(lines), style=_STYLES[block.tone]), soft_wrap=True)
+    elif isinstance(block, StackedBar):
+        console.print(_bar(block, console), soft_wrap=True)
+    elif isinstance(block, Choices):
+        console.print(choices_text(block, width), soft_wrap=True)
+    elif isinstance(block, Commands):
+        console.print(Text("\n".join(map(printable, block.lines))), soft_wrap=True)
+    else:
+        console.print(_table(block, console))
+
+
+def _bar(bar: StackedBar, console: Console) -> Text:
+    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit, then the legend."""
+    width, coloured = console.width, console.color_system is not None
+    text = Text()
+    for index, (segment, count) in enumerate(zip(bar.segments, segment_cells(bar, width), strict=True)):
+        text.append(segment.key * count, style=_colour(index) if coloured else "")
+    text.append(FREE * (width - len(text)), style="dim" if coloured else "")
+    text.append(f"\n{scale_line(bar, width)}"[: width + 1])
+    if bar.legend:
+        text.append("\n").append(_legend(bar, width, coloured=coloured))
+    return text
+
+
+def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
+    """Letter, name, GiB and share of each segment, in as many columns as there is width for."""
+    labels, sizes = [each.label for each in bar.segments], [gib(each.n_bytes) for each in bar.segments]
+    shares = [share_text(each.n_bytes / bar.total_bytes) for each in bar.segments]
+    label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
+    cells = []
+    for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
+        cell = Text().append(bar.segments[index].key, style=_colour(index) if coloured else "")
+        cell.append(f" {texts[0]:<{label}} {texts[1]:>{size}} GiB {texts[2]:>{share}}")
+        cells.append(cell)
+    across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
+    down = -(-len(cells) // across)
+    lines = [Text(" " * _GUTTER).join(cells[row::down]) for row in range(down)]
+    return Text("\n").join(lines)
+
+
+def _table(grid: Grid, console: Console) -> Table | Text:
+    """With all its columns where they fit side by side, else without those for a wide terminal, else as a list."""
+    whole = _drawn(grid, range(len(grid.columns)))
+    if Measurement.get(console, console.options.update(width=MOST_WIDTH), whole).maximum <= console.width:
+        return whole
+    kept = [index for index, column in enumerate(grid.columns) if not column.wide_only]
+    narrow = _drawn(grid, kept)
+    if Measurement.get(console, console.options.update(width=MOST_WIDTH), narrow).minimum <= console.width:
+        return narrow
+    return _listed(grid, kept, console.width)
+
+
+def _listed(grid: Grid, shown: Sequence[int], width: int) -> Text:
+    """Row after row, a line for each cell after its column's title: no number is cut and no word broken that a line can hold."""
+    text = Text()
+    for row in grid.rows:
+        cells = [(grid.columns[index].title, printable(row.cells[index])) for index in shown if row.cells[index].strip()]
+        for place, (title, cell) in enumerate(cells):
+            indent = " " * _GUTTER if place else ""
+            lines = wrap(f"{title}: {cell}" if place and title else cell, width - len(indent))
+            text.append("".join(f"{indent}{line}\n" for line in lines), style=_STYLES[row.tone])
+    text.rstrip()
+    return text
+
+
+def _drawn(grid: Grid, shown: Sequence[int]) -> Table:
+    titled = any(column.title for column in grid.columns)
+    table = Table(box=None, show_header=titled, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in (grid.columns[index] for index in shown):
+        table.add_column(column.title, justify=column.align, no_wrap=column.whole or column.align == "right", overflow="fold")
+    for row in grid.rows:
+        cells = _cells(row)
+        table.add_row(*(cells[index] for index in shown), style=_STYLES[row.tone])
+    return table
+
+
+def _cells(row: Row) -> list[Text]:
+    cells = [Text(printable(cell)) for cell in row.cells]
+    if row.colour is not None:
+        cells[0].stylize(_colour(row.colour))
+    return cells
+
+
+def _colour(index: int) -> str:
+    """A background of its own for each of the first segments, and none for those after."""
+    return f"black on {_PALETTE[index]}" if index < len(_PALETTE) else ""
+
+
+_INDENT, _GAP = 2, 2
+
+
+def choices_text(choices: Choices, width: int) -> Text:
+    """The list in lines of at most ``width`` characters.
+
+    Flags too long to stand beside the facts get lines of their own; facts too long for one line follow below.
+    """
+    widths = [max(map(len, (title, *(row.facts[at] for row in choices.rows)))) for at, title in enumerate(choices.columns)]
+    room = width - sum(widths) - _GAP * len(widths)
+    text = Text()
+    heading = [printable(choices.title)] if len(choices.title) <= room else wrap(printable(choices.title), width)
+    for line in _with_facts(heading, choices.columns, widths, room, width):
+        text.append(line, style="bold").append("\n")
+    for row in choices.rows:
+        for line in _with_facts(_left(row, room, width, texts=choices.texts), row.facts, widths, room, width):
+            text.append(line, style="green" if row.tone == "good" else "").append("\n")
+    text.rstrip()
+    return text
+
+
+def _left(row: Choice, room: int, width: int, *, texts: bool) -> list[str]:
+    """Flags, with their meaning where both fit beside the facts; else the meaning above them, or not at all."""
+    flags, meaning = printable(row.flags), printable(row.text)
+    indent = " " * _INDENT
+    both = f"{indent}{flags}  {meaning}"
+    if len(both) <= room:
+        return [both]
+    above = [f"{indent}{line}" for line in wrap(meaning, width - _INDENT)] if texts and meaning else []
+    alone = f"{indent}{flags}"
+    return [*above, *([alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)])]
+
+
+def _with_facts(left: list[str], facts: tuple[str, ...], widths: list[int], room: int, width: int) -> list[str]:
+    """The last line of ``left`` with the facts at the right, or these below it; in a row where columns do not fit ``width``."""
+    if room < 0:
+        return [*left, *(f"{' ' * _INDENT * 2}{line}" for line in wrap(", ".join(filter(None, facts)), width - _INDENT * 2))]
+    aligned = "".join(f"{' ' * _GAP}{fact:<{size}}" for fact, size in zip(facts, widths, strict=True))
+    if len(left[-1]) <= room:
+        return [*left[:-1], f"{left[-1]:<{room}}{aligned}".rstrip()]
+    return [*left, f"{'':<{room}}{aligned}".rstrip()]

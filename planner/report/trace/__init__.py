@@ -1,0 +1,1 @@
+"""Documents of ``measure`` that ``plan`` reads, and the trace beside the closed form."""
