@@ -50,10 +50,10 @@ LOWEST_PYTHON ?= "$$($(PYTHON) tests/lowest/find_python.py oldest)"
 NEWEST_PYTHON ?= "$$($(PYTHON) tests/lowest/find_python.py newest)"
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
-PLAIN_TESTS := tests/cli tests/configs tests/golden tests/unit tests/api tests/lowest tests/architecture/test_wheel.py
+PLAIN_TESTS := tests/cli tests/golden tests/lowest tests/planner tests/measure/run tests/measure/campaign tests/measure/worker tests/measure/test_bundle.py tests/architecture/test_wheel.py
 # What of the extras is small, and the tests that use it.
 SMALL_EXTRAS := '.[test,slurm,plots]' nvidia-ml-py packaging psutil
-EXTRA_TESTS := tests/unit tests/calibration/test_tables.py
+EXTRA_TESTS := tests/planner tests/measure/run tests/measure/campaign tests/accuracy/test_tables.py
 LOWEST_PYTEST := python -m pytest -n $(XDIST) --dist worksteal
 test-lowest:
 	$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
@@ -73,9 +73,9 @@ explore: env
 # Both run only what is not stored yet; AGAIN=--again traces everything anew (hours on two cores).
 AGAIN ?=
 differential: env
-	$(BIN)/python tests/differential/run_matrix.py --workers $(XDIST) $(AGAIN)
-	$(BIN)/python tests/differential/sharded_table.py $(AGAIN)
-	$(BIN)/python -m pytest tests/differential/test_matrix.py tests/differential/test_sharded_table.py
+	$(BIN)/python tests/against_libraries/run_matrix.py --workers $(XDIST) $(AGAIN)
+	$(BIN)/python tests/against_libraries/sharded_table.py $(AGAIN)
+	$(BIN)/python -m pytest tests/against_libraries/test_matrix.py tests/against_libraries/test_sharded_table.py
 
 bench: env
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only
@@ -94,7 +94,7 @@ regenerate: env
 	$(BIN)/python -m planner.calibration.misses --write
 	$(BIN)/python -m tests.accuracy.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
 	$(BIN)/python -m tests.accuracy.accuracy --write
-	$(BIN)/python tests/validation/other_tools.py
+	$(BIN)/python tests/accuracy/estimators.py
 	$(BIN)/python -m tests.accuracy.scatter
 	$(BIN)/python tests/golden/regenerate.py
 	$(BIN)/python tests/notebooks/execute.py

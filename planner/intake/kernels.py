@@ -12,7 +12,7 @@ from planner.domain.stack import Stack
 # bitsandbytes steps these on the GPU only.
 GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"})
 # Those of torch itself.  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors of FSDP2
-# (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py): tests/differential/test_optimizers_of_fsdp2.py.
+# (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py): tests/against_libraries/test_optimizers_of_fsdp2.py.
 _DTENSOR_OPTIMIZERS = frozenset({"adamw_torch", "adamw_torch_fused", "sgd"})
 _DTENSOR_SHARDINGS = frozenset({"fsdp", "fsdp-grad-op", "hsdp"})
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")

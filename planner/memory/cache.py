@@ -169,7 +169,7 @@ def bucket_leftover_bytes(job: Job) -> Number:
     Formula: that block less the buckets inside; where the block was of no use anyway (:func:`stranded_logits_bytes`) minus the
     buckets.  0 where a bucket is larger than the logits, or made later.
     Source: DeepSpeed 0.12.6 zero/stage_1_and_2.py backward; torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block (best
-    fit), should_split; seen in replays (tests/differential/test_bucket_blocks.py).
+    fit), should_split; seen in replays (tests/against_libraries/test_bucket_blocks.py).
     """
     buckets = early_bucket_bytes(job)
     if job.recipe.loss != "hf" or is_zero(buckets):

@@ -90,7 +90,7 @@ def _outgrown_bytes(job: Job) -> Number:
     Formula: the copies of the loss (:mod:`planner.memory.logits`).  Where autocast meets 16-bit logits two thirds of them, the
     fp32 ones: the logits and their log-softmax have half the width, and fit into outgrown blocks of these.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block (best fit), alloc_block; replays of both chains, see
-    ``tests/differential/test_trace_lengths.py``.
+    ``tests/against_libraries/test_trace_lengths.py``.
     """
     copies = maximum(logits_forward_bytes(job), logits_backward_bytes(job))
     half_width = job.regime.autocast and job.regime.compute < 4 and not job.model.fp32_logits

@@ -1,7 +1,7 @@
 """The points of the README's picture as a file, so that drawing needs no fit and a picture of other points can be told.
 
 ``data/drawn_points.csv`` is written with ``data/accuracy.toml``: predictions of the four numbered documents by fits that never
-saw them.  ``data/other_tools.csv`` holds what other estimators say of the same rows (``tests/validation/other_tools.py``).
+saw them.  ``data/other_tools.csv`` holds what other estimators say of the same rows (``tests/accuracy/estimators.py``).
 """
 
 from __future__ import annotations

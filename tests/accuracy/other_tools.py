@@ -1,6 +1,6 @@
 """What other estimators say of the same published rows: their errors, kept in ``data/other_tools.toml``.
 
-The file is written by ``python tests/validation/other_tools.py``, which calls the estimators' own code; here it is only read.
+The file is written by ``python tests/accuracy/estimators.py``, which calls the estimators' own code; here it is only read.
 """
 
 from __future__ import annotations

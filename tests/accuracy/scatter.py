@@ -1,7 +1,7 @@
 """The picture of the README: predicted against measured on the four documents, each held out of its fit, and other estimators.
 
 ``python -m tests.accuracy.scatter`` (needs the extra ``plots``, a few seconds) draws the points that
-``python -m tests.accuracy.accuracy --write`` and ``python tests/validation/other_tools.py`` stored, as
+``python -m tests.accuracy.accuracy --write`` and ``python tests/accuracy/estimators.py`` stored, as
 ``notebooks/predicted_vs_measured.png`` or the file that it is given.  The picture carries the fingerprint of its points.
 """
 

@@ -14,7 +14,7 @@ from planner.errors import ExitCode
 from planner.report.check.document import CheckDocument
 from planner.report.check.sections import Checked, worst_exit_code
 
-EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
+EXAMPLES = Path(__file__).parents[1] / "planner" / "configs" / "examples"
 QLORA = str(EXAMPLES / "llama_factory_qlora.yaml")
 
 

@@ -322,7 +322,7 @@ def test_a_config_file_is_a_constraint_too(capsys: Captured, tmp_path: Path) -> 
 
 def test_a_config_file_of_a_tool_is_a_constraint_too(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the file says holds and what its tool does by itself may vary; a recipe is what ``plan`` says of file and flags."""
-    monkeypatch.chdir(Path(__file__).parents[1] / "configs" / "examples")
+    monkeypatch.chdir(Path(__file__).parents[1] / "planner" / "configs" / "examples")
     document = answer_to(capsys, "--config llama_factory_qlora.yaml --gpu 4090", 0)
     (group,) = document["groups"]
     assert group["training"] == "lora on nf4"

@@ -15,7 +15,7 @@ from measure.cli.main import main as measure
 from planner.cli.main import main as plan
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "tests" / "configs" / "examples"
+EXAMPLES = ROOT / "tests" / "planner" / "configs" / "examples"
 JOB = ("--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024")
 PUBLISHED = str(sorted((ROOT / "data" / "published").glob("*.csv"))[0])
 PLAN = {

@@ -37,7 +37,7 @@ from tests.accuracy.longest import answer, longest_table, published_cases
 from tests.accuracy.other_tools import stored_other_tools
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "differential"))
+sys.path.insert(0, str(ROOT / "tests" / "against_libraries"))
 WIDTH = 80
 GENERATED = re.compile(r"(<!-- generated: (?P<key>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 CODE_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)

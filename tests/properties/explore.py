@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-TESTS = ("tests/properties", "tests/calibration/test_intervals.py", "tests/cli/test_cli.py")
+TESTS = ("tests/properties", "tests/planner/calibration/intervals/test_spreads.py", "tests/cli/test_cli.py")
 _SIXTY = 60
 
 

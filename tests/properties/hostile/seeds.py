@@ -21,7 +21,7 @@ from planner.configs import accelerate, axolotl, harmless, hf_trainer, llama_fac
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 
-EXAMPLES = Path(__file__).parents[2] / "configs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "planner" / "configs" / "examples"
 CONFIGS = tuple(sorted(path.name for path in EXAMPLES.iterdir()))
 CAMPAIGNS = ("cpu.toml", "first.toml")
 TINY_MODEL = data_dir() / "campaigns" / "tiny" / "config.json"

@@ -1,0 +1,105 @@
+"""Runs the differential matrix and writes ``data/differential``: ``python tests/against_libraries/run_matrix.py --help``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from matrix.cells import Cell, all_cells, scenario_of
+from matrix.compare import Traced, traced
+from matrix.table import Tables, folder, joined, read_tables, refreshed, row_of, summary_line, write_tables
+
+from planner.errors import PlannerError
+
+_SAVE_EVERY_S = 30.0
+
+
+def _prepare() -> None:
+    """One thread a worker: fakes compute nothing.  Libraries warn about settings that they chose themselves."""
+    warnings.simplefilter("ignore")
+    import gc
+
+    import torch
+
+    # What tracing imports, before all that exists is left out of collections for good.
+    import measure.trace.program  # noqa: F401
+
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+
+
+def run_one(cell: Cell) -> Traced | str:
+    """The trace of a cell, or why there is none."""
+    try:
+        scenario_of(cell)
+        return traced(cell)
+    except PlannerError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - one broken cell must not end the run; it is listed
+        return f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def run_cells(cells: Sequence[Cell], tables: Tables, where: Path, workers: int) -> None:
+    """Trace ``cells`` in a pool and store what comes, now and then and at the end."""
+    order, saved = all_cells(), time.monotonic()
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare)
+    with pool:
+        futures = {pool.submit(run_one, cell): cell for cell in cells}
+        for count, future in enumerate(as_completed(futures), 1):
+            cell, result = futures[future], future.result()
+            tables.rows.pop(cell.key, None)
+            tables.missing.pop(cell.key, None)
+            if isinstance(result, str):
+                tables.missing[cell.key] = result
+            else:
+                tables.rows[cell.key] = row_of(cell, result)
+            if time.monotonic() - saved > _SAVE_EVERY_S:
+                write_tables(where, tables, order)
+                sys.stderr.write(f"{count} of {len(cells)}\n")
+                saved = time.monotonic()
+    write_tables(where, tables, order)
+
+
+def main() -> None:
+    """Trace what is missing, ask the closed form anew, write both tables and say how far they are apart."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--again", action="store_true", help="trace every cell, not only those that are not stored yet")
+    parser.add_argument("--retry", action="store_true", help="trace again what could not be compared")
+    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing")
+    parser.add_argument("--priority", type=int, default=9, help="leave out cells of a higher number")
+    parser.add_argument("--match", default="", help="only cells whose key holds this text")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=folder(), help="where the tables are")
+    parser.add_argument("--take", type=Path, help="add the cells of the tables in this folder, from a run elsewhere")
+    options = parser.parse_args()
+    tables, cells = read_tables(options.folder), all_cells()
+    if options.take:
+        tables = joined(tables, read_tables(options.take))
+    wanted = [cell for cell in cells if cell.priority <= options.priority and options.match in " ".join(cell.key)]
+    known = set() if options.again else set(tables.rows) | (set() if options.retry else set(tables.missing))
+    if not options.closed_form_only:
+        run_cells([cell for cell in wanted if cell.key not in known], tables, options.folder, options.workers)
+    for cell in cells:
+        if cell.key in tables.rows:
+            tables.rows[cell.key] = refreshed(cell, tables.rows[cell.key])
+    write_tables(options.folder, tables, cells)
+    rows = list(tables.rows.values())
+    sys.stdout.write(f"{len(rows)} cells compared, {len(tables.missing)} not\n")
+    for column in ("difference_percent", "worst_terms_percent", "reserved_difference_percent"):
+        sys.stdout.write(f"{column}: {summary_line(rows, column)}\n")
+
+
+if __name__ == "__main__":
+    main()

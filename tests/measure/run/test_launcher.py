@@ -1,0 +1,122 @@
+"""How cases are started: what happens when the warm parent has opened the device, and how a death is told."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import measure.run.launcher
+import measure.run.processes
+from measure.run.case import Case, RunOptions
+from measure.run.launcher import Launcher, Run, _End, _verdict
+from measure.run.processes import Zygote, ZygoteError
+from measure.run.readings.host import HostPeaks
+from tests.extras import needs
+
+
+class Parent:
+    """A warm parent; one that imports the compiler opens the device."""
+
+    started: list[bool]
+    opens_always = False
+
+    def __init__(self, *, only_needed: bool = False) -> None:
+        self.started.append(only_needed)
+        self.facts = {"cuda_initialized": self.opens_always or not only_needed}
+        self.alive = True
+
+    @property
+    def can_fork(self) -> bool:
+        """As the real one."""
+        return not self.facts["cuda_initialized"]
+
+    def close(self) -> None:
+        """It ends."""
+        self.alive = False
+
+
+@pytest.mark.parametrize("opens_always", [False, True])
+def test_a_parent_that_opened_the_device_is_replaced_by_one_that_imports_less(
+    monkeypatch: pytest.MonkeyPatch, opens_always: bool
+) -> None:
+    """Children of the second one fork where it left the device alone; one that opens it all the same is not tried again."""
+    parent: Any = type("Parent", (Parent,), {"started": [], "opens_always": opens_always})
+    monkeypatch.setattr(measure.run.launcher, "Zygote", parent)
+    with Launcher() as launcher:
+        assert launcher.facts["cuda_initialized"] is opens_always
+        assert launcher.facts is launcher.facts
+        assert launcher._zygote is not None
+        assert launcher._zygote.can_fork is not opens_always
+    assert parent.started == [False, True]
+
+
+@pytest.mark.parametrize(("limit_bytes", "told"), [(None, False), (10**9, True)])
+def test_a_native_death_under_a_memory_limit_names_the_limit(tmp_path: Path, limit_bytes: int | None, told: bool) -> None:
+    """A library that does not look whether it got memory dies by a signal: a crash still, with the limit named."""
+    case = Case({"gpu": "cpu"}, RunOptions(memory_limit_bytes=limit_bytes))
+    outcome, message = _verdict([[]], _End(-signal.SIGSEGV, False, False, tmp_path / "none"), case)
+    assert outcome == "crash"
+    assert message is not None
+    assert "SIGSEGV" in message
+    assert ("a larger limit" in message) is told
+
+
+def ended(how: str, *events: str) -> Run:
+    """A case that crashed after it had said ``events``."""
+    said = tuple({"event": event} for event in events)
+    host = HostPeaks(None, None, None, None, None, None, 1, 0.05)
+    return Run("crash", None, "no CUDA device", (said,), host, (), 0.0, 1.0, how)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "forked", "spawned", "ways", "forks_on"),
+    [
+        ("h200", (), ("hello",), ["fork", "spawn"], False),
+        ("h200", (), (), ["fork", "spawn"], True),
+        ("h200", ("hello",), (), ["fork"], True),
+        ("cpu", (), (), ["fork"], True),
+    ],
+)
+def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, forked: tuple[str, ...], spawned: tuple[str, ...], ways: list[str], forks_on: bool
+) -> None:
+    """Whatever the reason: where only a spawned worker comes to its device, no later case is forked."""
+    tried: list[str] = []
+
+    def run_once(launcher: Launcher, *_: Any, may_fork: bool = True) -> Run:
+        tried.append("fork" if may_fork and launcher._may_fork else "spawn")
+        return ended(tried[-1], *(forked if tried[-1] == "fork" else spawned))
+
+    monkeypatch.setattr(Launcher, "_run_once", run_once)
+    with Launcher() as launcher:
+        assert launcher.run(Case({"gpu": gpu}, RunOptions())).how == ways[-1]
+        assert tried == ways
+        assert launcher._may_fork is forks_on
+
+
+def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the interpreter wrote last is in the sentence: on a foreign machine it is all that there is to go by."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8")
+    root = str(Path(__file__).resolve().parents[3])
+    monkeypatch.setattr(measure.run.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
+    with pytest.raises(ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"):
+        Zygote()
+
+
+@needs("psutil")
+def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that it inherited would hold it until the timeout, and every case after it: it is killed early, which is a crash."""
+    killed: list[int] = []
+    child = SimpleNamespace(pid=2**22 + 1, status=lambda: -signal.SIGKILL if killed else None)
+    monkeypatch.setattr(measure.run.launcher, "_OPENING_S", 0.0)
+    monkeypatch.setattr(measure.run.launcher, "kill_group", killed.append)
+    monkeypatch.setattr(Launcher, "_start", lambda *_: (child, "fork"))
+    with Launcher() as launcher:
+        run = launcher._run_once(Case({"gpu": "h200"}, RunOptions(timeout_s=600.0)), 1, ())
+    assert killed[0] == child.pid
+    assert (run.outcome, run.how) == ("crash", "fork")
+    assert "SIGKILL" in (run.message or "")

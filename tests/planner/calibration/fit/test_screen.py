@@ -1,0 +1,97 @@
+"""Records that a fit must not use are left out, each by a named rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.calibration.fit.calibrate import calibrate
+from planner.calibration.fit.screen import RULES, screen
+from planner.calibration.fit.targets import targets_of
+from planner.calibration.fit.unused import doubtful, unused_times
+from planner.calibration.published import published_dir
+from planner.domain.coefficients import Coefficients
+from planner.domain.run_record import RunRecord
+from planner.records import read_records
+from tests.planner.calibration.simulated import simulated
+
+GOOD = simulated({"doc-d": Coefficients()})[0]
+
+CASES: dict[str, RunRecord] = {
+    "not_modelled": replace(GOOD, id="x", tensor_parallel=2),
+    "unusable": replace(GOOD, id="x", gpu="rtx9999"),
+    "cpu_record": replace(GOOD, id="x", gpu="cpu"),
+    "failed_run": replace(GOOD, id="x", outcome="crash"),
+    "repeat": replace(GOOD, id="x", notes="REPEAT of row 3"),
+    "duplicate": replace(GOOD, id="x", notes="copied"),
+    "refused": replace(GOOD, id="x", lora_targets=("nosuch",)),
+    "above_card": replace(GOOD, id="x", peak_memory_mib=61_440.0),
+    "no_reading": replace(GOOD, id="x", peak_memory_mib=None, step_time_s=None),
+    "below_weights": replace(GOOD, id="x", peak_memory_mib=7.5),
+}
+# A row with such a time stays, because its memory is as good as any.
+TIMES: dict[str, RunRecord] = {
+    "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
+    "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="TIME OF A LOOP: evaluation is inside"),
+    "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
+}
+LINES = ("newer_schema", "no_file", "unreadable", "repeated_id", "unfinished")
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_bad_record_is_left_out_by_its_rule(rule: str) -> None:
+    """The good record stays, the bad one is named with the rule and a reason."""
+    found = screen([GOOD, CASES[rule]])
+    assert [record.id for record, _ in found.used] == [GOOD.id]
+    assert [(each.record_id, each.rule) for each in found.left_out] == [("x", rule)]
+    assert len(found.left_out[0].reason) > 20
+
+
+@pytest.mark.parametrize("rule", TIMES)
+def test_a_time_that_teaches_nothing_is_left_out_alone(rule: str) -> None:
+    """The row's memory is fitted, its time is not, and the rule says so by name."""
+    screened = screen([GOOD, TIMES[rule]])
+    assert [record.id for record, _ in screened.used] == [GOOD.id, "x"]
+    assert [(each.record_id, each.rule) for each in unused_times(screened.used)] == [("x", rule)]
+    assert [target.quantity for target in targets_of(*screened.used[1])] == ["memory"]
+
+
+def test_only_what_is_wrong_is_doubtful() -> None:
+    """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
+    rows = [GOOD, *CASES.values(), *TIMES.values()]
+    named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
+    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"}
+    assert {each.rule for each in doubtful(named)} == wrong
+
+
+def test_no_published_peak_is_below_its_weights() -> None:
+    """The rule is about wrong units, not about stacks that hold weights otherwise than assumed."""
+    left_out = screen(read_records([published_dir() / "*.csv"]).records).left_out
+    assert [each for each in left_out if each.rule == "below_weights"] == []
+
+
+def test_numbers_with_too_few_readings_are_named() -> None:
+    """Of two cards of one generation, one with six readings and one with two, the second gets no number, and it is said why."""
+    records = [*simulated({"doc-a": Coefficients()}), *simulated({"doc-b": Coefficients()})[4:6]]
+    found = {each.knob.label: each for each in calibrate(records).not_fitted}
+    assert found["matmul_efficiency[a100-40-sxm]"].n_readings == 2
+    assert found["matmul_efficiency[a100-40-sxm]"].reason == "needs 6 readings"
+    assert found["cpu_adam_params_per_s"].reason == "no reading, or one document alone, depends on it"
+
+
+def test_every_rule_has_a_case() -> None:
+    """No rule is listed that nothing can trigger; those of lines and machines are tested where these are read."""
+    assert set(RULES) == {*CASES, *TIMES, *LINES, "other_machine"}
+
+
+def test_a_total_over_gpus_may_exceed_one_card() -> None:
+    """60 GiB over four 24 GiB cards is no error."""
+    spread = replace(GOOD, peak_memory_mib=61_440.0, memory_scope="all_gpus", gpus_per_node=4, sharding="ddp")
+    assert screen([spread]).left_out == ()
+
+
+def test_the_same_configuration_measured_twice_is_kept() -> None:
+    """Two readings of one configuration are two measurements, not a duplicate."""
+    again = replace(GOOD, id="again", peak_memory_mib=(GOOD.peak_memory_mib or 0) * 1.01)
+    assert len(screen([GOOD, again]).used) == 2

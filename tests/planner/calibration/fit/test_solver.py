@@ -1,0 +1,207 @@
+"""The fit: finds coefficients that records were made with, holds to its priors elsewhere, never looks at what is held out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
+from planner.calibration.fit.problem import Problem, make_problem
+from planner.calibration.fit.screen import screen
+from planner.calibration.fit.solver import Pull, pulls_to_try, solve
+from planner.calibration.fit.split import cross_fit
+from planner.calibration.fit.targets import NOISE, targets_of
+from planner.domain.calibration import applies
+from planner.domain.coefficients import PRIORS, Coefficients
+from planner.domain.hierarchy import FREEDOM, moved
+from planner.domain.run_record import RunRecord
+from planner.intake.request import from_record
+from planner.intake.resolve import resolve
+from planner.memory.job import job_of
+from planner.memory.runtime import context_bytes
+from planner.units import MIB
+from tests.planner.calibration.simulated import MACHINES, SHAPES, simulated
+
+TRUTH = replace(Coefficients(), context_bytes=380.0 * MIB, slack_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
+EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
+
+
+@cache
+def fitted_to_truth() -> Fitted:
+    """A calibration on records of four machines that all follow ``TRUTH``."""
+    return calibrate(simulated(EVERYWHERE))
+
+
+def resolved(record: RunRecord, fitted: Fitted) -> Coefficients:
+    """Coefficients that the calibration gives to the configuration of ``record``."""
+    return fitted.calibration.coefficients_for(resolve(from_record(record), force=True))
+
+
+def context_on(machine: str, coefficients: Coefficients) -> float:
+    """Bytes of context on the card of one simulated machine: readings tell the sum of its two parts, hardly each."""
+    scenario = resolve(from_record(simulated({machine: TRUTH})[0]), force=True)
+    return float(context_bytes(job_of(scenario, coefficients)))
+
+
+def problem_of(records: list[RunRecord], quantity: str = "memory") -> Problem:
+    """The least-squares problem of one quantity."""
+    targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
+    problem = make_problem(quantity, targets, 14)  # type: ignore[arg-type]
+    assert problem is not None
+    return problem
+
+
+@pytest.mark.parametrize("name", ["context_bytes", "matmul_efficiency", "memory_efficiency"])
+def test_the_fit_moves_from_the_prior_to_the_truth(name: str) -> None:
+    """Four documents with 1 % noise carry each coefficient a third of the way at least; priors and machines hold the rest."""
+    record = simulated({"doc-a": TRUTH})[0]
+    found, true, prior = (getattr(each, name) for each in (resolved(record, fitted_to_truth()), TRUTH, Coefficients()))
+    assert abs(found - true) < 0.67 * abs(true - prior)
+
+
+@pytest.mark.parametrize("quantity", ["memory", "throughput"])
+def test_known_coefficients_are_recovered(quantity: str) -> None:
+    """Where exact readings count for much more than the priors, the solver finds what they were made with."""
+    problem = problem_of(simulated(EVERYWHERE, noise=0.0), quantity)
+    found = solve(problem, 100 * problem.weights()[None, :], [Pull()])
+    assert np.max(np.abs(found.errors)) < 0.01
+    totals = dict.fromkeys(FREEDOM, 0.0)
+    for knob, offset in zip(problem.knobs, problem.offsets(found.points)[0], strict=True):
+        totals[knob.coefficient] += offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
+    reached = {name: moved(name, total) for name, total in totals.items()}
+    freed = {knob.coefficient for knob in problem.knobs}
+    contexts = {name: reached[name] for name in ("context_bytes", "thread_memory_bytes")}
+    assert quantity != "memory" or context_on("doc-a", replace(TRUTH, **contexts)) == pytest.approx(
+        context_on("doc-a", TRUTH), rel=0.05
+    )
+    for name in {"matmul_efficiency", "memory_efficiency"} & freed:
+        # The rate of a machine's GPU multiplies both efficiencies, so only products can be told.
+        assert reached[name] * reached["gpu_rate"] == pytest.approx(getattr(TRUTH, name), rel=0.05)
+
+
+def test_effects_of_one_machine_stay_its_own() -> None:
+    """A machine that is much slower than three like it moves what all share by little, and is recognised by its own effect."""
+    slow = replace(Coefficients(), matmul_efficiency=0.45, memory_efficiency=0.48)
+    records = simulated({**dict.fromkeys(MACHINES, Coefficients()), "doc-c": slow})
+    problem = problem_of(records, "throughput")
+    found = cross_fit(problem, room_for_machines=2)
+    shared = {offset.knob.coefficient: offset.offset for offset in found.shared_offsets(None) if offset.knob.level == "all"}
+    assert all(abs(shared[name]) < 0.12 for name in ("matmul_efficiency", "memory_efficiency"))
+    assert found.machine_offsets
+    assert {offset.knob.key for offset in found.machine_offsets} == {"doc-c:h100-sxm"}
+    assert found.free_numbers == int(problem.is_shared.sum()) + len(found.machine_offsets)
+
+
+def test_held_out_predictions_are_better_than_without_a_fit() -> None:
+    """What four machines share is learned from three of them."""
+    for fit in fitted_to_truth().fits:
+        prior = fit.problem.errors(np.zeros((1, len(fit.problem.knobs))))[0]
+        assert np.mean(np.abs(fit.held_out_errors)) < 0.4 * np.mean(np.abs(prior))
+
+
+def test_a_generation_gets_its_own_offset() -> None:
+    """A coefficient that differs on one generation is fitted there, and shrunk towards the value for all."""
+    hopper = replace(TRUTH, context_bytes=600.0 * MIB)
+    fitted = calibrate(simulated({**EVERYWHERE, "doc-c": hopper}))
+    found = {group: resolved(simulated({group: TRUTH})[0], fitted) for group in ("doc-a", "doc-c")}
+    assert found["doc-a"].context_bytes < found["doc-c"].context_bytes
+    on, true, prior = (context_on("doc-c", each) for each in (found["doc-c"], hopper, Coefficients()))
+    assert abs(on - true) < 0.35 * (true - prior)
+
+
+def test_a_group_that_is_held_out_is_not_seen() -> None:
+    """Readings of a group may be anything: the fit that leaves it out gives the same numbers."""
+    records = simulated(EVERYWHERE)
+    spoiled = [replace(each, peak_memory_mib=3e3, step_time_s=99.0) if each.source_group == "doc-c" else each for each in records]
+    before, after = calibrate(records).without["doc-c"], calibrate(spoiled).without["doc-c"]
+    for first, second in zip(before.offsets, after.offsets, strict=True):
+        assert (first.knob, first.offset) == (second.knob, pytest.approx(second.offset, abs=1e-6))
+
+
+def test_three_records_are_not_worse_than_no_fit() -> None:
+    """A fit on three records of one machine does not predict the rest of it worse than the priors, whatever the noise."""
+    for seed in range(4):
+        records = simulated({"doc-a": TRUTH}, noise=0.05, seed=seed)
+        fitted = calibrate(records[1:4])
+        for quantity in ("memory", "throughput"):
+            problem = problem_of(records, quantity)
+            zeros = np.zeros((1, len(problem.knobs)))
+            moved = {offset.knob: offset.offset for offset in fitted.calibration.offsets}
+            point = np.array([[moved.get(knob, 0.0) for knob in problem.knobs]]) / problem.spread
+            assert np.mean(np.abs(problem.errors(point))) <= np.mean(np.abs(problem.errors(zeros))) + 0.002
+
+
+def test_a_wild_reading_is_outvoted() -> None:
+    """One reading that is ten times too large moves the fit by less than a fifth of its honest spread."""
+    records = simulated(EVERYWHERE)
+    wild = [replace(records[0], peak_memory_mib=min(79_000.0, 10 * (records[0].peak_memory_mib or 0))), *records[1:]]
+    points = [solve(problem, problem.weights()[None, :], [Pull()]).points[0] for problem in map(problem_of, (records, wild))]
+    assert np.max(np.abs(points[0] - points[1])) < 1.0
+    assert np.median(np.abs(points[0] - points[1])) < 0.2
+
+
+def test_documents_count_alike_however_long() -> None:
+    """The weights of a long table add up to those of a short one."""
+    records = [*simulated({"doc-a": TRUTH}), *simulated({"doc-b": TRUTH}, shapes=SHAPES[:3])]
+    problem = problem_of(records)
+    weights = problem.weights()
+    totals = {g: sum(w for w, t in zip(weights, problem.targets, strict=True) if t.group == g) for g in problem.groups}
+    assert totals["doc-a"] == pytest.approx(totals["doc-b"])
+
+
+def test_a_full_card_is_only_a_lower_bound() -> None:
+    """A censored reading below the prediction pulls nothing."""
+    censored = [replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)]
+    problem = problem_of(censored)
+    assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).points, 0.0, atol=1e-3)
+
+
+def test_a_fit_never_makes_a_number_less_known() -> None:
+    """At every strength of the priors the spread after the fit is at most the prior's, and readings narrow it."""
+    problem = problem_of(simulated(EVERYWHERE))
+    for pull in pulls_to_try(problem):
+        spread = solve(problem, problem.weights()[None, :], [pull]).spread[0]
+        assert np.all(spread <= 1.0 + 1e-9)
+        assert np.min(spread) < 0.7
+
+
+def test_a_far_reading_teaches_what_it_counts() -> None:
+    """Readings that the fit hardly counts leave every number nearly as uncertain as if they were not there."""
+    odd = [index % 2 == 1 for index in range(len(simulated(EVERYWHERE)))]
+    records = [
+        replace(each, peak_memory_mib=0.6 * (each.peak_memory_mib or 0.0)) if is_odd else each
+        for each, is_odd in zip(simulated(EVERYWHERE), odd, strict=True)
+    ]
+    problem = problem_of(records)
+    weights = problem.weights()
+    with_far, without = solve(problem, np.stack([weights, np.where(odd, 0.0, weights)]), [Pull(), Pull()]).spread
+    assert np.min(with_far / without) > 0.99
+
+
+def test_a_bound_that_is_kept_tells_nothing() -> None:
+    """Censored readings below their predictions leave every number as uncertain as it was."""
+    problem = problem_of([replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)])
+    assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).spread, 1.0)
+
+
+def test_free_numbers_are_few_and_named() -> None:
+    """At most 40 in all, each a known coefficient, levels only where two keys can be told apart."""
+    fitted = fitted_to_truth()
+    assert fitted.free_numbers <= MAX_FREE_NUMBERS == 40
+    knobs = [offset.knob for offset in fitted.calibration.offsets]
+    assert {knob.coefficient for knob in knobs} <= {prior.name for prior in PRIORS} == set(FREEDOM)
+    assert len(set(knobs)) == len(knobs)
+    assert {knob.key for knob in knobs if knob.coefficient == "context_bytes" and knob.level == "generation"} <= {
+        "ampere",
+        "hopper",
+        "ada",
+    }
+
+
+def test_readings_of_all_quantities_have_a_noise() -> None:
+    """No quantity is fitted without a stated spread of its readings."""
+    assert set(NOISE) == {"memory", "throughput", "host_memory"}
+    assert all(0.01 <= noise <= 0.3 for noise in NOISE.values())

@@ -1,0 +1,301 @@
+"""The GPU catalog: what the entries say and which names lead to them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from planner.catalog.gpus import NUMBER_KEYS, gpu_entry, gpu_ids, load_gpu
+from planner.catalog.index import INDEX_NAME, build_index, format_index
+from planner.catalog.location import data_dir
+from planner.errors import UnknownNameError, UsageError
+from planner.units import GIB, GIGA, MIB, TERA
+
+GPU_DIR = data_dir() / "gpus"
+# The table that the entries were transcribed from; it is not part of the project.
+FACTS_CSV = Path(__file__).resolve().parents[3].parent / "shared" / "facts" / "gpus.csv"
+CSV_KEYS = {
+    "memory_gib": "marketing_memory_gib",
+    "nvidia_smi_total_mib": "nvidia_smi_total_mib",
+    "mem_bw_gbs": "memory_bandwidth_gb_per_s",
+    "bf16_tflops_dense": "bf16_tflop_per_s",
+    "fp16_tflops_dense": "fp16_tflop_per_s",
+    "fp32_tflops": "fp32_tflop_per_s",
+    "int8_tops_dense": "int8_top_per_s",
+    "fp8_tflops_dense": "fp8_tflop_per_s",
+    "interconnect_gbs": "interconnect_gb_per_s",
+    "pcie_gen": "pcie_generation",
+    "pcie_lanes": "pcie_lanes",
+    "tdp_w": "tdp_w",
+}
+TWO_DEVICE_BOARDS = {"mi250", "mi250x"}
+NOT_PER_DEVICE = {"pcie_gen", "pcie_lanes"}
+
+
+# --- the entries ---------------------------------------------------------------------------------------------------------------
+
+
+def test_catalog_holds_the_cards_that_people_have() -> None:
+    """Desktop and laptop GeForce cards of four generations, workstation and data-centre cards, and names of other makers."""
+    geforce = "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 Ti, 5090 laptop"
+    others = "L20, A4000, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu"
+    ids = {load_gpu(name.strip()).id for name in f"{geforce}, {others}".split(",")}
+    assert len(ids) == 19
+    assert {load_gpu(name).vendor for name in ("7900 XTX", "mi300x")} == {"amd"}
+    assert load_gpu("M3 Max").vendor == "apple"
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_every_entry_has_a_source_and_an_origin_for_each_number(gpu_id: str) -> None:
+    """No number stands without saying where it comes from, and no origin without its number."""
+    entry = gpu_entry(gpu_id)
+    assert entry.source.strip()
+    assert set(entry.origins) == {key for key in NUMBER_KEYS if getattr(entry, key) is not None}
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_visible_memory_is_below_the_nvidia_smi_total_which_is_below_the_label(gpu_id: str) -> None:
+    """The wall a job hits is never above what the driver shows, nor that above what is sold."""
+    entry = gpu_entry(gpu_id)
+    sizes_mib = [entry.visible_memory_mib, entry.nvidia_smi_total_mib]
+    sizes_mib.append(None if entry.marketing_memory_gib is None else round(entry.marketing_memory_gib * GIB / MIB))
+    known = [size for size in sizes_mib if size is not None]
+    assert known == sorted(known)
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_an_assumed_wall_is_not_above_the_nvidia_smi_total_less_3_percent_unless_taken_from_a_like_card(gpu_id: str) -> None:
+    """Without a reading, visible memory is the total less 3 %, or that of a card with the same memory, and says so.
+
+    The total is nvidia-smi's where that is known, else what is sold.
+    """
+    entry = gpu_entry(gpu_id)
+    if entry.visible_memory_mib is None or entry.origins["visible_memory_mib"] != "assumed":
+        return
+    if "taken from" in entry.source:
+        return
+    assert entry.marketing_memory_gib is not None
+    total_mib = entry.nvidia_smi_total_mib or entry.marketing_memory_gib * 1024
+    # Of what CPU and GPU share, the system keeps a part that the label does not show.
+    if entry.unified_memory:
+        assert entry.visible_memory_mib < int(total_mib * 0.97)
+    else:
+        assert entry.visible_memory_mib == int(total_mib * 0.97)
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_only_cuda_devices_have_a_memory_wall(gpu_id: str) -> None:
+    """AMD, Intel, Huawei and CPU entries carry no visible memory, so no memory verdict is given on them."""
+    spec = load_gpu(gpu_id)
+    if not spec.is_cuda:
+        assert spec.visible_memory_bytes is None
+
+
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_bf16_is_absent_before_ampere_and_present_from_it(gpu_id: str) -> None:
+    """Volta and older cards and Turing have no bf16 matrix units; every later one has, also where nobody states the rate."""
+    spec = load_gpu(gpu_id)
+    if spec.vendor != "none":
+        assert spec.supports_bf16 is (spec.generation not in {"pascal", "volta", "turing"})
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "tflop_per_s"),
+    [
+        ("rtx4090", 165.2),
+        ("l40s", 362.05),
+        ("h100-sxm", 989.5),
+        ("a100-80-sxm", 312),
+        ("rtx3090", 71),
+        ("l40", 181.05),
+        ("b200", 2250),
+    ],
+)
+def test_rates_are_dense_with_fp32_accumulation(gpu_id: str, tflop_per_s: float) -> None:
+    """The rate is the dense one, not the sparse double and not the fp16-accumulation double of GeForce cards."""
+    assert load_gpu(gpu_id).bf16_flop_per_s == pytest.approx(tflop_per_s * TERA)
+
+
+def test_titan_rtx_runs_fp16_at_the_full_rate_and_no_bf16() -> None:
+    """Turing TU102: fp16 with fp32 accumulation at 130.5 TFLOP/s, bf16 unknown to the hardware."""
+    spec = load_gpu("Titan RTX")
+    assert spec.fp16_flop_per_s == pytest.approx(130.5 * TERA)
+    assert spec.bf16_flop_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "visible_gib"),
+    [
+        ("t4", 14.56),
+        ("l4", 22.03),
+        ("rtx4090", 23.52),
+        ("rtx4080", 15.46),
+        ("v100-32-sxm2", 31.73),
+        ("rtx5090", 31.36),
+        ("a100-40-sxm", 39.39),
+        ("l40s", 44.34),
+        ("rtx-a6000", 47.40),
+        ("h100-sxm", 79.10),
+        ("rtxpro6000-bw", 94.97),
+        ("h200-sxm", 139.72),
+        ("b200", 178.35),
+    ],
+)
+def test_visible_memory_is_the_low_end_of_what_torch_reported(gpu_id: str, visible_gib: float) -> None:
+    """Where torch messages exist, the lowest total they state is the wall, rounded down to a MiB, and is a measurement."""
+    spec = load_gpu(gpu_id)
+    assert spec.visible_memory_bytes == int(visible_gib * GIB / MIB) * MIB
+    assert spec.origin_of("visible_memory_bytes") == "measured"
+
+
+def test_base_units_and_origins_of_one_card() -> None:
+    """A loaded card is in bytes, bytes per second and FLOP per second, with origins under the field names of the type."""
+    spec = load_gpu("h100-sxm")
+    assert spec.marketing_memory_bytes == 80 * GIB
+    assert spec.memory_bandwidth_bytes_per_s == 3350 * GIGA
+    assert spec.fp32_flop_per_s == 67 * TERA
+    assert spec.int8_op_per_s == 1979 * TERA
+    assert spec.interconnect_bytes_per_s == 900 * GIGA
+    assert (spec.pcie_generation, spec.pcie_lanes, spec.tdp_w) == (5, 16, 700)
+    assert spec.origin_of("memory_bandwidth_bytes_per_s") == "datasheet"
+    assert spec.origin_of("pcie_lanes") == "unsourced"
+
+
+def test_origins_follow_the_source_text() -> None:
+    """Figures that the source calls unsourced or derived are shown as such, also where neighbours come from a datasheet."""
+    assert gpu_entry("rtx3060-12g").origins["bf16_tflop_per_s"] == "derived"
+    assert gpu_entry("rtx3060-12g").origins["memory_bandwidth_gb_per_s"] == "unsourced"
+    assert gpu_entry("rtx3090").origins["int8_top_per_s"] == "unsourced"
+    assert gpu_entry("rtx4090").origins["fp8_tflop_per_s"] == "datasheet"
+    assert gpu_entry("rtx4090").origins["nvidia_smi_total_mib"] == "measured"
+    for name, origin in (("2080 Ti", "datasheet"), ("2080 SUPER", "derived"), ("2070 SUPER", "derived"), ("a5000", "unsourced")):
+        assert gpu_entry(name).origins["interconnect_gb_per_s"] == origin
+    contested = ("bf16_tflop_per_s", "int8_top_per_s", "memory_bandwidth_gb_per_s")
+    assert {gpu_entry("ascend-910b").origins[key] for key in contested} == {"unsourced"}
+
+
+def test_cards_that_documents_do_not_name_fully_say_what_is_unknown() -> None:
+    """An A100 without a size has rates and no memory wall; the rented vGPU says its chip is not stated; a CPU has no number."""
+    a100, vgpu, cpu = load_gpu("a100-unknown"), load_gpu("vGPU-32GB"), load_gpu("cpu")
+    assert (a100.marketing_memory_bytes, a100.visible_memory_bytes) == (None, None)
+    assert a100.bf16_flop_per_s == 312 * TERA
+    assert vgpu.marketing_memory_bytes == 32 * GIB
+    assert vgpu.origin_of("bf16_flop_per_s") == "unsourced"
+    assert "does not say which chip" in vgpu.source
+    assert not cpu.is_cuda
+    assert cpu.origins == ()
+
+
+@pytest.mark.skipif(not FACTS_CSV.is_file(), reason="the table of GPU facts is not beside this checkout")
+def test_every_value_of_the_table_is_carried_unchanged() -> None:
+    """Each cell of the table is in the entry as it stands; boards of two devices carry the half."""
+    with FACTS_CSV.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 49
+    for row in rows:
+        entry = gpu_entry(row["id"])
+        assert (entry.id, entry.vendor, entry.compute_capability) == (row["id"], row["vendor"], row["compute_capability"])
+        assert entry.interconnect == row["interconnect"]
+        for column, key in CSV_KEYS.items():
+            value = getattr(entry, key)
+            if not row[column]:
+                assert value is None, (row["id"], column)
+                continue
+            share = 0.5 if row["id"] in TWO_DEVICE_BOARDS and column not in NOT_PER_DEVICE else 1
+            assert value == pytest.approx(float(row[column]) * share), (row["id"], column)
+
+
+def test_two_device_boards_carry_one_device() -> None:
+    """MI250 and MI250X show two devices: memory, bandwidth and rates are those of one, and the source says so."""
+    spec = load_gpu("mi250")
+    assert spec.marketing_memory_bytes == 64 * GIB
+    assert spec.bf16_flop_per_s == pytest.approx(181.05 * TERA)
+    assert "half of the board" in spec.source
+
+
+# --- names ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_id"),
+    [
+        ("4090", "rtx4090"),
+        ("rtx4090", "rtx4090"),
+        ("RTX 4090", "rtx4090"),
+        ("rtx_4090", "rtx4090"),
+        ("GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx3090ti"),
+        ("h100-sxm", "h100-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("a100-80g", "a100-80-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40-sxm"),
+        ("A800", "a800-80"),
+        ("a6000", "rtx-a6000"),
+        ("Tesla T4", "t4"),
+        ("L40S", "l40s"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA GH200 480GB", "gh200-96"),
+    ],
+)
+def test_a_card_is_found_by_any_usual_spelling(name: str, gpu_id: str) -> None:
+    """Case, blanks, hyphens, underscores and the vendor's words around the name do not matter."""
+    assert load_gpu(name).id == gpu_id
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("A100", ("a100-40-pcie", "a100-80-sxm", "a100-unknown")),
+        ("NVIDIA H100", ("h100-pcie", "h100-sxm")),
+        ("v100", ("v100-16-pcie", "v100-32-sxm2")),
+        ("h200", ("h200-nvl", "h200-sxm")),
+        ("rtx a2000", ("rtx-a2000-12g", "rtx-a2000-6g")),
+        ("3080", ("rtx3080-10g", "rtx3080-12g")),
+        ("5060 Ti", ("rtx5060ti-8g", "rtx5060ti-16g")),
+    ],
+)
+def test_a_name_that_several_cards_share_is_refused_with_the_list(name: str, variants: tuple[str, ...]) -> None:
+    """No card is picked silently where memory or speed would depend on it; the message lists the choices."""
+    with pytest.raises(UsageError, match="several cards") as caught:
+        load_gpu(name)
+    for variant in variants:
+        assert variant in str(caught.value)
+
+
+def test_an_unknown_card_names_the_nearest() -> None:
+    """A slip in a name is answered with the ids that look like it."""
+    with pytest.raises(UnknownNameError, match=r"unknown GPU 'rtx4091'.*--gpu-memory 8GB") as caught:
+        load_gpu("rtx4091")
+    assert "rtx4090" in caught.value.nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("4065", "rtx4060"), ("rx 7900 xtc", "rx-7900-xtx"), ("4091 laptop", "rtx4090-laptop")]
+)
+def test_near_spellings_count_and_not_only_ids(name: str, near: str) -> None:
+    """What people type has no "rtx" in front; each card is named once."""
+    with pytest.raises(UnknownNameError) as caught:
+        load_gpu(name)
+    assert near in caught.value.nearest
+    assert len(set(caught.value.nearest)) == len(caught.value.nearest) <= 3
+
+
+def test_a_laptop_card_is_not_the_desktop_card_of_its_number() -> None:
+    """The 4090 of a laptop has 16 GB and another chip; the driver's whole name finds it."""
+    assert load_gpu("NVIDIA GeForce RTX 4090 Laptop GPU") == load_gpu("4090-laptop")
+    assert load_gpu("4090 laptop").marketing_memory_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize("name", ["a100-80-sxm:mig-3g.40gb", "MIG 1g.10gb"])
+def test_mig_slices_are_refused_with_the_way_to_go_on(name: str) -> None:
+    """A slice of a card is no entry; the message says to name the parent card and the memory."""
+    with pytest.raises(UsageError, match=r"MIG slices .* not in the catalog: .* --gpu-memory SIZE"):
+        load_gpu(name)
+
+
+def test_stored_index_agrees_with_the_entries() -> None:
+    """``data/gpus/index.toml`` is what ``python -m planner.catalog.index`` would write now."""
+    assert (GPU_DIR / INDEX_NAME).read_text(encoding="utf-8") == format_index(build_index(GPU_DIR))
