@@ -126,4 +126,5 @@ def test_a_larger_card_is_never_answered_with_less(model: str, method: str, quan
         rows = solve(pool, lambda _: CALIBRATED, quantity).groups[0].rows
         found.append(int(size_of(quantity)(rows[0])) if rows else 0)
     assert found == sorted(found)
-    assert found[-1]
+    # Unsloth has no offload for the weights of a full fine-tune: 70B in 16 bits fit on no card.
+    assert found[-1] or (model, method, stack) == ("llama-2-70b", "full", "unsloth")

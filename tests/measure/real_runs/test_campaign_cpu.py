@@ -81,7 +81,7 @@ def test_a_killed_campaign_goes_on_where_it_stopped(launcher: Launcher, config: 
     assert done.returncode == 0, done.stderr
     assert f"{len(first)} were recorded before" in done.stdout
     assert "2 lines of the records are no records and are left out" in done.stderr
-    assert left
+    # Whether there was one depends on the moment of the kill; `test_case_folder` makes one for certain.
     assert not list(temporary.glob("measure-*"))
     records = read_records([path], by_row=True).records
     assert lines(out)[: len(first)] == first

@@ -73,6 +73,9 @@ def answer(program: str, *arguments: str, files: Sequence[Path] = ()) -> Answer:
     return found
 
 
+_TEXT_ONLY = frozenset({"--help", "-h", "--version", "--show-completion", "--install-completion"})
+
+
 def _broken_rule(found: Answer, arguments: Sequence[str]) -> str:
     """The first rule that an answer breaks, empty where it keeps all."""
     text = found.out + found.err
@@ -82,7 +85,9 @@ def _broken_rule(found: Answer, arguments: Sequence[str]) -> str:
         return f"characters that steer a terminal: {steering}"
     if found.code != 0 and not text.strip():
         return f"exit code {found.code} without a word"
-    return _broken_json(found.out) if "--json" in arguments and found.out else ""
+    # Help, the version and completions are text, whatever else is asked for.
+    asked_for_json = "--json" in arguments and not _TEXT_ONLY.intersection(arguments)
+    return _broken_json(found.out) if asked_for_json and found.out else ""
 
 
 def _broken_json(text: str) -> str:

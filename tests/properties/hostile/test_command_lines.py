@@ -6,7 +6,7 @@ import tempfile
 from typing import Any
 
 from hostile.harness import answer, examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.intake.fields import REQUEST_FIELDS, RequestField
@@ -125,6 +125,7 @@ def test_any_flags_of_a_search(words: list[str]) -> None:
 
 
 @examples(20)
+@example(["--help", "--json"])
 @given(
     st.lists(
         st.sampled_from((*EXTREME, "check", "search", "models", "gpus", "stacks", "rules", "schema", "validate")), max_size=4
