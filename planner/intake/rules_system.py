@@ -42,6 +42,13 @@ def _unmodelled(case: Case) -> list[str]:
 
 SYSTEM_RULES = (
     Rule(
+        "version-not-read",
+        "warn",
+        "A package has a version that was not read, so that of the nearest older one stands in",
+        lambda case: bool(case.stack.unread),
+        lambda case: "; ".join(case.stack.unread),
+    ),
+    Rule(
         "sharding-on-one-process",
         "warn",
         "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",

@@ -46,7 +46,7 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
 
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
     """Bytes of an offload buffer: pinned, and rounded as pinned memory is, where ``pin_memory`` says so."""
-    return pinned_bytes(job, exact_bytes) if job.stack.pins_offload else exact_bytes
+    return pinned_bytes(exact_bytes) if job.stack.pins_offload else exact_bytes
 
 
 def _pins_masters(job: Job) -> bool:
@@ -73,7 +73,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         return 12 * minimum(partition, 2 * SUB_GROUP_PARAMS)
-    masters = pinned_bytes(job, 4 * partition) if _pins_masters(job) else 4 * partition
+    masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
     return masters + 8 * partition
 
 
@@ -142,7 +142,7 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     if recipe.uses_fsdp:
         return parts_pinned_alone_bytes(job, frozen)
     alone = parts_pinned_alone_bytes(job, frozen) if job.stack.pins_offload else parts_bytes(job, frozen)
-    return alone + pinned_bytes(job, job.trained_weight_bytes / job.hardware.world_size)
+    return alone + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
 
 
 def pinned_cache_bytes(job: Job) -> Number:
@@ -160,16 +160,16 @@ def pinned_cache_bytes(job: Job) -> Number:
 def offloaded_activation_bytes(job: Job) -> Number:
     """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
 
-    Where a stack pins only what there is room for (``power_of_two_if_room``), rounding takes no more than the host has left.
+    Where a stack pins only what there is room for (``pins_if_room``), rounding takes no more than the host has left.
     Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :141-190 and
     :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
     if job.recipe.offload != "activations":
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
-    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(job, boundary)
+    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(boundary)
     available = job.hardware.host.memory_bytes
-    if job.stack.pinned_rounding != "power_of_two_if_room" or available is None:
+    if not job.stack.pins_if_room or available is None:
         return pinned
     room = available / job.hardware.gpus_per_node - process_baseline_bytes(job)
     return minimum(pinned, maximum(exact, room))

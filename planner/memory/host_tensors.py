@@ -25,13 +25,13 @@ class Tensors:
     element_bytes: float
 
 
-def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
+def pinned_bytes(exact_bytes: Number) -> Number:
     """Bytes that a pinned allocation of ``exact_bytes`` really takes.
 
     torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
     measured 1.78x for 2.25 GiB.
     """
-    return exact_bytes if job.stack.pinned_rounding == "exact" else ceil_pow2(exact_bytes)
+    return ceil_pow2(exact_bytes)
 
 
 def trained_tensors(job: Job) -> tuple[Tensors, ...]:
@@ -120,7 +120,7 @@ def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
     persists = persistence_elements(job) if job.recipe.sharding == "zero3" else 0
     total: Number = 0
     for each in tensors:
-        one = pinned_bytes(job, ceil_div(each.elements, shards) * each.element_bytes)
+        one = pinned_bytes(ceil_div(each.elements, shards) * each.element_bytes)
         total = total + where(each.elements > persists, each.count * one, 0)
     return total
 
