@@ -75,6 +75,7 @@ class RunRecord:
     tokens_per_sample: float | None = None
     stack: str | None = None
     versions: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
     outcome: Outcome
     phase_reached: Phase | None = None
     peak_memory_mib: float | None = None

@@ -263,7 +263,7 @@ def test_every_published_row_becomes_a_scenario() -> None:
         ({"quantization": "nf4"}, "fp32"),
         ({"load_dtype": "fp16", "precision": "fp16-mixed"}, "fp32"),
         ({"load_dtype": "fp16", "precision": "fp16-mixed", "sharding": "zero2", "gpus": 2}, "fp16"),
-        ({"load_dtype": "fp16", "stack": "firefly"}, "fp32"),
+        ({"load_dtype": "fp16", "switches": "prepares_unquantized=true"}, "fp32"),
         ({"load_dtype": "bf16", "stack": "hf-trainer@5"}, "fp32"),
     ],
 )

@@ -14,7 +14,8 @@ from planner.memory.score_cache import stranded_scores_bytes
 
 
 def _job(**flags: object) -> Job:
-    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 512, "batch": 4, "stack": "hf-trainer@4-noprep"}
+    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 512, "batch": 4, "stack": "hf-trainer@4"}
+    given |= {"attention": "eager", "switches": "kbit_upcast=none"}
     return job_of(resolve(from_flags({**given, **flags})), Coefficients())
 
 
