@@ -66,7 +66,7 @@ def _gradients(job: Job, _: str) -> str:
 
 
 def _step_gradients(job: Job, _: str) -> str:
-    shards = job.optimizer_shards if job.recipe.sharding == "zero1" else job.gradient_shards
+    shards = job.optimizer_shards if job.recipe.sharding.is_zero1 else job.gradient_shards
     return f"{format_count(float(job.trained))} trained parameters{_over(shards)}"
 
 

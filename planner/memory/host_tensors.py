@@ -116,8 +116,8 @@ def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
     Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each ``ds_tensor``); torch 2.13
     distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
     """
-    shards = job.hardware.gpus_per_node if job.recipe.sharding == "hsdp" else job.hardware.world_size
-    persists = persistence_elements(job) if job.recipe.sharding == "zero3" else 0
+    shards = job.recipe.sharding.shards(job.hardware)
+    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
         one = pinned_bytes(ceil_div(each.elements, shards) * each.element_bytes)
@@ -130,7 +130,7 @@ def parts_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
 
     Source: as of :func:`parts_pinned_alone_bytes`.
     """
-    persists = persistence_elements(job) if job.recipe.sharding == "zero3" else 0
+    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
         part = each.count * each.elements * each.element_bytes / job.hardware.world_size

@@ -12,8 +12,9 @@ import numpy as np
 from planner.arrays import minimum
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Number, Offload, Sharding
+from planner.domain.recipe import Number, Offload
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ShardingName
 from planner.errors import UsageError
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
@@ -45,7 +46,7 @@ class GridAxes:
     length: Sequence[float] = ()
     rank: Sequence[float] = ()
     gpus_per_node: Sequence[float] = ()
-    sharding: tuple[Sharding, ...] = ()
+    sharding: tuple[ShardingName, ...] = ()
     offload: tuple[Offload, ...] = ()
     checkpointing: tuple[bool, ...] = ()
 
@@ -59,7 +60,7 @@ class GridPart:
     calibration.
     """
 
-    sharding: Sharding
+    sharding: ShardingName
     offload: Offload
     checkpointing: bool
     driver_peak_bytes: Floats
@@ -72,7 +73,7 @@ class GridPart:
 class Refused:
     """A combination of categorical settings that no library runs, and why."""
 
-    sharding: Sharding
+    sharding: ShardingName
     offload: Offload
     checkpointing: bool
     reason: str
@@ -122,9 +123,9 @@ def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) ->
     return GridResult(*values.arrays, parts=tuple(parts), refused=tuple(refused))
 
 
-def _combinations(axes: GridAxes) -> Iterator[tuple[Sharding, Offload, bool]]:
+def _combinations(axes: GridAxes) -> Iterator[tuple[ShardingName, Offload, bool]]:
     recipe = axes.base.recipe
-    for sharding in axes.sharding or (recipe.sharding,):
+    for sharding in axes.sharding or (recipe.sharding.name,):
         for offload in axes.offload or (recipe.offload,):
             for checkpointing in axes.checkpointing or (recipe.gradient_checkpointing,):
                 yield sharding, offload, checkpointing

@@ -323,7 +323,7 @@ def test_gpus_per_node_are_counted_after_the_colon() -> None:
     scenario = scenario_of(gpu="4090:2", nodes=3)
     assert (scenario.hardware.gpus_per_node, scenario.hardware.world_size) == (2, 6)
     assert assumption(scenario, "gpus") == Assumption("gpus", "2", "cli")
-    assert (scenario.recipe.sharding, assumption(scenario, "sharding").origin) == ("ddp", "assumed")
+    assert (scenario.recipe.sharding.name, assumption(scenario, "sharding").origin) == ("ddp", "assumed")
     assert assumption(scenario, "link").value == "pcie"
 
 

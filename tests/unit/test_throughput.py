@@ -17,6 +17,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.prediction import TimePrediction
 from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import RunPlan, Scenario
+from planner.domain.sharding import NONE, sharding_named
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes, replica_bytes, ring_fraction, stored_param_bytes
 from planner.throughput.evaluation import run_evaluation_seconds
@@ -62,7 +63,7 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         numerics=Numerics("bf16", "bf16-mixed"),
         adapter=adapter,
         optimizer="adamw_torch",
-        sharding="none",
+        sharding=NONE,
         offload="none",
         gradient_checkpointing=True,
         checkpoint_reentrant=True,
@@ -71,6 +72,8 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         loss="hf",
         batch=Batch(4, 2, 1024, "packed", 1024),
     )
+    if "sharding" in changes:
+        changes["sharding"] = sharding_named(str(changes["sharding"]))
     return replace(base, **changes)
 
 

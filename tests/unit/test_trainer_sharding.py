@@ -11,6 +11,7 @@ import pytest
 from measure.case import Case, RunOptions
 from measure.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import sharding_named
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -110,7 +111,7 @@ def test_another_engine_is_no_result(sharding: str, running: Any, right: bool) -
     from measure.workloads.engine import EngineMismatchError
     from measure.workloads.trainer import check_engine
 
-    recipe = replace(scenario(sharding="ddp").recipe, sharding=sharding)
+    recipe = replace(scenario(sharding="ddp").recipe, sharding=sharding_named(sharding))
     if right:
         check_engine(recipe, running, model=None)
     else:
