@@ -9,19 +9,20 @@ XDIST ?= 2
 # The fits multiply many small matrices: threads of numpy's library cost them more than they bring, and get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help env lint test test-slow explore differential bench calibrate accuracy regenerate clean
+.PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy regenerate clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
-	@echo "make explore    the property tests with examples drawn anew (ROUNDS=5)"
+	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
+	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
 	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
 	@echo "make accuracy    refit, cross-validate and compare held-out errors with data/accuracy.toml"
 	@echo "make regenerate  everything that follows from the formulas: misses, calibration, budget, golden tables, README"
-	@echo "make clean   remove the environment and caches"
+	@echo "make clean   remove the environments and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,12 +45,30 @@ test: lint
 test-slow: env
 	$(BIN)/python -m pytest -m slow
 
-ROUNDS ?= 5
+# Without torch.  The oldest and the newest supported Python of this machine, unless they are named.
+LOWEST_PYTHON ?= "$$($(PYTHON) tests/lowest/find_python.py oldest)"
+NEWEST_PYTHON ?= "$$($(PYTHON) tests/lowest/find_python.py newest)"
+LOWEST := .venv-lowest
+NEWEST := .venv-newest
+PLAIN_TESTS := tests/cli tests/configs tests/golden tests/unit tests/api tests/lowest tests/architecture/test_wheel.py
+# What of the extras is small, and the tests that use it.
+SMALL_EXTRAS := '.[test,slurm,plots]' nvidia-ml-py packaging psutil
+EXTRA_TESTS := tests/unit tests/calibration/test_tables.py
+LOWEST_PYTEST := python -m pytest -n $(XDIST) --dist worksteal
+test-lowest:
+	$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python tests/lowest/minima.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[test]'
+	$(LOWEST)/bin/$(LOWEST_PYTEST) $(PLAIN_TESTS)
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable $(SMALL_EXTRAS)
+	$(LOWEST)/bin/$(LOWEST_PYTEST) $(EXTRA_TESTS)
+	$(NEWEST_PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --editable $(SMALL_EXTRAS)
+	$(NEWEST)/bin/$(LOWEST_PYTEST) $(PLAIN_TESTS) $(EXTRA_TESTS)
+
+MINUTES ?= 10
 explore: env
-	for round in $$(seq $(ROUNDS)); do \
-	  $(BIN)/python -m pytest tests/properties tests/calibration/test_intervals.py tests/cli/test_cli.py -m "" -n $(XDIST) \
-	    --hypothesis-profile=explore || exit 1; \
-	done
+	$(BIN)/python tests/properties/explore.py --minutes $(MINUTES) --workers $(XDIST)
 
 # Both run only what is not stored yet; AGAIN=--again traces everything anew (hours on two cores).
 AGAIN ?=
@@ -82,4 +101,4 @@ regenerate: env
 	$(BIN)/python tests/docs/update_docs.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

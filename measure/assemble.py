@@ -20,6 +20,7 @@ from planner.domain.recipe import Recipe
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
+from planner.printing import without_passwords
 from planner.units import MIB
 
 _ID_BYTES = 3
@@ -220,7 +221,7 @@ def _raw(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any
         "step_summary": _summary(_steps(run)),
         "host": asdict(run.host),
         "devices": [{**asdict(device), "throttle_reasons": list(device.throttle_reasons)} for device in run.devices],
-        "error": run.message,
+        "error": None if run.message is None else without_passwords(run.message),
     }
 
 

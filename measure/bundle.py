@@ -12,8 +12,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from planner.errors import UsageError
+from planner.printing import without_passwords
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _EXTRA = "measure"
@@ -95,7 +97,8 @@ def plan_bundle(target: Target, without: Sequence[str]) -> tuple[Fetched, ...]:
     found = {}
     for each in report["install"]:
         metadata = each["metadata"]
-        file = each["download_info"]["url"].rpartition("/")[2]
+        # Without the query, where an index may have put a key.
+        file = urlsplit(each["download_info"]["url"]).path.rpartition("/")[2]
         found[_canonical(metadata["name"])] = Fetched(
             metadata["name"], metadata["version"], file, tuple(metadata.get("requires_dist", ()))
         )
@@ -163,11 +166,11 @@ def _run_pip(command: Sequence[str], target: Target) -> str:
     """What pip wrote.
 
     Raises:
-        UsageError: it failed; with its reason in short.
+        UsageError: it failed; with its reason in short, which may name an index with a password.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        reason = " ".join((done.stderr or done.stdout).split())[-300:]
+        reason = without_passwords(" ".join((done.stderr or done.stdout).split()))[-300:]
         place = f"Python {target.python} on {target.machine}"
         raise UsageError(f"pip could not fill the wheelhouse for {place}: {reason}; leave a package out with --without NAME")
     return done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 
 from measure.environment import differences
 from planner.domain.run_record import RunRecord
-from planner.records import RecordSet
+from planner.records import Quarantined, RecordSet
 
 # Medians of repeated runs of one case that differ by more than this are no repeats of one thing.
 _MAX_REPEAT_SPREAD = 0.05
@@ -29,8 +29,13 @@ def check_records(records: RecordSet) -> dict[str, Any]:
         "records": [_finding(record, attachments.get(record.id, {}), records.places[record.id]) for record in records.records],
         "repeats": [each for same in by_case.values() for each in _repeats(same, attachments)],
         "environments": _environments(attachments),
-        "unfinished_lines": [f"{each.place}: {each.reason}" for each in records.quarantined],
+        "unfinished_lines": [_told(each) for each in records.quarantined if each.rule == "unfinished"],
+        "other_lines_left_out": [_told(each) for each in records.quarantined if each.rule != "unfinished"],
     }
+
+
+def _told(line: Quarantined) -> str:
+    return f"{line.place}: {line.reason}"
 
 
 def _finding(record: RunRecord, extra: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -93,12 +98,14 @@ def findings_text(findings: Mapping[str, Any]) -> str:
         lines += ["", f"{doubt}: {'all' if len(those) == len(records) > 1 else _counted(len(those), 'record')}"]
         lines += [f"  {each}".rstrip(": ") for each in those[:_SHOWN]]
         lines += [f"  and {len(those) - _SHOWN} more; --json names all"] if len(those) > _SHOWN else []
-    lines += [""] if doubts and (findings["repeats"] or findings["environments"][1:] or findings["unfinished_lines"]) else []
+    left_out = [f"unfinished line, left out: {each}" for each in findings["unfinished_lines"]]
+    left_out += [f"left out: {each}" for each in findings["other_lines_left_out"]]
+    lines += [""] if doubts and (findings["repeats"] or findings["environments"][1:] or left_out) else []
     lines += [f"{', '.join(each['ids'])}: {each['problem']}" for each in findings["repeats"]]
     for environment in findings["environments"][1:]:
         differs = "; ".join(environment["differs_by"])
         lines.append(f"environment {environment['key']} ({_counted(environment['records'], 'record')}) differs: {differs}")
-    lines += [f"unfinished line, left out: {each}" for each in findings["unfinished_lines"]]
+    lines += left_out
     return "\n".join(lines) + "\n"
 
 

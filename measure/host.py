@@ -141,9 +141,12 @@ def cgroup_bytes(what: str, root: Path = CGROUP) -> int | None:
     return None
 
 
-def cgroup_kills(root: Path = CGROUP) -> int | None:
-    """How many processes of the control group the kernel has killed for memory so far."""
-    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
+def cgroup_kills(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many processes of the control group the kernel has killed for memory so far.
+
+    A container sees its group as the root; a job of Slurm or a user's session is in one further down, which ``own`` names.
+    """
+    for path in (*_own_files(root, own), root / "memory.events", root / "memory" / "memory.oom_control"):
         try:
             lines = path.read_text(encoding="ascii").split("\n")
         except OSError:
@@ -153,3 +156,15 @@ def cgroup_kills(root: Path = CGROUP) -> int | None:
             if name == "oom_kill" and value.strip().isdigit():
                 return int(value)
     return None
+
+
+def _own_files(root: Path, own: Path) -> list[Path]:
+    """Where the group of this process counts kills, version 2 (``0::/path``) and 1 (``7:memory:/path``); see cgroups(7)."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return []
+    groups = {kinds: path.lstrip("/") for _, kinds, path in (line for line in lines if len(line) == 3)}
+    files = [root / groups[""] / "memory.events"] if "" in groups else []
+    older = next((path for kinds, path in groups.items() if "memory" in kinds.split(",")), None)
+    return files if older is None else [*files, root / "memory" / older / "memory.oom_control"]

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputFileError, UsageError
-from planner.intake.fields import show
-from planner.units import MIB
+from planner.files.reading import read_text
 
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9_.-]{1,253})\s+slots=(?P<slots>[0-9]{1,4})")
 _PORT = 29500
-_MAX_BYTES = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +33,13 @@ def read_hostfile(path: str | Path) -> Hosts:
     """
     file = Path(path)
     found: dict[str, int] = {}
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file).splitlines(), 1):
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
         match = _LINE.fullmatch(entry)
         if match is None or int(match["slots"]) < 1:
-            raise InputFileError(file, f"a line must be like 'node-1 slots=8', but it is '{show(entry)}'", number)
+            raise InputFileError(file, "a line must be like 'node-1 slots=8'", number)
         if match["name"] in found:
             raise InputFileError(file, f"machine '{match['name']}' is there twice; write one line for each", number)
         found[match["name"]] = int(match["slots"])
@@ -52,20 +50,6 @@ def read_hostfile(path: str | Path) -> Hosts:
             file, "different numbers of slots; one job needs as many GPUs of each machine: give all the smallest"
         )
     return Hosts(tuple(found), next(iter(found.values())))
-
-
-def _text(file: Path) -> str:
-    try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise InputFileError(
-                file,
-                f"larger than {_MAX_BYTES // MIB} MiB, which is no hostfile; write a line like 'node-1 slots=8' for each machine",
-            )
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputFileError(file, "no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputFileError(file, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def with_hosts(said: dict[str, Any], path: str) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from measure.builds import remove_abandoned_locks
 from measure.case import CPU, Case, case_key
+from measure.case_folder import case_folder, remove_abandoned_folders
 from measure.device_watch import DevicePeaks, DeviceWatch, device_watches
 from measure.host import HostPeaks, HostSampler, cgroup_kills
 from measure.nvml import Nvml
@@ -25,13 +25,15 @@ _INTERVAL_S = 0.05
 _MAX_LOG_CHARS = 500
 # A worker that was forked has torch already and opens its device in seconds; one that inherited a lock never does.
 _OPENING_S = 120.0
+# How a worker ends that somebody else ended: an operator, a guard of the machine's memory, the kernel.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How one case went.  ``events`` are those of each rank."""
+    """How one case went.  ``events`` are those of each rank; ``killed``: by a signal that nobody here sent, not for memory."""
 
     outcome: Outcome
     phase: str | None
@@ -43,6 +45,7 @@ class Run:
     duration_s: float
     how: str
     history: bytes | None = None
+    killed: bool = False
 
 
 class Launcher:
@@ -54,6 +57,7 @@ class Launcher:
         self._may_fork = True
 
     def __enter__(self) -> Self:
+        remove_abandoned_folders()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -84,17 +88,29 @@ class Launcher:
         self._warm()
         return time.monotonic() - start_s
 
-    def run(self, case: Case, *, ranks: int = 1, devices: Sequence[int] = ()) -> Run:
-        """Run ``case`` to its end, its timeout or its death.
+    def run(self, case: Case, *, ranks: int = 1, devices: Sequence[int] = (), end_s: float | None = None) -> Run:
+        """Run ``case`` to its end, its timeout or its death; once more where somebody killed it.
 
         Args:
             case: what to run.
             ranks: processes on this machine.
             devices: GPUs to watch, by the driver's index.
+            end_s: when it must be over, whatever its timeout, by the monotonic clock.
         """
+        case = _within(case, end_s)
+        run = self._run_or_spawn(case, ranks, devices)
+        # One node of several would wait for the others, which have gone.
+        if not run.killed or int(case.values.get("nodes", 1)) > 1:
+            return run
+        again = self._run_or_spawn(_within(case, end_s), ranks, devices)
+        return replace(again, message=f"twice: {again.message}") if again.killed else again
+
+    def _run_or_spawn(self, case: Case, ranks: int, devices: Sequence[int]) -> Run:
+        """Run ``case``, as a process of its own where one that was forked did not come to its device."""
         run = self._run_once(case, ranks, devices)
         on_gpu = case.values.get("gpu") != CPU
-        if on_gpu and run.how == "fork" and run.outcome == "crash" and not _has_opened_device(run.events):
+        crashed = run.outcome == "crash" and not run.killed
+        if on_gpu and run.how == "fork" and crashed and not _has_opened_device(run.events):
             # Something that the parent did, such as looking for a device without NVML, may keep its children from opening one.
             spawned = self._run_once(case, ranks, devices, may_fork=False)
             self._may_fork = not _has_opened_device(spawned.events)
@@ -102,8 +118,7 @@ class Launcher:
         return run
 
     def _run_once(self, case: Case, ranks: int, devices: Sequence[int], *, may_fork: bool = True) -> Run:
-        with tempfile.TemporaryDirectory(prefix="measure-") as name:
-            folder = Path(name)
+        with case_folder() as folder:
             write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
             return self._watch(case, folder, ranks, devices, may_fork and self._may_fork)
 
@@ -113,14 +128,15 @@ class Launcher:
         child, how = self._start(case, folder, ranks, may_fork)
         # Not before: the warm parent may have had to be started first, which is no part of the case.
         started_s, start_s = time.time(), time.monotonic()
-        timed_out = False
+        timed_out = given_up = False
         try:
             while (status := child.status()) is None:
                 watch.look(child.pid)
                 running_s = time.monotonic() - start_s
                 if running_s > case.options.timeout_s:
                     timed_out = True
-                if timed_out or (how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events)):
+                given_up = given_up or (how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events))
+                if timed_out or given_up:
                     kill_group(child.pid)
                 time.sleep(_INTERVAL_S)
         except ZygoteError:
@@ -131,7 +147,8 @@ class Launcher:
             kill_group(child.pid)
         watch.look(child.pid)
         killed_for_memory = (cgroup_kills() or 0) > (kills_before or 0)
-        outcome, message = _verdict(watch.events, _End(status, timed_out, killed_for_memory, folder / LOG_FILE), case)
+        end = _End(status, timed_out, killed_for_memory, folder / LOG_FILE, given_up)
+        outcome, message = _verdict(watch.events, end, case)
         return Run(
             outcome=outcome,
             phase=watch.phase,
@@ -143,6 +160,7 @@ class Launcher:
             duration_s=time.monotonic() - start_s,
             how=how,
             history=_read_if_there(folder / HISTORY_FILE),
+            killed=outcome == "crash" and end.from_outside,
         )
 
     def _start(self, case: Case, folder: Path, ranks: int, may_fork: bool) -> tuple[Child, str]:
@@ -168,6 +186,12 @@ class Launcher:
                 self._zygote.close()
                 self._zygote = Zygote(only_needed=True)
         return self._zygote
+
+
+def _within(case: Case, end_s: float | None) -> Case:
+    """``case`` with a timeout that ends it at ``end_s`` at the latest."""
+    left_s = case.options.timeout_s if end_s is None else max(0.0, end_s - time.monotonic())
+    return case if left_s >= case.options.timeout_s else replace(case, options=replace(case.options, timeout_s=left_s))
 
 
 def _has_opened_device(events: Sequence[Sequence[Event]]) -> bool:
@@ -205,20 +229,33 @@ class _End:
     timed_out: bool
     killed_for_memory: bool
     log: Path
+    given_up: bool = False
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether a signal ended it that nobody here sent."""
+        return self.status in _FROM_OUTSIDE and not (self.timed_out or self.given_up)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether that was the kernel, for memory."""
+        return self.from_outside and self.status == -signal.SIGKILL and self.killed_for_memory
 
 
 def _verdict(events: Sequence[Sequence[Event]], end: _End, case: Case) -> tuple[Outcome, str | None]:
     """How the case ended: by what its ranks said themselves, and by its death only where they said nothing."""
     failures = sorted((each for rank in events for each in rank if each["event"] == "failed"), key=lambda each: each["time_s"])
-    if failures:
+    # Ranks that lose the one that was killed fail too, and say so.
+    if failures and not (end.by_kernel and failures[0]["outcome"] == "crash"):
         return failures[0]["outcome"], failures[0]["message"]
     if all(rank and rank[-1]["event"] == "done" for rank in events):
         return "ok", None
     if end.timed_out:
         return "timeout", f"not done after {case.options.timeout_s:g} s"
-    if end.status == -signal.SIGKILL and end.killed_for_memory:
+    if end.by_kernel:
         return "host_oom", "killed by the kernel because the container ran out of memory"
     died = f"killed by signal {signal.Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
+    died += " from outside" * end.from_outside
     on_cpu_with_limit = end.status < 0 and case.options.memory_limit_bytes is not None and case.values.get("gpu") == CPU
     limit = "; native code may die so when a memory limit refuses it memory, which a larger limit would show"
     return "crash", f"{died} and said nothing{limit * on_cpu_with_limit}; the end of its log: {_tail(end.log)}"

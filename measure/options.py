@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, get_args
 
 from measure.case import WORKLOADS, RunOptions
 from planner.domain.run_record import Outcome
 from planner.errors import UnknownNameError, UsageError
 from planner.intake.fields import show
-from planner.units import HOUR_S, MINUTE_S
+from planner.units import GIB, HOUR_S, MINUTE_S
 
-_MAX_STEPS: Final = 100_000
+_MAX_COUNT: Final = 100_000
 _MAX_SECONDS: Final = 1_000_000.0
+_MAX_LIMIT_BYTES: Final = 1024 * 1024 * GIB
+# Whole numbers with the lowest that each may be, and amounts above 0 with their flag, the highest and the unit.
+_COUNTS: Final = {"steps": 1, "warmup": 0, "max_steps": 1, "seed": 0}
+_AMOUNTS: Final = {
+    "budget_s": (" (--budget)", _MAX_SECONDS, " seconds"),
+    "timeout_s": (" (--timeout)", _MAX_SECONDS, " seconds"),
+    "settle": ("", 1.0, ", a share of the median step"),
+}
 _PLACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}")
 _DURATION: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,7}(?:\.[0-9]{1,6})?)s?)?")
 
@@ -26,22 +36,41 @@ def checked_options(values: dict[str, Any]) -> RunOptions:
     checked = dict(values)
     if "workload" in checked and checked["workload"] not in WORKLOADS:
         raise UnknownNameError("workload", show(checked["workload"]), WORKLOADS, hint=f"allowed: {', '.join(WORKLOADS)}")
-    for name, low in (("steps", 1), ("warmup", 0), ("max_steps", 1), ("seed", 0)):
-        if name in checked and not (isinstance(checked[name], int) and low <= checked[name] <= _MAX_STEPS):
-            raise UsageError(f"{name} must be a whole number from {low} to {_MAX_STEPS:,}, but it is {show(checked[name])}")
-    for name in ("budget_s", "timeout_s"):
-        if name in checked and not (isinstance(checked[name], int | float) and 0 < checked[name] <= _MAX_SECONDS):
-            raise UsageError(f"{name} must be above 0 and up to {_MAX_SECONDS:,.0f} seconds, but it is {show(checked[name])}")
-    for name in ("checkpoint", "nvme_path", "rendezvous"):
-        if name in checked and not isinstance(checked[name], str):
-            raise UsageError(f"{name} must be a text, but it is {show(checked[name])}")
-    if "rendezvous" in checked and not _PLACE.fullmatch(checked["rendezvous"]):
-        raise UsageError(f"rendezvous must be a host and a port such as node-1:29500, but it is '{show(checked['rendezvous'])}'")
+    _check_numbers(checked)
+    _check_plain(checked)
     if "lengths" in checked:
         checked["lengths"] = _lengths(checked["lengths"])
     options = RunOptions(**checked)
+    if options.max_steps >= options.steps:
+        return options
+    if "max_steps" in checked:
+        raise UsageError(f"max_steps is {options.max_steps:,}, which is below steps ({options.steps:,}): say a lower --steps too")
     # Who asks for more counted steps than the usual limit means it.
-    return options if options.max_steps >= options.steps else RunOptions(**{**checked, "max_steps": options.steps})
+    return replace(options, max_steps=options.steps)
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Refuse what is no number or out of range; a truth value and NaN are neither."""
+    for name, low in _COUNTS.items():
+        value = values.get(name, low)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MAX_COUNT:
+            raise UsageError(f"{name} must be a whole number from {low} to {_MAX_COUNT:,}, but it is {show(value)}")
+    for name, (flag, high, unit) in _AMOUNTS.items():
+        value = values.get(name, high)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
+            raise UsageError(f"{name}{flag} must be above 0 and up to {high:,.0f}{unit}, but it is {show(value)}")
+
+
+def _check_plain(values: Mapping[str, Any]) -> None:
+    """Refuse texts and switches that are something else."""
+    for name in ("checkpoint", "nvme_path", "rendezvous"):
+        if name in values and not isinstance(values[name], str):
+            raise UsageError(f"{name} must be a text, but it is {show(values[name])}")
+    if "rendezvous" in values and not _PLACE.fullmatch(values["rendezvous"]):
+        raise UsageError(f"rendezvous must be a host and a port such as node-1:29500, but it is '{show(values['rendezvous'])}'")
+    for name in ("trust_remote_code", "history", "save"):
+        if name in values and not isinstance(values[name], bool):
+            raise UsageError(f"{name} must be true or false, but it is {show(values[name])}")
 
 
 def memory_limit_bytes(text: str) -> int:
@@ -54,9 +83,13 @@ def memory_limit_bytes(text: str) -> int:
     from planner.units import parse_size_bytes
 
     try:
-        return parse_size_bytes(text)
+        size_bytes: int | None = parse_size_bytes(text)
     except ValueError:
-        pass
+        size_bytes = None
+    if size_bytes is not None:
+        if not 0 < size_bytes <= _MAX_LIMIT_BYTES:
+            raise UsageError(f"memory_limit must be above 0 and up to {_MAX_LIMIT_BYTES // GIB:,} GiB, but it is '{show(text)}'")
+        return size_bytes
     try:
         gpu = load_gpu(text)
     except UnknownNameError:
@@ -97,7 +130,8 @@ def outcomes(flag: str, text: str | None) -> tuple[Outcome, ...]:
 def _lengths(value: object) -> tuple[int, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     try:
-        lengths = tuple(int(part) for part in parts)  # type: ignore[attr-defined]
+        # A fraction or a truth value is no count of tokens.
+        lengths = tuple(int(str(part)) for part in parts)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         lengths = ()
     if not lengths or min(lengths) < 1 or list(lengths) != sorted(lengths):

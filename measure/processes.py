@@ -61,7 +61,11 @@ class Zygote:
         )
         self._answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.facts = self._answer(_START_TIMEOUT_S)
+        try:
+            self.facts = self._answer(_START_TIMEOUT_S)
+        except ZygoteError:
+            self.close()
+            raise
 
     def fork(self, folder: Path) -> Child:
         """Start the worker of the case in ``folder``.

@@ -132,8 +132,8 @@ def _check_node(measured: Measured) -> None:
         raise OtherNodeError(f"{here}; the node with rank 0 has the record", done=outcome == "ok")
 
 
-def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Measured:
-    """Run a case in a process of its own.
+def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s: float | None = None) -> Measured:
+    """Run a case in a process of its own, which is killed at ``end_s`` of the monotonic clock at the latest.
 
     Raises:
         UsageError: the installed torch has no CUDA although there is a GPU.
@@ -143,7 +143,7 @@ def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher) -> Me
     if on_gpu and not launcher.facts["cuda_available"]:
         raise UsageError("the installed torch cannot use the GPU of this machine: install a CUDA build of it, or say --gpu cpu")
     devices = [gpu.index for gpu in machine.gpus[: hardware.gpus_per_node]] if on_gpu else []
-    run = launcher.run(prepared.case, ranks=hardware.gpus_per_node, devices=devices)
+    run = launcher.run(prepared.case, ranks=hardware.gpus_per_node, devices=devices, end_s=end_s)
     return assemble(prepared.case, prepared.scenario, run, machine.environment)
 
 

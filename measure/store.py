@@ -12,10 +12,12 @@ from pathlib import Path
 
 from measure.assemble import Measured
 from measure.environment import setup_key
-from measure.trace.files import whole_file
 from planner.domain.run_record import Outcome
 from planner.errors import InputFileError, UsageError
+from planner.files.reading import read_lines
+from planner.files.writing import whole_file
 from planner.records import RecordSet, append_jsonl, read_records
+from planner.records.reading import RECORD_BOUNDS
 from planner.units import MIB, format_bytes
 
 _MIN_FREE_BYTES = 64 * MIB
@@ -73,13 +75,35 @@ class Store:
         measured.attachments["raw"]["history"] = name
 
     def read(self) -> RecordSet | None:
-        """All records of the folder, ``None`` when there are none yet.
+        """All records of the folder, ``None`` when there are none yet; lines that are no records are among ``quarantined``.
 
         Raises:
-            InputFileError: a file that cannot be used, such as one of a newer schema.
+            InputFileError: a file that cannot be used, or a line of a newer schema: what it records would be measured again.
         """
-        files = sorted(path for path in self.folder.glob("*.jsonl") if path.stat().st_size) if self.folder.is_dir() else []
-        return read_records(files) if files else None
+        files = sorted(path for path in self.folder.glob("*.jsonl") if _holds_lines(path)) if self.folder.is_dir() else []
+        if not files:
+            return None
+        records = read_records(files, by_row=True, may_be_none=True)
+        for line in records.quarantined:
+            if line.rule == "newer_schema":
+                raise InputFileError(line.path, line.reason, line.line)
+        return records
+
+
+def _holds_lines(path: Path) -> bool:
+    """Whether there is anything to read; a pipe is not opened."""
+    return bool(path.stat().st_size) and any(line.strip() for line in read_lines(path, RECORD_BOUNDS))
+
+
+def left_out_text(records: RecordSet | None) -> str | None:
+    """How many lines of the folder could not be read, and the first of them; ``None`` where all could."""
+    lines = () if records is None else records.quarantined
+    if not lines:
+        return None
+    first = f"{lines[0].place}: {lines[0].reason}"
+    if len(lines) == 1:
+        return f"1 line of the records is no record and is left out; its file stays as it is: {first}"
+    return f"{len(lines)} lines of the records are no records and are left out; their files stay as they are: first {first}"
 
 
 def recorded_counts(records: RecordSet, retry: Collection[Outcome] = ()) -> Counter[tuple[str, str]]:

@@ -52,6 +52,11 @@ def where(condition: Any, yes: Number, no: Number) -> Number:
     return np.where(condition, yes, no)
 
 
+def mean(value: Number) -> float:
+    """The number itself, or the mean over an array."""
+    return float(value) if isinstance(value, _PLAIN) else float(value.mean())
+
+
 def ceil_div(numerator: Number, denominator: Number) -> Number:
     """``numerator / denominator`` rounded up."""
     return -(-numerator // denominator)

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
+from planner.printing import printable
+
 _MAX_ECHO_CHARS = 60
 # Several spellings may stand for one name.
 _CANDIDATES, _MAX_NEAREST = 12, 3
@@ -28,7 +30,7 @@ def show(value: object) -> str:
     """``value`` as a message may repeat it: one line, printable, at most 60 characters."""
     text = value if isinstance(value, str) else repr(value) if isinstance(value, float | bool | type(None)) else _shape(value)
     short = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
-    return "".join(char if char.isprintable() else "?" for char in short)
+    return printable(short)
 
 
 def _shape(value: object) -> str:

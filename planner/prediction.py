@@ -60,11 +60,10 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
     moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
-        over = format_gib(need - limit)
-        return (
-            "does_not_fit",
-            f"it needs at least {format_gib(need)} ({moment}), {over} more than the card's {format_gib(limit)}",
+        more = (
+            f"{format_gib(need - limit)} more than the card's {format_gib(limit)}" if limit else "and nothing is left on the card"
         )
+        return "does_not_fit", f"it needs at least {format_gib(need)} ({moment}), {more}"
     short = _host_shortage(host)
     if short is not None:
         return "host_memory_short", short
@@ -170,7 +169,7 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
     spread = calibration.spread_for(SpreadKey("need"))
     if spread is None or memory.limit_bytes is None:
         return None
-    if memory.limit_bytes <= 0:
+    if not memory.limit_bytes:
         return 0.0
     need = float(memory.must_have_bytes)
     moved = float(lifted(need)) - need

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Property tests try the same examples on every machine, so that a change passes or fails by what it does.  `make explore` draws
 # others (`--hypothesis-profile=explore`): what it finds becomes an example of its test.
-settings.register_profile("repeatable", derandomize=True, database=None)
-settings.register_profile("explore", derandomize=False, print_blob=True)
+# How long examples take to draw says how busy the machine is.
+ANY_SPEED = [HealthCheck.too_slow]
+settings.register_profile("repeatable", derandomize=True, database=None, suppress_health_check=ANY_SPEED)
+settings.register_profile("explore", derandomize=False, print_blob=True, suppress_health_check=ANY_SPEED)
 settings.load_profile("repeatable")
 
 

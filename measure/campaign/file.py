@@ -8,7 +8,6 @@ case is run.  In a grid a list is an axis: every combination is a case.  A model
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +16,12 @@ from typing import Any
 from measure.case import RunOptions, option_names
 from measure.options import checked_options, memory_limit_bytes
 from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.files.structured import read_toml
 from planner.intake.fields import REQUEST_FIELDS, show
 from planner.intake.request import from_flags
-from planner.units import MIB
 
 SCHEMA = 1
 MAX_CASES = 10_000
-_MAX_BYTES = 1 * MIB
 _SECTIONS = ("schema", "title", "defaults", "grid", "case")
 _REPEAT = "repeat"
 _MAX_REPEAT = 100
@@ -62,9 +60,9 @@ def read_campaign(path: str | Path) -> Campaign:
     if unknown := [key for key in table if key not in _SECTIONS]:
         raise InputFileError(file, str(UnknownNameError("key", show(unknown[0]), _SECTIONS)))
     if table.get("schema") != SCHEMA:
-        raise InputFileError(
-            file, f"schema must be {SCHEMA}, but it is {show(table.get('schema'))}; a newer one needs a newer planner"
-        )
+        said = table.get("schema")
+        found = show(said) if isinstance(said, int | None) else "no number"
+        raise InputFileError(file, f"schema must be {SCHEMA}, but it is {found}; a newer one needs a newer planner")
     defaults = _section(file, "defaults", table.get("defaults", {}))
     cases: list[PlannedCase] = []
     for place, entry in _entries(file, table):
@@ -80,16 +78,10 @@ def read_campaign(path: str | Path) -> Campaign:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        if not file.is_file():
-            raise InputFileError(file, "not a regular file" if file.exists() else "no such file")
-        if file.stat().st_size > _MAX_BYTES:
-            raise InputFileError(file, "too large for a campaign file")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputFileError(file, f"cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InputFileError(file, f"not valid TOML: {show(str(error)) or 'nested too deeply'}") from None
+    table = read_toml(file)
+    if table and not any(key in _SECTIONS for key in table):
+        raise InputFileError(file, f"not a campaign file: it has none of the keys {', '.join(_SECTIONS)}")
+    return table
 
 
 def _entries(file: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -126,7 +118,7 @@ def _planned(entry: Mapping[str, Any], folder: Path) -> Iterator[PlannedCase]:
     said = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
     chosen = {name: value for name, value in entry.items() if name not in REQUEST_FIELDS}
     repeat = chosen.pop(_REPEAT, 1)
-    if not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
+    if isinstance(repeat, bool) or not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
         raise UsageError(f"repeat must be a whole number from 1 to {_MAX_REPEAT}, but it is {show(repeat)}")
     if "memory_limit" in chosen:
         chosen["memory_limit_bytes"] = memory_limit_bytes(str(chosen.pop("memory_limit")))

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from measure.assemble import Measured
+from measure.output import write_remark
+from planner.printing import moves_the_cursor, printable, width_of
 from planner.units import MIB, format_bytes, format_seconds
 
 _ROWS = 12
@@ -39,14 +41,12 @@ class PlainProgress:
         """A case begins."""
         self._number += 1
         eta = "" if eta_s is None else f", about {format_seconds(eta_s)} left"
-        sys.stderr.write(f"measure: [{self._number}/{self._total}] {label}{eta}\n")
-        sys.stderr.flush()
+        write_remark(f"[{self._number}/{self._total}] {label}{eta}")
 
     def end(self, label: str, measured: Measured) -> None:
         """A case is over."""
         _, outcome, memory, step, quality = result_row(label, measured)
-        sys.stderr.write(f"measure:     {outcome}, reserved {memory}, step {step}, {quality}\n")
-        sys.stderr.flush()
+        write_remark(f"    {outcome}, reserved {memory}, step {step}, {quality}")
 
 
 class LiveProgress:
@@ -58,11 +58,11 @@ class LiveProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         self._bar = Bar(*columns)
         self._task = self._bar.add_task("starting", total=total)
         self._rows: list[tuple[str, ...]] = []
-        self._live: Any = Live(console=Console(stderr=True), refresh_per_second=4)
+        self._live: Any = Live(console=Console(stderr=True, width=width_of(sys.stderr)), refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -75,7 +75,7 @@ class LiveProgress:
     def begin(self, label: str, eta_s: float | None) -> None:
         """A case begins."""
         eta = "" if eta_s is None else f", about {format_seconds(eta_s)} left"
-        self._bar.update(self._task, description=f"{label}{eta}")
+        self._bar.update(self._task, description=printable(f"{label}{eta}"))
         self._draw()
 
     def end(self, label: str, measured: Measured) -> None:
@@ -87,13 +87,14 @@ class LiveProgress:
     def _draw(self) -> None:
         from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(*HEADER)
         for row in self._rows[-_ROWS:]:
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))
         self._live.update(Group(table, self._bar))
 
 
 def open_progress(total: int) -> PlainProgress | LiveProgress:
     """What fits standard error."""
-    return LiveProgress(total) if sys.stderr.isatty() else PlainProgress(total)
+    return LiveProgress(total) if moves_the_cursor(sys.stderr) else PlainProgress(total)

@@ -31,10 +31,11 @@ class Submission:
     history: bool = False
     retry: str | None = None
     more: tuple[str, ...] = ()
+    wait: bool = False
 
 
 def share_command(file: Path, out: Path, share: str, submission: Submission, card: int | None = None) -> list[str]:
-    """What one job runs.  Each has a folder of its own, because two processes must not append to one file.
+    """What one job runs.  Each has a folder of its own: what a share has recorded is counted in its folder alone.
 
     Everything else in its environment is the job's own: the scheduler says there which cards are its, and what the submitting
     machine has in its environment is nobody else's business.  ``card`` is the one of a job on this machine, where there are any.
@@ -46,7 +47,7 @@ def share_command(file: Path, out: Path, share: str, submission: Submission, car
     if submission.budget_s is not None:
         command += ["--time-budget", f"{submission.budget_s:g}s"]
     command += ["--retry", submission.retry] if submission.retry is not None else []
-    return [*command, "--history"] if submission.history else command
+    return [*command, *(["--history"] if submission.history else []), *(["--wait"] if submission.wait else [])]
 
 
 def submit(file: Path, out: Path, submission: Submission) -> list[Any]:

@@ -6,19 +6,19 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from measure.assemble import Measured
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
-from measure.case import CPU, Case, case_key, describe
+from measure.case import CPU, case_key, describe
 from measure.environment import setup_key
 from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import Prepared, prepare, run_prepared
-from measure.store import Store, recorded_counts
+from measure.store import Store, left_out_text, recorded_counts
 from planner.domain.run_record import Outcome
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
@@ -49,11 +49,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here."""
+    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here.
+
+    ``left_out``: that lines of the records could not be read, so that what they recorded is measured again.
+    """
 
     queue: tuple[Queued, ...]
     recorded: int
     refused: tuple[Refused, ...]
+    left_out: str | None = None
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
             recorded += 1
             continue
         queue.append(Queued(describe(prepared.scenario, planned.options), prepared))
-    return Agenda(tuple(queue), recorded, tuple(refused))
+    return Agenda(tuple(queue), recorded, tuple(refused), left_out_text(records))
 
 
 def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progress, budget_s: float | None) -> Tally:
@@ -133,8 +137,8 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
                 break
             progress.begin(queued.label, statistics.mean(durations_s) * tally.left if durations_s else None)
             start_s = time.monotonic()
-            measured = run_prepared(_within(queued.prepared, left_s), machine, launcher)
-            if _ran_out_of_budget(measured, queued.prepared.case, left_s):
+            measured = run_prepared(queued.prepared, machine, launcher, end_s)
+            if _ran_out_of_budget(measured, end_s):
                 tally.stopped = True
                 break
             store.add(measured)
@@ -156,17 +160,9 @@ def _least_time_s(durations_s: Sequence[float]) -> float:
     return _MARGIN * statistics.median(durations_s) if durations_s else _SHORTEST_CASE_S
 
 
-def _within(prepared: Prepared, left_s: float | None) -> Prepared:
-    """The case with a timeout that ends it when the time of the campaign is over."""
-    if left_s is None or left_s >= prepared.case.options.timeout_s:
-        return prepared
-    case = prepared.case
-    return replace(prepared, case=replace(case, options=replace(case.options, timeout_s=left_s)))
-
-
-def _ran_out_of_budget(measured: Measured, case: Case, left_s: float | None) -> bool:
+def _ran_out_of_budget(measured: Measured, end_s: float | None) -> bool:
     """Whether the campaign's own end killed the case, which says nothing about the case."""
-    return measured.record.outcome == "timeout" and left_s is not None and left_s < case.options.timeout_s
+    return measured.record.outcome == "timeout" and end_s is not None and time.monotonic() >= end_s
 
 
 def _plain_label(planned: PlannedCase) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from measure.cli.said import need
+from measure.output import write_result
 from planner.errors import ExitCode
 from planner.units import format_bytes
 
@@ -32,9 +32,9 @@ def bundle(
     if dry_run:
         fetched = plan_bundle(target, skipped)
         rows = "".join(f"  {each.name} {each.version}  {each.file}\n" for each in fetched)
-        sys.stdout.write(f"{len(fetched)} wheels would be fetched into {out}, beside that of this package:\n{rows}")
+        write_result(f"{len(fetched)} wheels would be fetched into {out}, beside that of this package:\n{rows}")
         return int(ExitCode.FITS)
     wheels = make_bundle(out, target, skipped)
-    sys.stdout.write(f"{len(wheels)} wheels, {format_bytes(size_bytes(wheels))}, in {out}; on the other machine:\n")
-    sys.stdout.write(f"  {install_line(out, skipped)}\n")
+    write_result(f"{len(wheels)} wheels, {format_bytes(size_bytes(wheels))}, in {out}; on the other machine:\n")
+    write_result(f"  {install_line(out, skipped)}\n")
     return int(ExitCode.FITS)

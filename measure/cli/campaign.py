@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +10,13 @@ import typer
 
 from measure.cli.run import DEFAULT_OUT, Out
 from measure.cli.said import need
+from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UsageError
 from planner.intake.flags import Force, OwnOptions
 
 if TYPE_CHECKING:
     from measure.campaign.file import Campaign
+    from measure.campaign.runner import Agenda
 
 
 def _text(flag: str, metavar: str, words: str) -> tuple[Any, None]:
@@ -38,6 +39,10 @@ OPTIONS: OwnOptions = {
         ],
         None,
     ),
+    "wait": (
+        Annotated[bool, typer.Option("--wait", help="Wait for another campaign in the same folder; refused otherwise")],
+        False,
+    ),
     "retry": _text("--retry", "OUTCOMES", "Run what is recorded so once more, such as crash,timeout"),
     "force": (Force, False),
 }
@@ -57,6 +62,7 @@ class Asked:
     jobs: int
     partition: str | None
     slurm: list[str] | None
+    wait: bool
     retry: str | None
     force: bool
 
@@ -85,9 +91,10 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
     from measure.campaign.remote import Submission, submit
 
     out = Path(asked.out)
-    submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, tuple(asked.slurm or ()))
+    more = tuple(asked.slurm or ())
+    submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, more, asked.wait)
     submitted = submit(Path(asked.file), out, submission)
-    sys.stdout.write(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
+    write_result(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
     return int(ExitCode.FITS)
 
 
@@ -98,21 +105,32 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     from measure.campaign.remote import take_share
     from measure.campaign.runner import plan_agenda, run_agenda
     from measure.campaign.summary import agenda_text, tally_text
+    from measure.folder_lock import folder_lock
     from measure.machine import this_machine
     from measure.options import outcomes
     from measure.store import Store
 
     planned = replace(planned, cases=take_share(in_teaching_order(planned.cases), asked.share))
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
-    machine, store = this_machine(), Store(Path(asked.out))
-    agenda = plan_agenda(planned, machine, store, force=asked.force, retry=outcomes("--retry", asked.retry))
+    machine, store, retry = this_machine(), Store(Path(asked.out)), outcomes("--retry", asked.retry)
+    agenda = plan_agenda(planned, machine, store, force=asked.force, retry=retry)
     if asked.dry_run:
-        sys.stdout.write(agenda_text(planned.title, agenda))
+        _warn(agenda)
+        write_result(agenda_text(planned.title, agenda))
         return int(ExitCode.FITS)
     if not agenda.queue and not agenda.recorded:
         raise UsageError(f"{asked.file}: no case can run here: {agenda.refused[0].reason}")
     store.prepare()
-    with open_progress(len(agenda.queue)) as progress:
-        tally = run_agenda(agenda, machine, store, progress, budget_s)
-    sys.stdout.write(tally_text(planned.title, agenda, tally, store.folder))
+    with folder_lock(store.folder, share=asked.share, wait=asked.wait, say=write_remark):
+        # Once more, because another campaign may have recorded cases until now.
+        agenda = plan_agenda(planned, machine, store, force=asked.force, retry=retry)
+        _warn(agenda)
+        with open_progress(len(agenda.queue)) as progress:
+            tally = run_agenda(agenda, machine, store, progress, budget_s)
+    write_result(tally_text(planned.title, agenda, tally, store.folder))
     return int(ExitCode.FITS if tally.same_crash is None else ExitCode.INTERNAL_ERROR)
+
+
+def _warn(agenda: Agenda) -> None:
+    if agenda.left_out is not None:
+        write_remark(agenda.left_out)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
 
 from measure.cli.said import need
+from measure.output import write_result
 from planner.errors import ExitCode
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON")]
@@ -18,12 +18,12 @@ def check(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")],
     as_json: Json = False,
 ) -> int:
-    """Look at records: quality, repeats that disagree, environments that must not be merged, torn lines."""
+    """Look at records: quality, repeats that disagree, environments that must not be merged, lines left out."""
     from measure.checking import check_records, findings_text
     from planner.records import read_records
 
-    findings = check_records(read_records(files))
-    sys.stdout.write(json.dumps(findings, indent=2) + "\n" if as_json else findings_text(findings))
+    findings = check_records(read_records(files, by_row=True))
+    write_result(json.dumps(findings, indent=2) + "\n" if as_json else findings_text(findings))
     return int(ExitCode.FITS)
 
 
@@ -37,9 +37,9 @@ def env(as_json: Json = False) -> int:
     key = environment_key(machine.environment)
     if as_json:
         facts = {"environment_key": key, "gpu_id": machine.gpu_id, "unusable": machine.unusable, **machine.environment}
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        write_result(json.dumps(facts, indent=2) + "\n")
     else:
         from measure.environment_text import environment_text
 
-        sys.stdout.write(environment_text(key, machine.gpu_id, machine.environment, machine.unusable))
+        write_result(environment_text(key, machine.gpu_id, machine.environment, machine.unusable))
     return int(ExitCode.FITS)

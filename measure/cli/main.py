@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from measure.output import write_remark
 from planner.errors import ExitCode, PlannerError
+from planner.printing import in_short, prepare_streams
 
 _INTERRUPTED = 130
 
@@ -16,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Results go to standard output, all else to standard error.
     """
+    prepare_streams()
     try:
         import typer
 
@@ -40,13 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not callable(message):
             kind = type(error).__name__
             return _fail(f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR)
-        return _fail(f"{' '.join(str(message()).split()).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
+        return _fail(f"{in_short(str(message())).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
     return int(result or ExitCode.FITS)
 
 
 def _fail(message: str, code: ExitCode) -> int:
-    line = "".join(char if char.isprintable() else "?" for char in message)
-    sys.stderr.write(f"measure: {line}\n")
+    write_remark(message)
     return int(code)
 
 

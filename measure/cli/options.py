@@ -22,11 +22,11 @@ RUN_OPTIONS: OwnOptions = {
         _option(str, "--workload", "NAME", f"trainer (the Hugging Face Trainer) or loop (plain torch); {_DEFAULTS.workload}"),
         None,
     ),
-    "steps": (_option(int, "--steps", "N", f"Counted steps at least; {_DEFAULTS.steps}"), None),
-    "warmup": (_option(int, "--warmup", "N", f"Steps before them, kept apart; {_DEFAULTS.warmup}"), None),
+    "steps": (_option(int, "--steps", "N", f"Counted steps at least, from 1; {_DEFAULTS.steps}"), None),
+    "warmup": (_option(int, "--warmup", "N", f"Steps before them, kept apart, from 0; {_DEFAULTS.warmup}"), None),
     "max_steps": (_option(int, "--max-steps", "N", f"Counted steps at most, when times spread; {_DEFAULTS.max_steps}"), None),
-    "budget_s": (_option(float, "--budget", "SECONDS", f"Stop stepping after this; {_DEFAULTS.budget_s:g}"), None),
-    "timeout_s": (_option(float, "--timeout", "SECONDS", f"Kill the case after this; {_DEFAULTS.timeout_s:g}"), None),
+    "budget_s": (_option(float, "--budget", "SECONDS", f"Stop stepping after this, above 0; {_DEFAULTS.budget_s:g}"), None),
+    "timeout_s": (_option(float, "--timeout", "SECONDS", f"Kill the case after this, above 0; {_DEFAULTS.timeout_s:g}"), None),
     "lengths": (
         _option(str, "--lengths", "N,N,...", "Quantiles of the samples' tokens, evenly spaced from shortest to longest"),
         None,
@@ -62,7 +62,8 @@ def run_options(said: dict[str, Any]) -> RunOptions:
     """
     given = {name: said.pop(name) for name in RUN_OPTIONS}
     limit = given.pop("memory_limit")
-    values = {name: value for name, value in given.items() if value not in (None, False)}
+    # A switch that was not given is False; a number that was given may be 0, which is for the checks to refuse.
+    values = {name: value for name, value in given.items() if value is not None and value is not False}
     if limit is not None:
         values["memory_limit_bytes"] = memory_limit_bytes(limit)
     return checked_options(values)

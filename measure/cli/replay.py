@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from measure.cli.said import size_bytes
+from measure.output import write_result
 from planner.errors import ExitCode
 from planner.units import format_bytes
 
@@ -34,7 +34,7 @@ def replay_history(
     summary = summarize(events, limit_bytes, settings_from_history(recorded.history))
     result = summary.result if summary.verdict is None else summary.verdict
     real = max(reserved_timeline(recorded.history), default=0)
-    sys.stdout.write(replay_json(summary, real) if as_json else _text(summary, result, real))
+    write_result(replay_json(summary, real) if as_json else _text(summary, result, real))
     return int(ExitCode.GPU_MEMORY_SHORT if result.out_of_memory is not None else ExitCode.FITS)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need, over_config, with_length
 from measure.hostfile import with_hosts
+from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UnknownNameError
 from planner.intake.fields import show
 from planner.intake.flags import Config, Force, OwnOptions
@@ -61,12 +61,12 @@ def run(**said: Any) -> int:
     values, force = said_values(said), said.pop("force")
     if quantity is not None:
         boundary = solve_for(quantity, values, options, store=store, force=force)
-        sys.stdout.write(boundary_text(boundary))
+        write_result(boundary_text(boundary))
         return int(outcome_code(boundary.outcome))
-    finished = measure_one(values, options, store=store, force=force, say=_say)
+    finished = measure_one(values, options, store=store, force=force, say=write_remark)
     from measure.report import record_json, record_text
 
-    sys.stdout.write(record_json(finished) if as_json else record_text(finished))
+    write_result(record_json(finished) if as_json else record_text(finished))
     return int(outcome_code(finished.measured.record.outcome))
 
 
@@ -80,7 +80,7 @@ def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, sto
 
     for known in QUANTITIES:
         if quantity == known:
-            return solve(values, options, known, store=store, force=force, say=_say)
+            return solve(values, options, known, store=store, force=force, say=write_remark)
     raise UnknownNameError("quantity", show(quantity), QUANTITIES, hint=f"allowed: {', '.join(QUANTITIES)}")
 
 
@@ -102,7 +102,3 @@ def outcome_code(outcome: str) -> ExitCode:
     """Exit code of a case."""
     codes = {"ok": ExitCode.FITS, "oom": ExitCode.GPU_MEMORY_SHORT, "host_oom": ExitCode.HOST_MEMORY_SHORT}
     return codes.get(outcome, ExitCode.INTERNAL_ERROR)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"measure: {text}\n")

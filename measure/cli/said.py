@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from typing import Any
 
+from measure.output import write_remark
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError, how_to_install
@@ -45,7 +45,8 @@ def over_config(flags: ScenarioRequest, config: str | None) -> ScenarioRequest:
     if config is None:
         return flags
     read = read_config_file(config)
-    sys.stderr.writelines(f"measure: {note}\n" for note in read.notes)
+    for note in read.notes:
+        write_remark(note)
     return with_flags(read, flags)
 
 
@@ -59,7 +60,7 @@ def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:
         raise UsageError(f"say at least --model and --method; for example: {example}")
     if request.get("seq") is not None:
         return request
-    sys.stderr.write(f"measure: no --seq was said: {_ASSUMED_SEQ} tokens are assumed\n")
+    write_remark(f"no --seq was said: {_ASSUMED_SEQ} tokens are assumed")
     return merge(ScenarioRequest({"seq": Given(_ASSUMED_SEQ, "assumed")}), request)
 
 
@@ -67,12 +68,15 @@ def size_bytes(flag: str, text: str) -> int:
     """Bytes of a size such as ``24GiB``.
 
     Raises:
-        UsageError: not a size with a unit.
+        UsageError: not a size with a unit, or nothing.
     """
     try:
-        return parse_size_bytes(text)
+        size = parse_size_bytes(text)
     except ValueError:
-        raise UsageError(f"{flag} must be a size with a unit such as 24GiB or 80GB, but it is '{show(text)}'") from None
+        size = 0
+    if size == 0:
+        raise UsageError(f"{flag} must be a size with a unit and above 0, such as 24GiB or 80GB, but it is '{show(text)}'")
+    return size
 
 
 def need(extra: str, *packages: str) -> None:

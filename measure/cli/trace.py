@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -10,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from measure.cli.said import need, quiet, scenario_of, size_bytes
+from measure.output import write_remark, write_result
 from measure.trace.events import AllocEvent
-from measure.trace.files import check_writable
 from measure.trace.report import to_text
 from measure.trace.settings_text import parse_settings
 from measure.trace.summary import Summary, summarize, timeline_of
@@ -20,6 +19,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
+from planner.files.writing import check_writable
 from planner.intake.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
@@ -79,7 +79,7 @@ def trace(**said: Any) -> int:
     summary = summarize(events, limit_bytes, settings)
     _write_files(answer, scenario, events, summary)
     timeline = timeline_of(events, summary)
-    sys.stdout.write(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
+    write_result(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
     full = summary.verdict is not None and summary.verdict.out_of_memory is not None
     return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
 
@@ -94,7 +94,7 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
         from measure.trace.foreign import described_by_modules
 
         model = described_by_modules(fields, error)
-    sys.stderr.write(f"measure: the closed form has no formulas for '{model.architecture}'; its modules are traced\n")
+    write_remark(f"the closed form has no formulas for '{model.architecture}'; its modules are traced")
     return model
 
 

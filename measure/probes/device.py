@@ -12,9 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from measure.nvml import Gpu, Nvml, NvmlReadError, open_nvml
-from measure.trace.history_file import PhaseMarks, pack_history
-
-_MAX_HISTORY_ENTRIES = 4_000_000
+from measure.trace.history_file import MAX_ENTRIES, PhaseMarks, pack_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ class CudaProbe:
     def start_history(self) -> None:
         """Keep every event, without stacks, which would cost time and memory."""
         # "python": with C++ stacks torch first reads the unwinding tables of every library, although it will keep no stack.
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_MAX_HISTORY_ENTRIES)
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=MAX_ENTRIES)
         self._keeps_history = True
 
     def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:

@@ -19,7 +19,7 @@ from measure.trace.quantized import CONSTANTS, quantize_on_meta
 from measure.trace.record import Block, Role
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
-from planner.catalog.hf_config import parse_config
+from planner.catalog.hf_config import config_fields as read_fields
 from planner.catalog.hub import fetch_config
 from planner.catalog.models import model_entry
 from planner.domain.model import ModelSpec
@@ -44,7 +44,7 @@ class Built:
 def config_fields(model: ModelSpec) -> dict[str, Any]:
     """The fields of the ``config.json`` that ``model`` was read from."""
     if Path(model.source).is_file():
-        return dict(parse_config(Path(model.source).read_bytes(), model.source))
+        return dict(read_fields(Path(model.source)))
     try:
         entry = model_entry(model.id)
     except UnknownNameError:

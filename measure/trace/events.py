@@ -12,16 +12,18 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from measure.trace.files import whole_file
 from planner.errors import InputFileError, UsageError
-from planner.units import GIB, KIB, format_bytes
+from planner.files.reading import Bounds, read_lines
+from planner.files.writing import whole_file
+from planner.units import GIB, KIB
 
 Action = Literal["alloc", "free_requested", "free"]
 ACTIONS: tuple[str, ...] = get_args(Action)
 
 EVENTS_SCHEMA_ID = "finetune-planner/alloc-events/1"
-MAX_EVENT_FILE_BYTES = 2 * GIB
-_MAX_LINE_BYTES = 64 * KIB
+MAX_EVENTS = 10_000_000
+_BOUNDS = Bounds(n_bytes=2 * GIB, line_bytes=64 * KIB, n_lines=MAX_EVENTS + 1)
+_MAX_BRACKETS = 64
 _MAX_SIGNED = 2**63 - 1
 
 
@@ -101,33 +103,24 @@ def read_jsonl(path: str | Path) -> list[AllocEvent]:
         InputFileError: a file that is missing, too large, of another schema or with a malformed line; names the line.
     """
     source = Path(path)
-    try:
-        size_bytes = source.stat().st_size
-        if size_bytes > MAX_EVENT_FILE_BYTES:
-            raise InputFileError(source, f"{format_bytes(size_bytes)}, and at most {format_bytes(MAX_EVENT_FILE_BYTES)} are read")
-        with source.open("rb") as stream:
-            events: list[AllocEvent] = []
-            line = 0
-            while raw := stream.readline(_MAX_LINE_BYTES + 1):
-                line += 1
-                if line == 1:
-                    _check_header(source, _parse_line(source, raw, line))
-                else:
-                    events.append(_event(source, _parse_line(source, raw, line), line))
-    except OSError as error:
-        raise InputFileError(source, f"cannot be read: {error.strerror or error}") from None
+    events: list[AllocEvent] = []
+    line = 0
+    for line, raw in enumerate(read_lines(source, _BOUNDS), 1):
+        if line == 1:
+            _check_header(source, _parse_line(source, raw, line))
+        else:
+            events.append(_event(source, _parse_line(source, raw, line), line))
     if line == 0:
         raise InputFileError(source, "an empty file; a stream of events starts with a header line")
     return events
 
 
 def _parse_line(path: Path, raw: bytes, line: int) -> Any:
-    if len(raw) > _MAX_LINE_BYTES:
-        raise InputFileError(path, f"a line of more than {format_bytes(_MAX_LINE_BYTES)}", line)
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InputFileError(path, f"not valid JSON: {error}", line) from None
+        # Neither an event nor the header has more brackets, so none is nested deeply.
+        return json.loads(raw) if raw.count(b"[") + raw.count(b"{") <= _MAX_BRACKETS else None
+    except ValueError:
+        raise InputFileError(path, "not valid JSON", line) from None
 
 
 def _check_header(path: Path, header: Any) -> None:

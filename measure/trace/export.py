@@ -15,9 +15,9 @@ from measure.trace.allocator import CachingAllocator
 from measure.trace.blocks import Block, StreamPool
 from measure.trace.device import Device
 from measure.trace.events import AllocEvent
-from measure.trace.files import whole_file
 from measure.trace.settings import AllocatorSettings
 from measure.trace.settings_text import parse_settings
+from planner.files.writing import whole_file
 
 # One protocol for every Python, the one that torch writes.
 _PROTOCOL = 4

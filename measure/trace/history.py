@@ -17,7 +17,9 @@ from planner.errors import NotModelledError, UsageError
 
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _BLOCKS = frozenset({"alloc", "free_requested", "free_completed"})
-_IGNORED = frozenset({"snapshot", "oom", "workspace_snapshot", "user_defined"})
+IGNORED = frozenset({"snapshot", "oom", "workspace_snapshot", "user_defined"})
+ACTIONS = _BLOCKS | _RESERVES.keys() | IGNORED
+"""Every action that PyTorch 2.13 records."""
 _NO_POOL = (0, 0)
 
 
@@ -114,9 +116,9 @@ class _Phases:
         return self._phase
 
 
-def _entries(history: Mapping[str, Any], device: int) -> list[Any]:
+def _entries(history: Mapping[str, Any], device: int) -> Sequence[Any]:
     traces = history.get("device_traces")
-    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
+    if not isinstance(traces, list) or not all(isinstance(trace, Sequence) and not isinstance(trace, str) for trace in traces):
         raise UsageError("not an allocator history: it has no device_traces; use torch.cuda.memory._record_memory_history")
     if not 0 <= device < len(traces):
         raise UsageError(f"the history has {len(traces)} devices; there is no device {device}")
@@ -124,13 +126,14 @@ def _entries(history: Mapping[str, Any], device: int) -> list[Any]:
     for segment in segments if isinstance(segments, list) else ():
         if isinstance(segment, Mapping):
             _refuse_private_pool(segment.get("segment_pool_id"))
-    return list(traces[device])
+    trace: Sequence[Any] = traces[device]
+    return trace
 
 
 def _checked(entries: Sequence[Any]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     for index, entry in enumerate(entries):
         action = entry.get("action") if isinstance(entry, Mapping) else None
-        if action not in _BLOCKS and action not in _RESERVES and action not in _IGNORED:
+        if action not in ACTIONS:
             raise UsageError(f"history entry {index}: unknown action {str(action)[:40]!r}; the format of PyTorch 2.13 is read")
         _refuse_private_pool(entry.get("pool_id"))
         yield index, str(action), entry

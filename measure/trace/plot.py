@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.trace.events import AllocEvent
-from measure.trace.files import whole_file
 from measure.trace.summary import Summary
 from measure.trace.timeline import Moment, Span, sampled, spans_of
 from planner.domain.term import ALLOCATED_TERM_ORDER
+from planner.files.writing import whole_file
 from planner.units import GIB, format_gib
 
 if TYPE_CHECKING:

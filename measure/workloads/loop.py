@@ -35,7 +35,7 @@ def run_loop(task: Task) -> None:
     _evaluate(task, engine, feed)
     if task.case.options.save:
         task.phases.enter("save")
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=task.folder) as folder:
             engine.save(Path(folder))
     task.phases.say_readings()
 

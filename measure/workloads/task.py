@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from measure.case import Case
@@ -23,6 +24,11 @@ class Task:
     probe: DeviceProbe
     phases: PhaseRecorder
     reporter: Reporter
+
+    @property
+    def folder(self) -> Path:
+        """Where the case may write; it is removed with all that is in it, whatever happens to this process."""
+        return self.reporter.path.parent
 
     def batches(self) -> tuple[MicroBatch, ...]:
         """The micro-batches of this case."""
@@ -60,7 +66,7 @@ class Task:
         """Write the allocator's history, where one is kept: it ends with the warm-up, so that counted steps are undisturbed."""
         packed = self.probe.stop_history(self.phases.marks)
         if packed is not None:
-            (self.reporter.path.parent / HISTORY_FILE).write_bytes(packed)
+            (self.folder / HISTORY_FILE).write_bytes(packed)
             self.reporter.say("history", n_bytes=len(packed))
 
 

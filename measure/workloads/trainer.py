@@ -33,7 +33,7 @@ def run_trainer(task: Task) -> None:
         EngineMismatchError: the Trainer wrapped the model in another engine than the one that was asked for.
     """
     batches = task.batches()
-    with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
+    with tempfile.TemporaryDirectory(prefix="trainer-", dir=task.folder) as folder:
         configs = sharding_settings(task)
         # Before the model: under ZeRO-3 they decide how a checkpoint is read.
         arguments = _arguments(task, folder, configs)

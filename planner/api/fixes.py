@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,14 @@ from pathlib import Path
 from planner.api.calibration_choice import calibration_for
 from planner.api.files import CheckOptions, answer_file
 from planner.configs.document import Document, read_document
-from planner.configs.text_file import read_text, reading_instead
 from planner.configs.writing.edits import Edit, applied
 from planner.configs.writing.engines import Files
 from planner.configs.writing.text import trial_text
 from planner.configs.writing.translate import OWN_TOOL, edits_for
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, PlannerError
+from planner.files.reading import read_text, reading_instead
+from planner.files.structured import read_toml
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
@@ -68,7 +68,7 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
         InputFileError: one of them cannot be read again.
     """
     path = Path(config)
-    document = Document(path, tomllib.loads(read_text(path))) if read.tool_name == OWN_TOOL else read_document(path)
+    document = Document(path, read_toml(path)) if read.tool_name == OWN_TOOL else read_document(path)
     files = Files(read.tool_name, document)
     given = [Path(name) for name in (read.launch, options.accelerate, options.deepspeed) if name is not None]
     for other in (*_other_files(read, path), *given):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,12 @@ from pathlib import Path
 from planner.api.files import CheckOptions
 from planner.api.fixes import FileJob
 from planner.configs.document import Document, read_document
-from planner.configs.text_file import read_text, reading_instead
 from planner.configs.writing.edits import Edit, applied
 from planner.configs.writing.engines import Files
 from planner.configs.writing.text import with_edits
 from planner.errors import InputFileError, UsageError
+from planner.files.reading import read_text, reading_instead
+from planner.files.structured import toml_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _text(document: Document, edits: Sequence[Edit]) -> str:
         return text
     text = with_edits(path, text, edits)
     with reading_instead({path.resolve(): text}):
-        table = tomllib.loads(text) if path.suffix == ".toml" else read_document(path).table
+        table = toml_table(path, text) if path.suffix == ".toml" else read_document(path).table
     if table != applied(document.table, edits):
         raise InputFileError(path, "cannot be changed with its comments kept: change these keys by hand")
     return text

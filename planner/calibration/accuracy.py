@@ -24,9 +24,9 @@ from planner.calibration.published import QUANTITIES, published_dir
 from planner.calibration.rows import RowScore
 from planner.calibration.validate import SourceScore, score_source
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
 from planner.domain.calibration import method_of
 from planner.errors import ExitCode
+from planner.files.structured import read_toml
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration
 from planner.records.previous_calibration import keep_previous

@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, Decimal
 from planner.calibration.published import QUANTITIES, published_validation
 from planner.calibration.validate import SourceScore
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
+from planner.files.structured import read_toml
 
 _FILE_NAME = "error_budget.toml"
 # Two significant digits, but never finer than a thousandth.

@@ -13,10 +13,10 @@ from typing import Any
 
 from planner.calibration.published import published_dir
 from planner.calibration.rows import RowScore, score_record
-from planner.catalog.toml_file import read_toml
 from planner.domain.calibration import Calibration
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
+from planner.files.structured import read_toml
 
 FILE_NAME = "choices.toml"
 _KEYS = {"source", "question", "cases"}

@@ -19,6 +19,7 @@ from planner.calibration.tables import Point, points_of, token_rate_points
 from planner.catalog.location import data_dir
 from planner.domain.calibration import Calibration
 from planner.errors import InputFileError
+from planner.files.reading import read_text
 
 POINTS_FILE = "drawn_points.csv"
 TOOLS_FILE = "other_tools.csv"
@@ -84,10 +85,7 @@ def stored_drawn(folder: Path | None = None) -> Drawn:
 
 
 def _read(path: Path) -> tuple[str, tuple[Point, ...]]:
-    try:
-        first, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    except OSError as error:
-        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
+    first, _, rest = read_text(path).partition("\n")
     mark = first.removeprefix(_MARK) if first.startswith(_MARK) else ""
     rows = csv.DictReader(io.StringIO(rest if mark else f"{first}\n{rest}"))
     if tuple(rows.fieldnames or ()) != _COLUMNS:

@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.calibration import Calibration
 from planner.domain.prediction import Prediction, Verdict
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with

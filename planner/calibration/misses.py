@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from planner.calibration.published import QUANTITIES, is_numbered, published_dir, published_validation
 from planner.calibration.rows import Comparison, RowScore
-from planner.catalog.toml_file import read_toml
 from planner.errors import InputFileError
+from planner.files.structured import read_toml
 
 # A row of the numbered documents further off than this must be listed; one that is listed must still be further off than a
 # share of it, so that a small change of the code does not move rows in and out.

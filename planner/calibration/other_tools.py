@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
+from planner.files.structured import read_toml
 
 FILE_NAME = "other_tools.toml"
 

@@ -15,10 +15,13 @@ from pathlib import Path
 from planner.calibration.drawn import Drawn, stored_drawn
 from planner.calibration.plots import draw_scatter
 from planner.errors import InputFileError
+from planner.files.reading import read_bytes
+from planner.units import MIB
 
 PICTURE = Path("notebooks") / "predicted_vs_measured.png"
 FINGERPRINT_KEY = "Points"
 _SUBTITLE = "left and right: each group held out of its fit; dotted: 1.25 times and 1 / 1.25"
+_MAX_BYTES = 16 * MIB
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -41,7 +44,7 @@ def stored_fingerprint(path: Path) -> str:
     Raises:
         InputFileError: not a whole PNG.
     """
-    content = path.read_bytes()
+    content = read_bytes(path, _MAX_BYTES)
     if not content.startswith(_SIGNATURE):
         raise InputFileError(path, "not a PNG")
     for name, data in _chunks(path, content):

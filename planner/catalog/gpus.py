@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planner.catalog.index import CatalogIndex, entries_of, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import validate
 from planner.domain.hardware import GpuSpec, MatmulShapes, NumberOrigin
 from planner.errors import InputFileError, UnknownNameError, UsageError, show
+from planner.files.checking import validate
 from planner.units import GIB, GIGA, MIB, TERA
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,8 @@ from planner.catalog.architectures import reader_for, supported_architectures
 from planner.catalog.architectures.fields import ConfigFields
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownArchitectureError
+from planner.files.reading import decoded, read_bytes
+from planner.files.structured import json_value
 from planner.units import MIB
 
 MAX_CONFIG_BYTES = 1 * MIB
@@ -47,7 +48,7 @@ def read_config_file(path: Path, reader: ConfigReader = model_from_config) -> Mo
         NotModelledError: what ``reader`` cannot describe, such as an architecture without formulas.
     """
     file = path / "config.json" if path.is_dir() else path
-    spec = reader(_load_json_object(file), str(file))
+    spec = reader(config_fields(file), str(file))
     return replace(spec, id=path.stem if path.is_file() else path.name, source=str(file))
 
 
@@ -65,32 +66,19 @@ def parse_config(raw: bytes, where: str) -> Mapping[str, Any]:
     """
     if len(raw) > MAX_CONFIG_BYTES:
         raise InputFileError(where, f"larger than {MAX_CONFIG_BYTES // MIB} MiB, which no model config is")
-    try:
-        data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError:
-        raise InputFileError(where, "is not UTF-8 text; give the path of a config.json") from None
-    except json.JSONDecodeError as error:
-        raise InputFileError(where, f"is not JSON: {error.msg}", error.lineno) from None
-    except RecursionError:
-        raise InputFileError(where, "is nested too deeply; no model config is") from None
-    except ValueError as error:
-        raise InputFileError(where, f"is not a usable config: {str(error)[:80]}") from None
+    data = json_value(where, decoded(where, raw))
     if not isinstance(data, dict):
         raise InputFileError(where, "must hold one JSON object")
     return data
 
 
-def _load_json_object(file: Path) -> Mapping[str, Any]:
+def config_fields(file: Path) -> Mapping[str, Any]:
+    """The fields of a ``config.json``.
+
+    Raises:
+        InputFileError: not a regular file, unreadable, or as :func:`parse_config`; says what to give.
+    """
     try:
-        if file.exists() and not file.is_file():
-            raise InputFileError(file, "not a regular file; give the path of a config.json")
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputFileError(file, f"cannot be read ({reason}); give the path of a config.json") from None
-    return parse_config(raw, str(file))
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"'{name}' is not a number")
+        return parse_config(read_bytes(file, MAX_CONFIG_BYTES), str(file))
+    except InputFileError as error:
+        raise InputFileError(error.path, f"{error.problem}; give the path of a config.json", error.line) from None

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.hardware import HostSpec
 from planner.errors import InputFileError, UnknownNameError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 from planner.units import GIB, GIGA
 
 _BITS_PER_BYTE = 8

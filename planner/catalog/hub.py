@@ -1,22 +1,40 @@
-"""One request to the Hugging Face Hub: the ``config.json`` of a model.  HTTPS only, bounded, nothing executed, no credentials."""
+"""One look-up on the Hugging Face Hub: the ``config.json`` of a model.  HTTPS only, bounded, nothing executed."""
 
 from __future__ import annotations
 
-import os
+import math
 import re
+import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException, HTTPMessage
-from typing import IO, Any
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
 
 from planner.catalog.hf_config import MAX_CONFIG_BYTES, parse_config
+from planner.catalog.hub_request import goes_through_proxy, read_within, reason_of
+from planner.catalog.hub_settings import Endpoint, endpoint, offline_switch, withheld_token
 from planner.errors import UsageError
 
-_TIMEOUT_S = 10
+DEADLINE_S = 10.0
+"""For the whole of a look-up: names, connections, redirects, and every byte of the answer."""
+_FAILURE_KEPT_S = 60.0
+"""Seconds for which a failure is not tried again: long enough for one call with many files, short enough for a notebook."""
+_MOST_KEPT = 128
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
-_OFFLINE_SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _WAY_OUT = "download its config.json and pass the path of that file instead"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What came of a look-up: the status of a refusal, or why there was no answer at all."""
+
+    status: int | None
+    reason: str = ""
+
+
+_KNOWN: dict[tuple[str, ...], tuple[float, bytes | _Failure]] = {}
+"""What was found and until when it holds: by the endpoint that cannot be reached, else by address and credentials."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -25,52 +43,80 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_config(hub_id: str) -> Mapping[str, Any]:
-    """The parsed ``config.json`` on the main branch of a public model.
+    """The parsed ``config.json`` on the main branch of a model, public or open to the user's token.
+
+    Answers are kept for the process, failures for a minute: of a host that cannot be reached for all its models.
 
     Raises:
         UsageError: no network, offline by switch, no such model, gated or private, or an answer that is no config.
     """
-    switch = next((name for name in _OFFLINE_SWITCHES if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}), None)
-    if switch:
-        raise UsageError(f"model '{hub_id}' is not in the catalog and {switch} forbids asking the Hub: {_WAY_OUT}")
-    url = config_url(hub_id)
-    try:
-        raw = _read_bounded(url)
-    except urllib.error.HTTPError as error:
-        raise UsageError(f"model '{hub_id}': {_meaning(error.code)}; if you have access, {_WAY_OUT}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UsageError(
-            f"model '{hub_id}' is not in the catalog and huggingface.co cannot be reached ({str(reason)[:120]}): {_WAY_OUT}"
-        ) from None
-    return parse_config(raw, url)
+    if switch := offline_switch():
+        known = "is neither in the catalog nor in the Hugging Face cache"
+        raise UsageError(f"model '{hub_id}' {known}, and {switch} forbids asking the Hub: {_WAY_OUT}")
+    hub, url = endpoint(), config_url(hub_id)
+    found = _look_up(hub, url)
+    if isinstance(found, _Failure):
+        raise UsageError(_sentence(hub_id, hub, found))
+    return parse_config(found, url)
 
 
 def config_url(hub_id: str) -> str:
-    """Address of the ``config.json`` of ``hub_id``."""
-    return f"https://huggingface.co/{hub_id}/resolve/main/config.json"
+    """Address of the ``config.json`` of ``hub_id``, without credentials.
+
+    Raises:
+        UsageError: ``HF_ENDPOINT`` is not an https address.
+    """
+    return f"{endpoint().url}/{hub_id}/resolve/main/config.json"
 
 
-class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects (the Hub answers with one) but never down to plain HTTP or to another scheme."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> urllib.request.Request | None:
-        if not newurl.lower().startswith("https://"):
-            raise urllib.error.URLError(f"redirected to {newurl[:60]}, which is not https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+def forget() -> None:
+    """Forget all answers and failures."""
+    _KNOWN.clear()
 
 
-def _read_bounded(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "finetune-planner", "Accept": "application/json"})  # noqa: S310
-    opener = urllib.request.build_opener(_HttpsRedirects)
-    with opener.open(request, timeout=_TIMEOUT_S) as answer:
-        content: bytes = answer.read(MAX_CONFIG_BYTES + 1)
-    return content
+def _look_up(hub: Endpoint, url: str) -> bytes | _Failure:
+    this_host, this_file = (hub.url,), (url, hub.authorization)
+    for key in (this_host, this_file):
+        if key in _KNOWN and time.monotonic() < _KNOWN[key][0]:
+            return _KNOWN[key][1]
+    found = _ask(url, hub.authorization)
+    if len(_KNOWN) >= _MOST_KEPT:
+        _KNOWN.clear()
+    unreachable = isinstance(found, _Failure) and found.status is None
+    until = time.monotonic() + _FAILURE_KEPT_S if isinstance(found, _Failure) else math.inf
+    _KNOWN[this_host if unreachable else this_file] = until, found
+    return found
 
 
-def _meaning(status: int) -> str:
+def _ask(url: str, authorization: str) -> bytes | _Failure:
+    try:
+        return read_within(DEADLINE_S, url, authorization, MAX_CONFIG_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        return _Failure(error.code)
+    except (OSError, HTTPException, ValueError) as error:
+        return _Failure(None, reason_of(error))
+
+
+def _sentence(hub_id: str, hub: Endpoint, failure: _Failure) -> str:
+    if failure.status is None:
+        way = " through the proxy that HTTPS_PROXY names" if goes_through_proxy(hub.host) else ""
+        return f"model '{hub_id}' is not in the catalog and {hub.host} cannot be reached{way} ({failure.reason}): {_WAY_OUT}"
+    return f"model '{hub_id}': {_meaning(failure.status, hub)}; if you have access, {_access(failure.status, hub)}{_WAY_OUT}"
+
+
+def _meaning(status: int, hub: Endpoint) -> str:
     if status in {401, 403}:
-        return f"gated, private or not on the Hub (HTTP {status})"
-    return "not on the Hub or without a config.json (HTTP 404)" if status == 404 else f"the Hub answered with HTTP {status}"
+        yours = f", and your {'token is refused' if status == 401 else 'token has no access'}" if hub.authorization else ""
+        return f"gated, private or not on {hub.host} (HTTP {status}){yours}"
+    return (
+        f"not on {hub.host} or without a config.json (HTTP 404)" if status == 404 else f"{hub.host} answered with HTTP {status}"
+    )
+
+
+def _access(status: int, hub: Endpoint) -> str:
+    """How a token would be sent, where one could help."""
+    if status not in {401, 403} or hub.authorization:
+        return ""
+    if switch := withheld_token():
+        return f"unset {switch}, which keeps your token from being sent, or "
+    return "set HF_TOKEN or run hf auth login, or "

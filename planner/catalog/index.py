@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
 from planner.errors import InputFileError
+from planner.files.structured import read_toml
 
 INDEX_NAME = "index.toml"
 # Tables that live beside the entries and are none themselves.

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.catalog.hf_config import ConfigReader, model_from_config, read_config_file
+from planner.catalog.hf_config import ConfigReader, config_fields, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
@@ -106,7 +107,8 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     """The model that ``name`` stands for; ``reader`` describes one that the catalog does not have.
 
     Tried in this order: the path of a ``config.json`` or of a folder with one; a catalog id, alias or Hub id in any spelling;
-    a size such as ``7b``; a Hub id that the catalog does not have, whose ``config.json`` is fetched.
+    a size such as ``7b``; a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache
+    or is fetched.
 
     Raises:
         UnknownNameError: nothing of these; says the nearest.
@@ -190,10 +192,15 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
     from planner.catalog.hub import config_url, fetch_config
+    from planner.catalog.hub_settings import cached_config, endpoint
 
-    spec = reader(fetch_config(hub_id), config_url(hub_id))
-    spec = replace(spec, id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=config_url(hub_id))
-    return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} fetched from huggingface.co", _omission(spec)))
+    file = cached_config(hub_id)
+    if file is not None:
+        fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
+    else:
+        fields, source, origin = fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
+    spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
+    return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
 
 
 def _omission(spec: ModelSpec) -> str:

@@ -16,9 +16,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.settled import SettledBy
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 
 TABLES = ("defaults", "quantized", "switches", "usual", "unmodelled")
 _VERSION = re.compile(r"([0-9]{1,5})(?:\.([0-9]{1,5}))?(?:\.([0-9]{1,5}))?(?:[.+-].{0,40})?")

@@ -24,10 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, Setting, facts_of, unread_note
-from planner.catalog.toml_file import read_toml, validate
 from planner.domain.settled import SettledBy
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.files.checking import validate
+from planner.files.structured import read_toml
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
 _NOT_SWITCHES = frozenset(

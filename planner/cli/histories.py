@@ -17,6 +17,8 @@ from planner.report.history import HistoryScore, score_history
 from planner.report.replay_document import ReplayDocument
 
 _MODULE = "measure"
+# A real history of ten steps takes seconds; one that is made to be slow shall not hold up the others.
+LONGEST_REPLAY_S = 60
 
 
 def score_histories(records: RecordSet, rows: tuple[RowScore, ...]) -> dict[str, HistoryScore | str]:
@@ -42,25 +44,38 @@ def _history_name(attachments: Mapping[str, object]) -> str | None:
 def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
     folder = Path(records.places[row.record.id].rpartition(":")[0]).parent
     path = folder / name
-    # The name comes from a file: it may point nowhere but below the folder of that file.
-    if not path.resolve().is_relative_to(folder.resolve()):
-        return "its history is named outside of the folder of its record, so it is not read"
+    if not _lies_below(folder, path):
+        return "skipped: its history is named outside of the folder of its record, so it is not read"
     if row.prediction is None:
-        return f"no prediction to set it beside: {row.not_modelled}"
+        return f"skipped: no prediction to set it beside: {row.not_modelled}"
     if not path.is_file():
-        return f"its history is not beside its record: {path} is missing"
+        return f"skipped: its history is not beside its record: {path} is missing"
     document = _replayed(path)
     return document if isinstance(document, str) else score_history(row.record.id, document, row.prediction.memory)
 
 
+def _lies_below(folder: Path, path: Path) -> bool:
+    """Whether ``path``, whose name comes from a file, points below ``folder``; not where no file can have that name."""
+    try:
+        path.is_file()
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
 def _replayed(path: Path) -> ReplayDocument | str:
     """What ``measure replay`` says about one file, or why it says nothing."""
-    command = [sys.executable, "-m", _MODULE, "replay", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    command = [sys.executable, "-m", _MODULE, "replay", "--json", "--", str(path)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False, timeout=LONGEST_REPLAY_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"skipped: its replay took more than {LONGEST_REPLAY_S} s; without this limit: measure replay {path}"
     if done.returncode != ExitCode.FITS:
         lines = done.stderr.strip().splitlines()
-        return lines[-1].removeprefix("measure: ") if lines else f"measure replay ended with {done.returncode}"
+        return "skipped: " + (lines[-1].removeprefix("measure: ") if lines else f"measure replay ended with {done.returncode}")
     try:
         return ReplayDocument.model_validate_json(done.stdout)
     except ValidationError as error:
-        return f"what measure replay wrote is not the document that plan reads: {error.errors()[0]['msg']}"
+        return f"skipped: what measure replay wrote is not the document that plan reads: {error.errors()[0]['msg']}"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
-import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TextIO
 
 from planner.errors import ExitCode, PlannerError
+from planner.printing import in_short, prepare_streams, printable
 
 _INTERRUPTED = 130
-_MAX_SENTENCE_CHARS = 400
-_WORD = re.compile(r"(\S{60})\S{20,}")
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
 
 
@@ -26,11 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Closed by the caller (>&-), who wants the exit code alone.
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    for stream in (sys.stdout, sys.stderr):
-        _escape_what_cannot_be_encoded(stream)
+    prepare_streams()
     try:
         return _run_or_tell(arguments)
     except KeyboardInterrupt:
@@ -126,13 +118,12 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
 
 def _one_line(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    # The parser repeats what was typed, however long that is.
-    sentence = textwrap.shorten(" ".join(_WORD.sub(r"\1...", word) for word in text.split()), _MAX_SENTENCE_CHARS).rstrip(".")
+    sentence = in_short(text).rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 
 def _tell(failure: _CommandError, *, as_json: bool) -> int:
-    line = "".join(char if char.isprintable() else "?" for char in failure.message)
+    line = printable(failure.message)
     sys.stderr.write(f"plan: {line}\n")
     if as_json:
         from planner.report.error_document import error_json
@@ -152,13 +143,6 @@ def _unexpected(error: Exception) -> _CommandError:
         f"internal error ({kind}: {str(error)[:200]}), please report it with the command line; {_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )
-
-
-def _escape_what_cannot_be_encoded(stream: TextIO) -> None:
-    """A name outside the terminal's encoding is printed escaped rather than ending the program."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -195,6 +195,15 @@ class Keys:
         for part in self._parts:
             part.refuse_unknown()
 
+    def refuse_foreign(self) -> None:
+        """A table of which nobody read a key.
+
+        Raises:
+            InputFileError: it has keys, and none of them is known.
+        """
+        if self._table and len(self.left_over_here()) == len(self._table):
+            raise InputFileError(self.path, "none of its keys is known: it is a file of another program, or for another --tool")
+
     def left_over_here(self) -> tuple[str, ...]:
         """Keys of this very table that nobody read."""
         return tuple(name for name in self._table if name not in self._read)

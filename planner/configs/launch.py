@@ -14,8 +14,9 @@ from pathlib import Path
 from planner.configs.document import Document
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
-from planner.configs.text_file import read_text
 from planner.errors import InputFileError
+from planner.files.reading import read_text
+from planner.printing import printable
 
 # What only such files say: `accelerate config` writes the first, DeepSpeed's have the second.
 _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
@@ -83,8 +84,7 @@ def _folders_up(folder: Path) -> Iterator[Path]:
 
 def short_path(path: Path) -> str:
     """A path as a message may repeat it: from the working directory where that is shorter, printable."""
-    text = min(str(path), os.path.relpath(path), key=len)
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(min(str(path), os.path.relpath(path), key=len))
 
 
 def _launch_files_in(folder: Path) -> list[Path]:

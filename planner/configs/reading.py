@@ -112,7 +112,9 @@ class Reading:
         """Enter the keys of a file that nobody read.
 
         Raises:
+            InputFileError: nobody read any, so the file is another program's and says nothing about this job.
             NotModelledError: one of them may change memory.
         """
+        keys.refuse_foreign()
         keys.refuse_unknown()
         self.ignored += [f"{keys.path}:{name}" for name in keys.left_over()]

@@ -63,7 +63,7 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     Raises:
         InputFileError: it is in neither place, or cannot be read.
     """
-    named = Path(keys.text(name) or "").expanduser()
+    named = _expanded(keys.text(name) or "")
     if named.suffix not in _SUFFIXES:
         # A config is untrusted: it must not make a message repeat whatever file it names.
         ends = f"which ends in none of {', '.join(_SUFFIXES)}"
@@ -78,6 +78,14 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
         keys.path,
         f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working directory; {way_out}",
     )
+
+
+def _expanded(name: str) -> Path:
+    """A path with ``~`` for the home folder; as it stands where there is no such user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def remark_on_twice(document: Document, reading: Reading) -> Document:

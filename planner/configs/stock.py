@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
 from planner.configs.document import Document
+from planner.files.structured import read_toml
 
 
 def stock_file(named: Path) -> tuple[Document, str] | None:

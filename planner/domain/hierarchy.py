@@ -82,6 +82,9 @@ def moved(name: str, offset: Any) -> Any:
     """The value of a coefficient ``offset`` away from its prior, inside its bounds; takes a number or an array."""
     prior = PRIOR_BY_NAME[name]
     if isinstance(offset, int | float):
+        if prior.low > 0 and offset > math.log(prior.high / prior.value):
+            # The exponential of an extreme offset would overflow.
+            return prior.high
         free = prior.value * math.exp(offset) if prior.low > 0 else prior.value + offset
         return min(max(free, prior.low), prior.high)
     import numpy as np

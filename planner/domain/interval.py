@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.units import GIGA
+
 SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 """What a number is: one of the three levels of GPU memory, the time of a step, host RAM."""
 Quantity = Literal["memory", "need", "time", "host_memory"]
@@ -18,6 +20,8 @@ NOMINAL_COVERAGE = 0.9
 TAIL = (1 - NOMINAL_COVERAGE) / 2
 # Standard deviations from the mean that hold that share of a normal distribution.
 NORMAL_QUANTILE = 1.645
+# An interval that is a billion times as high as the prediction says nothing; exponentials of more would overflow.
+WIDEST_LOG = math.log(GIGA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class Interval:
 
 def log_range(spread: Spread, scale: float) -> tuple[float, float]:
     """The central :data:`NOMINAL_COVERAGE` of ``log(measured / predicted)``, not symmetric; the prediction itself is inside."""
-    return min(scale * spread.quantile(TAIL), 0.0), max(scale * spread.quantile(1 - TAIL), 0.0)
+    low, high = scale * spread.quantile(TAIL), scale * spread.quantile(1 - TAIL)
+    return max(min(low, 0.0), -WIDEST_LOG), min(max(high, 0.0), WIDEST_LOG)
 
 
 def interval_around(spread: Spread, value: float, scale: float) -> Interval:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from planner.configs.text_file import MAX_CONFIG_BYTES, read_text
 from planner.domain.run_record import RunRecord
 from planner.domain.sharding import sharding_named
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.files.reading import MAX_CONFIG_BYTES, read_text
+from planner.files.structured import toml_table
 from planner.intake.fields import REQUEST_FIELDS, RequestField, show
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
 
 # What is said: name as written, value, and where.
 Said = tuple[str, object, str]
-_TOML_POSITION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 # Record column -> field, where the names differ.  Columns with the name of a field are taken as they are.
 _RECORD_COLUMNS = {
@@ -89,15 +88,11 @@ def from_toml(path: str | Path) -> ScenarioRequest:
     """
     file = Path(path)
     text = read_text(file)
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        position = _TOML_POSITION.search(str(error))
-        line = int(position[1]) if position and position[1] else None
-        raise InputFileError(file, f"not valid TOML: {_TOML_POSITION.sub('', str(error))}", line) from None
-    except (RecursionError, ValueError) as error:
-        # ValueError: an integer of thousands of digits, or a date that does not exist.
-        raise InputFileError(file, f"not valid TOML: {show(str(error)) or 'nested too deeply'}") from None
+    table = toml_table(file, text)
+    if table and not any(key.replace("-", "_") in REQUEST_FIELDS for key in table):
+        raise InputFileError(
+            file, "none of its keys is one of plan's, so it is not the file of a job; plan rules lists the fields"
+        )
     values: dict[str, Given] = {}
     for key, value in table.items():
         line = _line_of(key, text)

@@ -262,6 +262,15 @@ RECIPE_RULES = (
         lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
     ),
     Rule(
+        "activations-offload-without-checkpointing",
+        "refuse",
+        "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
+        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no other kind.  TRL 1.16
+        # runs it, but what is saved again within five tensors stays on the GPU (activation_offloading.py pack_tensor), a third
+        # of all that a fully trained Llama layer saves: no formula says which.
+        lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
         "checkpoint-every-of-parts",
         "refuse",
         "A stack that checkpoints the parts of a layer one by one does so in every layer; use --checkpoint-every 1",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.arrays import is_zero, maximum, minimum, where
+from planner.arrays import is_zero, maximum, mean, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
@@ -118,18 +118,16 @@ _ACTIVATION_TERMS: frozenset[str] = frozenset({"saved_activations", "block_recom
 def _limit_bytes(job: Job) -> int | None:
     hardware = job.hardware
     visible = hardware.gpu.visible_memory_bytes
-    # On another device than CUDA's a limit would be compared with numbers that are not its own.
-    return None if visible is None or not hardware.gpu.is_cuda else visible - hardware.gpu_reserved_bytes
+    if visible is None or not hardware.gpu.is_cuda:
+        # On another device than CUDA's a limit would be compared with numbers that are not its own.
+        return None
+    # Others can hold all of a card, never more.
+    return max(visible - hardware.gpu_reserved_bytes, 0)
 
 
 def _limiting_phase(allocated: dict[Phase, Number], outside: dict[Phase, Number]) -> Phase:
     """The phase with the highest peak on the device; for arrays the one that is highest on average."""
-    try:
-        return max(allocated, key=lambda phase: float(allocated[phase] + outside[phase]))
-    except TypeError:
-        import numpy as np
-
-        return max(allocated, key=lambda phase: float(np.mean(allocated[phase] + outside[phase])))
+    return max(allocated, key=lambda phase: mean(allocated[phase] + outside[phase]))
 
 
 def _sum_by_phase(terms: tuple[Term, ...], names: frozenset[str]) -> dict[Phase, Number]:

@@ -16,7 +16,11 @@ from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
 from planner.domain.scale import ScaleParts
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, UnknownNameError, UsageError
-from planner.units import MIB
+from planner.files.checking import first_problem
+from planner.files.reading import read_text
+from planner.files.structured import json_value
+from planner.files.writing import whole_file
+from planner.units import MIB, TERA
 
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
 DEFAULT_CALIBRATION = "default"
@@ -26,9 +30,22 @@ NAME_PATTERN = r"^[A-Za-z0-9._-]{1,60}$"
 RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION, PREVIOUS_CALIBRATION)
 _MAX_BYTES = 4 * MIB
 
+# Beyond these no number is physical: every coefficient has bounds of its own that are narrower (``Prior.low``, ``Prior.high``).
+MAX_OFFSET = 1000.0
+_MAX_SCORE = 100.0
+_MAX_SCALE = 1000.0
+_MAX_ROWS = 1_000_000_000
+_MAX_CHARS = 1000
+_MAX_ITEMS = 10_000
+
+Name = Annotated[str, Field(max_length=_MAX_CHARS)]
+Names = Annotated[list[Name], Field(max_length=_MAX_ITEMS)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Shift = Annotated[float, Field(ge=-MAX_OFFSET, le=MAX_OFFSET)]
+Score = Annotated[float, Field(ge=-_MAX_SCORE, le=_MAX_SCORE)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Part = Annotated[float, Field(gt=0, le=_MAX_SCALE)]
+Count = Annotated[int, Field(ge=1, le=_MAX_ROWS)]
 
 
 class _Part(BaseModel):
@@ -38,17 +55,17 @@ class _Part(BaseModel):
 class KnobPart(_Part):
     """Which number: coefficient, level and key."""
 
-    coefficient: str
+    coefficient: Name
     level: Level
-    key: str
+    key: Name
 
 
 class OffsetPart(_Part):
     """A fitted number, as its distance from the prior."""
 
     knob: KnobPart
-    offset: Finite
-    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    offset: Shift
+    spread: Annotated[float, Field(ge=0, le=MAX_OFFSET)]
 
 
 class SpreadKeyPart(_Part):
@@ -62,39 +79,39 @@ class SpreadPart(_Part):
     """Distribution of the logarithm of measured over predicted, over the scale of each prediction, on unseen sources."""
 
     key: SpreadKeyPart
-    probabilities: Annotated[list[Share], Field(min_length=2)]
-    scores: Annotated[list[Finite], Field(min_length=2)]
-    n_rows: Annotated[int, Field(ge=1)]
-    n_groups: Annotated[int, Field(ge=1)]
+    probabilities: Annotated[list[Share], Field(min_length=2, max_length=_MAX_ITEMS)]
+    scores: Annotated[list[Score], Field(min_length=2, max_length=_MAX_ITEMS)]
+    n_rows: Count
+    n_groups: Count
 
 
 class SupportPart(_Part):
     """What the calibrated records cover."""
 
-    generations: list[str]
-    gpus: list[str]
-    families: list[str]
-    methods: list[str]
+    generations: Names
+    gpus: Names
+    families: Names
+    methods: Names
 
 
 class ScalePart(_Part):
     """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of :mod:`planner.domain.scale`."""
 
-    counted: Positive
-    unknown_lengths: Positive
-    order: Positive
-    fixed_bytes: Positive
-    machine: Positive
+    counted: Part
+    unknown_lengths: Part
+    order: Part
+    fixed_bytes: Annotated[float, Field(gt=0, le=TERA)]
+    machine: Part
 
 
 class EnvironmentPart(_Part):
     """Where the records of a personal calibration were measured; empty where they do not say."""
 
-    gpu: Annotated[str, Field(min_length=1)]
-    stacks: list[str]
-    host: str
-    machine: str
-    drivers: list[str]
+    gpu: Annotated[Name, Field(min_length=1)]
+    stacks: Names
+    host: Name
+    machine: Name
+    drivers: Names
 
 
 class CalibrationDocument(_Part):
@@ -103,18 +120,18 @@ class CalibrationDocument(_Part):
     schema_: Literal["planner/calibration@1"] = Field(default=CALIBRATION_SCHEMA_ID, alias="schema")
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-    formulas: str
-    offsets: list[OffsetPart]
-    spreads: list[SpreadPart]
+    formulas: Name
+    offsets: Annotated[list[OffsetPart], Field(max_length=_MAX_ITEMS)]
+    spreads: Annotated[list[SpreadPart], Field(max_length=_MAX_ITEMS)]
     support: SupportPart
-    coverage: list[tuple[SpreadOf, Share]]
-    n_rows: Annotated[int, Field(ge=0)]
-    groups: list[str]
-    machine: str
+    coverage: Annotated[list[tuple[SpreadOf, Share]], Field(max_length=_MAX_ITEMS)]
+    n_rows: Annotated[int, Field(ge=0, le=_MAX_ROWS)]
+    groups: Names
+    machine: Name
     environment: EnvironmentPart | None = None
     scale: ScalePart | None = None
     """Only files of other formulas are without: these are read to explain what changed, and judge nothing."""
-    priors: dict[str, Finite] = {}
+    priors: Annotated[dict[Name, Finite], Field(max_length=_MAX_ITEMS)] = {}
     """Priors that the offsets start from, so that a file of other formulas can still be read as a previous one."""
 
 
@@ -153,11 +170,11 @@ def write_document(document: CalibrationDocument, folder: Path) -> Path:
     text = document.model_dump_json(by_alias=True, indent=1) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".json.new")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
     except OSError as error:
         raise InputFileError(path, f"cannot be written: {error.strerror or error}") from None
+    # Two that write one name at once: a whole file of one of them.
+    with whole_file(path) as stream:
+        stream.write(text.encode())
     return path
 
 
@@ -171,7 +188,7 @@ def read_calibration(path: Path) -> Calibration:
     if document.formulas != formulas_version():
         raise InputFileError(path, _stale(document, path))
     if document.scale is None:
-        raise InputFileError(path, "no calibration file: scale: Field required")
+        raise InputFileError(path, "no calibration file: missing key 'scale'")
     return calibration_of(document, path)
 
 
@@ -179,18 +196,15 @@ def read_document(path: Path) -> CalibrationDocument:
     """The content of a calibration file of any formulas.
 
     Raises:
-        InputFileError: missing, too large or malformed.
+        InputFileError: not a regular file, unreadable, too large, malformed, or with numbers that nothing physical has.
     """
+    data = json_value(path, read_text(path, _MAX_BYTES))
+    if not isinstance(data, dict) or data.get("schema") != CALIBRATION_SCHEMA_ID:
+        raise InputFileError(path, f"no calibration file: its schema is not '{CALIBRATION_SCHEMA_ID}'")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputFileError(path, "too large for a calibration")
-        return CalibrationDocument.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
+        return CalibrationDocument.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputFileError(path, f"no calibration file: {where or 'content'}: {first['msg']}") from None
+        raise InputFileError(path, f"no calibration file: {first_problem(error)}") from None
 
 
 def _stale(document: CalibrationDocument, path: Path) -> str:

@@ -9,6 +9,7 @@ from planner.domain.calibration import Calibration, formulas_version
 from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME
 from planner.errors import InputFileError
 from planner.records.calibration_file import (
+    MAX_OFFSET,
     PREVIOUS_CALIBRATION,
     CalibrationDocument,
     KnobPart,
@@ -68,5 +69,7 @@ def _shift(name: str, then: float) -> OffsetPart | None:
     prior = PRIOR_BY_NAME[name]
     if then == prior.value or (prior.low > 0 and then <= 0):
         return None
-    offset = math.log(then / prior.value) if prior.low > 0 else then - prior.value
+    # The difference of logarithms: a quotient of extreme numbers may be 0 or infinite.
+    offset = math.log(then) - math.log(prior.value) if prior.low > 0 else then - prior.value
+    offset = min(max(offset, -MAX_OFFSET), MAX_OFFSET)
     return OffsetPart(knob=KnobPart(coefficient=name, level="all", key=""), offset=offset, spread=0)

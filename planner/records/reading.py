@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import glob
 import io
-import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
+from planner.files.reading import Bounds, decoded, read_bytes, read_lines
+from planner.files.structured import MalformedError, parse_json
+from planner.printing import printable
 from planner.records.cells import parse_cell
 from planner.records.record_set import Quarantined, RecordSet
 from planner.records.schema import (
@@ -25,12 +28,14 @@ from planner.records.schema import (
     attachment_models,
     border_model,
 )
-from planner.units import MIB, format_bytes
+from planner.units import MIB
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_RECORD_FILE_BYTES = 64 * MIB
+RECORD_BOUNDS = Bounds(n_bytes=MAX_RECORD_FILE_BYTES, line_bytes=8 * MIB, n_lines=200_000)
+_EMPTY = "the file is empty"
 MAX_TOLD = 10
 # Between two problems of one line.
 BETWEEN = "; "
@@ -51,12 +56,12 @@ class _Row:
     broken: str = ""
 
 
-def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> RecordSet:
+def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
     ``by_row``: lines that cannot be read, lines of a newer schema, ids that occur again and, beside files that exist, patterns
     that match nothing (a folder that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending
-    the reading; what remains must not be nothing.
+    the reading; what remains must not be nothing, unless ``may_be_none``.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
@@ -85,7 +90,7 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False) -> Record
             places[record.id] = f"{path}:{row.line}"
             if row.attachments:
                 attachments[record.id] = row.attachments
-    if by_row and not records:
+    if by_row and not records and not may_be_none:
         raise InputFileError(quarantined[0].path, f"no record is left: {told_at_once(quarantined)}")
     return RecordSet(tuple(records), tuple(map(str, files)), places, attachments, tuple(quarantined))
 
@@ -119,7 +124,8 @@ def _expand(paths: Iterable[str | Path], quarantined: list[Quarantined], by_row:
             if not names:
                 unmatched.append(Quarantined(pattern, 0, "no file matches this pattern", "no_file"))
             found.update({Path(name).resolve(): Path(name) for name in names})
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            # RuntimeError: a link to itself (Python 3.11 and 3.12).
             raise InputFileError(_short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for each in unmatched:
         if not (by_row and found):
@@ -138,8 +144,9 @@ def _reader_of(path: Path) -> Callable[[Path, list[Quarantined]], Iterator[_Row]
 
 
 def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
-    content = _read_bytes(path)
-    text = _decode(path, content)
+    text = decoded(path, _read_bytes(path))
+    if text.count("\n") > RECORD_BOUNDS.n_lines:
+        raise InputFileError(path, f"more than {RECORD_BOUNDS.n_lines:,} lines")
     if "\0" in text:
         raise InputFileError(path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1)
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -165,7 +172,9 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
 
 
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
-    """The names of the columns; all that is wrong with them is told at once."""
+    """The names of the columns; all that is wrong with them is told at once, unless none is known: then nothing is repeated."""
+    if not any(name in COLUMNS for name in cells):
+        raise InputFileError(path, "not a file of records: the first line names no column of records", line)
     problems = [f"unknown column '{_short(name)}'" for name in cells if name not in COLUMNS]
     problems += [f"missing column '{name}'" for name in REQUIRED_COLUMNS if name not in cells]
     problems += [f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1]
@@ -175,7 +184,10 @@ def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
 
 
 def _read_jsonl(path: Path, quarantined: list[Quarantined]) -> Iterator[_Row]:
-    lines = _read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = list(read_lines(path, replace(RECORD_BOUNDS, n_bytes=MAX_RECORD_FILE_BYTES)))
+    if not lines:
+        raise InputFileError(path, _EMPTY)
+    lines[0] = lines[0].removeprefix(BOM_UTF8)
     filled = [number for number, line in enumerate(lines, 1) if line.strip()]
     if not filled:
         raise InputFileError(path, "holds no records")
@@ -198,26 +210,12 @@ def parse_json_line(line: bytes) -> Any:
         ValueError: not UTF-8, not JSON, nested too deeply, a name given twice, or a number that JSON does not have.
     """
     try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in names:
-            raise ValueError(f"the name '{_short(name)}' occurs twice")
-        names[name] = value
-    return names
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"'{name}' is not a number")
+    except MalformedError as error:
+        place = "" if error.character is None else f" at character {error.character}"
+        raise ValueError(f"{error.problem}{place}") from None
 
 
 def _jsonl_row(line: int, data: Any) -> _Row:
@@ -227,7 +225,7 @@ def _jsonl_row(line: int, data: Any) -> _Row:
     if isinstance(schema, str) and _is_newer(schema):
         return _Row(line, {}, newer=f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner")
     if schema != RECORD_SCHEMA_ID:
-        found = "missing" if schema is None else f"'{_short(schema)}'"
+        found = "missing" if schema is None else "another"
         return _Row(line, {}, broken=f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'")
     attachments = {key: data.pop(key) for key in ATTACHMENT_KEYS if key in data}
     lists = {name: tuple(data[name]) for name in LIST_COLUMNS if isinstance(data.get(name), list)}
@@ -281,27 +279,11 @@ def _short(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = value if isinstance(value, str) else repr(value)
     shown = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
-    return "".join(char if char.isprintable() else "?" for char in shown)
+    return printable(shown)
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Content of a regular file within the size limit; a pipe or a device is refused before it can block."""
-    try:
-        if not path.is_file():
-            raise InputFileError(path, "not a regular file" if path.exists() else "no such file")
-        with path.open("rb") as stream:
-            content = stream.read(MAX_RECORD_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputFileError(_short(str(path)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_RECORD_FILE_BYTES:
-        raise InputFileError(path, f"larger than the limit of {format_bytes(MAX_RECORD_FILE_BYTES)}")
+    content = read_bytes(path, MAX_RECORD_FILE_BYTES)
     if not content:
-        raise InputFileError(path, "the file is empty")
+        raise InputFileError(path, _EMPTY)
     return content
-
-
-def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputFileError(path, "not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from None

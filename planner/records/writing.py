@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
+from planner.files.writing import whole_file
 from planner.records.cells import format_cell
+from planner.records.locking import locked
 from planner.records.reading import parse_json_line
 from planner.records.schema import ATTACHMENT_KEYS, COLUMNS, RECORD_SCHEMA_ID, attachment_models, border_model
 from planner.units import KIB
@@ -38,24 +39,15 @@ def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
         cells = [format_cell(values[column]) for column in COLUMNS]
         # The csv module leaves a lone carriage return unquoted, and would read it as the end of the row.
         (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
-    target = Path(path)
-    try:
-        with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
-            stream.write(text.getvalue().encode("utf-8"))
-            stream.flush()
-            os.fsync(stream.fileno())
-        # A temporary file is private; the result gets the permissions of an ordinary new file.
-        Path(stream.name).chmod(0o644)
-        Path(stream.name).replace(target)
-    except OSError as error:
-        raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
+    with whole_file(path) as stream:
+        stream.write(text.getvalue().encode("utf-8"))
 
 
 def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, Any] | None = None) -> None:
     """Add one line and force it to the disk before returning.
 
     ``attachments`` are JSON values under ``raw``, ``environment`` or ``quality``.  An unfinished last line that a crash left is
-    moved to ``<path>.torn`` first, so that it can never end up in the middle of the file.
+    moved to ``<path>.torn`` first, so that it can never end up in the middle of the file.  Several processes may add to one file.
 
     Raises:
         UsageError: a value that the reader would refuse; nothing is written.
@@ -72,25 +64,26 @@ def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, 
         raise UsageError(f"record '{record.id}' cannot be written as JSON: {error}") from None
     target = Path(path)
     try:
-        _set_torn_tail_aside(target)
-        _append(target, content)
+        # Without a buffer, so that nothing is left to be written when the file is closed.  Who appends at the same time waits:
+        # a line that another has not finished would look torn.
+        with target.open("a+b", buffering=0) as stream, locked(stream):
+            _set_torn_tail_aside(target, stream)
+            _append(stream, content)
     except OSError as error:
         raise InputFileError(target, f"cannot be written: {error.strerror or error}") from None
 
 
-def _append(target: Path, content: bytes) -> None:
+def _append(stream: Any, content: bytes) -> None:
     """Add all of ``content`` or nothing: what a full disk cut off is taken back."""
-    # Without a buffer, so that nothing is left to be written when the file is closed.
-    with target.open("ab", buffering=0) as stream:
-        start = stream.seek(0, os.SEEK_END)
-        try:
-            while content:
-                content = content[stream.write(content) :]
-            os.fsync(stream.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                stream.truncate(start)
-            raise
+    start = stream.seek(0, os.SEEK_END)
+    try:
+        while content:
+            content = content[stream.write(content) :]
+        os.fsync(stream.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            stream.truncate(start)
+        raise
 
 
 def _checked(record: RunRecord) -> dict[str, Any]:
@@ -118,24 +111,20 @@ def _check_attachments(record: RunRecord, extra: Mapping[str, Any]) -> None:
             raise UsageError(f"record '{record.id}': {where}: {first['msg']}") from None
 
 
-def _set_torn_tail_aside(target: Path) -> None:
-    """Make ``target`` end in a complete line."""
-    if not target.exists() or not target.stat().st_size:
+def _set_torn_tail_aside(target: Path, stream: Any) -> None:
+    """Make ``target``, open as ``stream``, end in a complete line."""
+    start, tail = _last_line(stream)
+    if not tail.strip():
         return
-    with target.open("r+b") as stream:
-        start, tail = _last_line(stream)
-        if not tail.strip():
-            return
-        try:
-            parse_json_line(tail)
-        except ValueError:
-            with target.with_name(target.name + ".torn").open("ab") as aside:
-                _write_through(aside, tail.rstrip(b"\n") + b"\n")
-            stream.truncate(start)
-            return
-        if not tail.endswith(b"\n"):
-            stream.seek(0, os.SEEK_END)
-            _write_through(stream, b"\n")
+    try:
+        parse_json_line(tail)
+    except ValueError:
+        with target.with_name(target.name + ".torn").open("ab") as aside:
+            _write_through(aside, tail.rstrip(b"\n") + b"\n")
+        stream.truncate(start)
+        return
+    if not tail.endswith(b"\n"):
+        _write_through(stream, b"\n")
 
 
 def _last_line(stream: Any) -> tuple[int, bytes]:

@@ -11,6 +11,7 @@ from planner.configs.writing.edits import REMOVED, Edit
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.checked import Checked, Fix, Written, assumed_of, worst_exit_code
+from planner.report.json_document import document_text
 from planner.report.schema import AssumptionPart, Bytes, MaybeBytes, Real
 from planner.report.subject import Subject, shown_peak_bytes
 from planner.searching.moves import LeverKind
@@ -138,7 +139,7 @@ def check_json(checked: Sequence[Checked], code: ExitCode | None = None) -> str:
     """All answers as indented JSON, ending in a newline; ``code`` is what the command ends with, else the worst of them."""
     code = worst_exit_code(checked) if code is None else code
     document = CheckDocument(version=__version__, exit_code=int(code), results=[_result(each) for each in checked])
-    return document.model_dump_json(by_alias=True, indent=2) + "\n"
+    return document_text(document)
 
 
 def check_json_schema() -> dict[str, Any]:

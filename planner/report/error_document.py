@@ -30,7 +30,7 @@ class ErrorDocument:
 def error_json(code: int, message: str, suggestions: Sequence[str]) -> str:
     """The failure as indented JSON, ending in a newline; needs nothing but Python, because what fails may be an import."""
     document = ErrorDocument(ERROR_SCHEMA_ID, ErrorPart(code, message, list(suggestions)))
-    return json.dumps(asdict(document), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(asdict(document), indent=2) + "\n"
 
 
 def error_json_schema() -> dict[str, Any]:

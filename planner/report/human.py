@@ -6,20 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, detect_legacy_windows
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from planner.printing import MOST_WIDTH, printable, width_of
 from planner.report.bar import FREE, scale_line, segment_cells
 from planner.report.human_choices import choices_text
 from planner.report.layout import Block, Choices, Commands, Grid, Note, Row, Section, StackedBar, Tone
-from planner.report.numbers import gib, printable, share_text
+from planner.report.numbers import gib, share_text
 from planner.report.wrapping import first_line, wrap
-
-PLAIN_WIDTH = 80
-"""Columns of a report that goes to no terminal and is told no width."""
-_LEAST_WIDTH, _MOST_WIDTH = 40, 1000
 
 _STYLES: dict[Tone, str] = {
     "plain": "",
@@ -40,24 +37,13 @@ def make_console(stream: TextIO) -> Console:
     """A console on ``stream`` as wide as its terminal; without a single escape code unless it is a colour terminal.
 
     ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
+    The console of Windows before 10 knows no escape codes, and the report is drawn before it is written.
     """
-    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty()
-    width = _width(stream)
+    plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty() or detect_legacy_windows()
+    width = width_of(stream)
     return Console(
         file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto", width=width, height=24
     )
-
-
-def _width(stream: TextIO) -> int:
-    """``COLUMNS``, or the terminal's own columns, or 80; what is no width at all is passed over."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and 0 < int(said) <= _MOST_WIDTH:
-        return max(int(said), _LEAST_WIDTH)
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):
-        columns = 0
-    return max(columns, _LEAST_WIDTH) if columns else PLAIN_WIDTH
 
 
 def to_text(sections: Sequence[Section], console: Console) -> str:
@@ -125,12 +111,29 @@ def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
     return Text("\n").join(lines)
 
 
-def _table(grid: Grid, console: Console) -> Table:
-    """With all its columns where they fit side by side, else without those for a wide terminal."""
+def _table(grid: Grid, console: Console) -> Table | Text:
+    """With all its columns where they fit side by side, else without those for a wide terminal, else as a list."""
     whole = _drawn(grid, range(len(grid.columns)))
-    if Measurement.get(console, console.options.update(width=_MOST_WIDTH), whole).maximum <= console.width:
+    if Measurement.get(console, console.options.update(width=MOST_WIDTH), whole).maximum <= console.width:
         return whole
-    return _drawn(grid, [index for index, column in enumerate(grid.columns) if not column.wide_only])
+    kept = [index for index, column in enumerate(grid.columns) if not column.wide_only]
+    narrow = _drawn(grid, kept)
+    if Measurement.get(console, console.options.update(width=MOST_WIDTH), narrow).minimum <= console.width:
+        return narrow
+    return _listed(grid, kept, console.width)
+
+
+def _listed(grid: Grid, shown: Sequence[int], width: int) -> Text:
+    """Row after row, a line for each cell after its column's title: no number is cut and no word broken that a line can hold."""
+    text = Text()
+    for row in grid.rows:
+        cells = [(grid.columns[index].title, printable(row.cells[index])) for index in shown if row.cells[index].strip()]
+        for place, (title, cell) in enumerate(cells):
+            indent = " " * _GUTTER if place else ""
+            lines = wrap(f"{title}: {cell}" if place and title else cell, width - len(indent))
+            text.append("".join(f"{indent}{line}\n" for line in lines), style=_STYLES[row.tone])
+    text.rstrip()
+    return text
 
 
 def _drawn(grid: Grid, shown: Sequence[int]) -> Table:

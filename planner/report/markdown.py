@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.printing import printable
 from planner.report.bar import letter_line, scale_line
 from planner.report.layout import Block, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
-from planner.report.numbers import gib, printable, share_text
+from planner.report.numbers import gib, share_text
 
 _BAR_WIDTH = 80
 

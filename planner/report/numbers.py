@@ -70,8 +70,3 @@ def plain_number(value: Number) -> str:
     """A size as the user would type it: whole numbers without a decimal point."""
     number = float(value)
     return f"{number:.0f}" if number.is_integer() else f"{number:g}"
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters and lone surrogates replaced by ``?``: names and paths come from outside."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
+from planner.report.json_document import document_text
 from planner.report.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
 from planner.report.search import exit_code
 from planner.searching.answer import Answer, Group, Quantity
@@ -128,7 +129,7 @@ def search_json(answer: Answer) -> str:
         other_stack=_maybe(None if answer.other_stack is None else answer.other_stack.tried),
         notes=list(answer.notes),
     )
-    return document.model_dump_json(by_alias=True, indent=2) + "\n"
+    return document_text(document)
 
 
 def _group(group: Group) -> GroupPart:

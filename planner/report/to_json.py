@@ -11,6 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.term import PHASES, Phase, Term
 from planner.report.explain import explanations
+from planner.report.json_document import document_text
 from planner.report.schema import (
     AssumptionPart,
     AtLengthPart,
@@ -37,7 +38,7 @@ from planner.version import __version__
 
 def to_json(subject: Subject) -> str:
     """The prediction as indented JSON, ending in a newline."""
-    return prediction_document(subject).model_dump_json(by_alias=True, indent=2) + "\n"
+    return document_text(prediction_document(subject))
 
 
 def prediction_document(subject: Subject) -> PredictionDocument:

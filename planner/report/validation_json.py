@@ -17,6 +17,7 @@ from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE
 from planner.report.history import HistoryScore
+from planner.report.json_document import document_text
 from planner.report.misses import misses_of
 from planner.report.validation_schema import (
     BoundPart,
@@ -53,7 +54,7 @@ def validation_json(
     document = validation_document(validation, with_rows=with_rows).model_copy(update={"doubtful": flagged})
     if histories is not None:
         document = document.model_copy(update={"histories": [_history(*each) for each in histories.items()]})
-    return document.model_dump_json(by_alias=True, indent=2) + "\n"
+    return document_text(document)
 
 
 def validation_document(validation: Validation, *, with_rows: bool) -> ValidationDocument:
@@ -106,7 +107,7 @@ def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
             "goals": [_goal(each) for each in goals(result, ())],
         }
     )
-    return document.model_dump_json(by_alias=True, indent=2) + "\n"
+    return document_text(document)
 
 
 def _goal(goal: Goal) -> GoalPart:

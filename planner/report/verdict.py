@@ -34,7 +34,7 @@ def verdict_note(subject: Subject) -> Note:
     need = f"needs at least {gib(memory.must_have_bytes)}"
     if memory.limit_bytes is None:
         return Note(f"{word}: {need} GiB per GPU of unknown size", tone)
-    if memory.limit_bytes <= 0:
+    if not memory.limit_bytes:
         size = f"{need} GiB per GPU, nothing is left on the card"
     else:
         size = f"{need} of {gib(memory.limit_bytes)} GiB per GPU"

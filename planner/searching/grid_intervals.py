@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.domain.calibration import Calibration, lengths_of
-from planner.domain.interval import Spread, SpreadKey, log_range
+from planner.domain.interval import WIDEST_LOG, Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
 from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
@@ -66,7 +66,7 @@ class Judge:
         if self.time is not None and time is not None:
             scale = np.asarray(time_scale(time, self.doubt), dtype=np.float64)
             low, high = log_range(self.time, 1.0)
-            into.step_low_s[part], into.step_high_s[part] = time.step_s * np.exp(low * scale), time.step_s * np.exp(high * scale)
+            into.step_low_s[part], into.step_high_s[part] = (time.step_s * _exp(end * scale) for end in (low, high))
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
         """Around what an unlimited card would show; nothing above the card is expected of a job that is said to fit."""
@@ -74,12 +74,17 @@ class Judge:
         scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
         value = memory.uncapped_driver_bytes
         moved = lifted(value) - value
-        low, high = (lifted(value) * np.exp(end * scale) - moved for end in log_range(spread, 1.0))
+        low, high = (lifted(value) * _exp(end * scale) - moved for end in log_range(spread, 1.0))
         low = np.maximum(low, 0.0)
         down, up = order_reach_bytes(memory)
         low, high = np.minimum(low, value - down), np.maximum(high, value + up)
         ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)
         return np.minimum(low, shown), np.where(shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high)
+
+
+def _exp(log: Floats) -> Floats:
+    """The factor of a logarithm, which is never wider than that of one answer (``log_range``)."""
+    return np.exp(np.clip(log, -WIDEST_LOG, WIDEST_LOG))
 
 
 def no_intervals(shape: tuple[int, ...]) -> GridIntervals:

@@ -13,6 +13,7 @@ import yaml
 
 import planner
 from planner.cli.main import main
+from tests.extras import import_or_skip
 
 ROOT = Path(planner.__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -52,7 +53,7 @@ def test_every_check_on_the_page_answers(command: str, tmp_path: Path, monkeypat
 
 def test_the_trainer_script_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script of the page, with a tiny model and data, says what it expects and trains."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch, transformers = import_or_skip("torch"), import_or_skip("transformers")
     monkeypatch.chdir(tmp_path)
     (script,) = [text for language, text in BLOCKS if language == "python" and "PrecheckCallback(" in text]
     said = io.StringIO()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import planner
+from tests.extras import import_or_skip
 
 LLAMA = {
     "model_type": "llama",
@@ -213,7 +214,7 @@ def test_the_card_is_the_one_that_torch_shows(monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module")
 def real() -> Any:
     """Transformers and torch, and a way to train a tiny model for one step."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch, transformers = import_or_skip("torch"), import_or_skip("transformers")
     sample = {"input_ids": torch.arange(16), "labels": torch.arange(16)}
 
     def model(**more: Any) -> Any:
@@ -249,7 +250,7 @@ def test_a_frozen_part_without_adapters_is_not_modelled(real: Any, tmp_path: Pat
 
 def test_a_real_peft_model_is_read(real: Any, tmp_path: Path) -> None:
     """Rank, matrices and dtype come from PEFT; the count of trained parameters agrees, or is warned about."""
-    peft = pytest.importorskip("peft")
+    peft = import_or_skip("peft")
     lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"])
     trainer = real.trainer(peft.get_peft_model(real.model(), lora), tmp_path, bf16=True)
     answer = planner.precheck(trainer, gpu="4090", seq=16)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras import import_or_skip
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "scipy", "pandas", "matplotlib", "deepspeed", "peft", "accelerate", "bitsandbytes")
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -24,7 +26,7 @@ print(json.dumps({"code": code, "loaded": sorted({name.partition(".")[0] for nam
 
 def test_import_contracts() -> None:
     """No module imports against the direction of the layers; a file in a new folder has to be given a layer."""
-    pytest.importorskip("importlinter", reason="import-linter is not installed")
+    import_or_skip("importlinter")
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

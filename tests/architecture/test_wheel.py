@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -51,7 +50,7 @@ def test_an_installed_package_finds_its_data(tmp_path: Path) -> None:
     assert "FITS" in done.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed, so no wheel is built here")
+@needs("hatchling")
 def test_the_wheel_holds_every_data_file(tmp_path: Path) -> None:
     """A wheel that is really built holds every file of ``data``, every module, and the command."""
     source = tmp_path / "source"

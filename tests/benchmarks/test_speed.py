@@ -13,7 +13,6 @@ import resource
 import statistics
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.grid import GridAxes, GridResult, estimate_grid
 from planner.searching.levers import levers
 from planner.units import GIB, KIB, MICRO_S
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
@@ -124,11 +124,9 @@ def test_cold_start(benchmark: BenchmarkFixture) -> None:
         assert ratio <= START_RATIO
 
 
+@needs("accelerate", "transformers", "torch")
 def test_faster_than_the_estimator_of_accelerate(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """A prediction takes at most a tenth of the time of accelerate's own estimate of the same model."""
-    for package in ("accelerate", "transformers", "torch"):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
     if not benchmark.enabled:
         pytest.skip("loads torch in another process: only when benchmarks are enabled")
     (tmp_path / "config.json").write_text(json.dumps(model_entry("llama-2-7b").config))

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from planner.units import GIB
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 # Model, method -> seconds that a trace may take after imports.
@@ -56,27 +56,27 @@ def trace(model: str, method: str) -> dict[str, float]:
     return measured
 
 
-def skip_without(benchmark: BenchmarkFixture) -> None:
-    """Leave out what needs the measure extra or loads torch in another process."""
-    if any(find_spec(name) is None for name in ("torch", "transformers", "peft", "bitsandbytes")):
-        pytest.skip("tracing needs the measure extra")
+def skip_unless_enabled(benchmark: BenchmarkFixture) -> None:
+    """Leave out what loads torch in another process."""
     if not benchmark.enabled:
         pytest.skip("loads torch in another process: only when benchmarks are enabled")
 
 
+@needs("torch", "transformers", "peft", "bitsandbytes")
 @pytest.mark.parametrize(("model", "method"), JOBS, ids=["-".join(job) for job in JOBS])
 def test_a_trace_is_fast_and_small(benchmark: BenchmarkFixture, model: str, method: str) -> None:
     """7B LoRA in five seconds after imports and 72B QLoRA in ten, within 4 GiB."""
-    skip_without(benchmark)
+    skip_unless_enabled(benchmark)
     measured = benchmark.pedantic(trace, args=(model, method), rounds=3)
     benchmark.extra_info.update(measured)
     assert measured["cpu_s"] <= JOBS[model, method]
     assert measured["rss_bytes"] < MOST_BYTES
 
 
+@needs("torch", "transformers", "peft", "bitsandbytes")
 def test_depth_costs_little(benchmark: BenchmarkFixture) -> None:
     """80 layers take at most three times as long as 24 layers of a sister model, because blocks that repeat are run once."""
-    skip_without(benchmark)
+    skip_unless_enabled(benchmark)
     deep = benchmark.pedantic(trace, args=("qwen2.5-72b", "lora"), rounds=3)
     shallow = trace("qwen2.5-0.5b", "lora")
     ratio = deep["cpu_s"] / shallow["cpu_s"]

@@ -110,8 +110,8 @@ def test_a_match_that_cannot_be_used_is_said(capsys: Captured, damage: str) -> N
         path.write_text("{", encoding="utf-8")
     answer = ask(capsys)
     assert answer.calibration == "default"
-    says = "fit again: plan calibrate RECORDS... --name my-lab" if damage == "formulas" else "no calibration file"
-    assert f"a personal calibration is left out: {path}: " in answer.warnings[-1]
+    says = "fit again: plan calibrate RECORDS... --name my-lab" if damage == "formulas" else "not valid JSON"
+    assert f"a personal calibration is left out: {path}:" in answer.warnings[-1]
     assert says in answer.warnings[-1]
     assert "--out" not in answer.warnings[-1]
 

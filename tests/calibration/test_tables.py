@@ -15,6 +15,7 @@ from planner.domain.interval import Interval
 from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
+from tests.extras import import_or_skip
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_times_of_all_kinds_share_one_unit() -> None:
 
 def test_the_scatter_is_a_picture(tmp_path: Path) -> None:
     """All three parts are drawn into one PNG, which carries the fingerprint of its points."""
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    import_or_skip("matplotlib")
     from planner.calibration.scatter import stored_fingerprint, write_scatter
 
     drawn = stored_drawn()

@@ -363,6 +363,22 @@ def test_host_memory_in_json_is_what_the_verdict_compares(capsys: Captured) -> N
     assert host["required_per_node_bytes"] + host["reclaimable_per_node_bytes"] > host["available_bytes"]
 
 
+def test_a_card_that_others_fill_has_nothing_left(capsys: Captured) -> None:
+    """Others can hold all of a card, never more: no limit and no share of it is below zero."""
+    job = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024", "--gpu-reserved", "30GiB"]
+    assert main(job) == 2
+    capsys.readouterr()
+    assert main([*job, "--force", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["memory"]["limit_bytes"] == 0
+    assert document["fits_probability"] == 0
+    assert document["reason"].endswith("and nothing is left on the card")
+    main([*job, "--force", "--details"])
+    text = capsys.readouterr().out
+    assert "nothing is left on the card" in text
+    assert "limit 0.00 GiB" in text
+
+
 def test_force_lets_a_refused_combination_go_on(capsys: Captured) -> None:
     """4-bit weights cannot be trained in full: refused, or a warning with --force."""
     job = ["--model", "7b", "--method", "full", "--quantization", "nf4", "--gpu", "h100-sxm", "--seq", "512"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pickletools
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.domain.term import ALLOCATED_TERMS
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
@@ -26,10 +26,7 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
-needs_torch = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate")),
-    reason="tracing needs the measure extra",
-)
+needs_torch = needs("torch", "transformers", "peft", "accelerate")
 # Runs the command with a finder that hides the named package, as if it were not installed.
 _WITHOUT = """
 import importlib.util, json, sys
@@ -86,6 +83,10 @@ def test_without_torch_the_extra_is_named() -> None:
     [
         (["trace"], "say at least --model and --method"),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"], "--fits must be a size with a unit"),
+        (
+            ["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "0GiB"],
+            "--fits must be a size with a unit and above 0",
+        ),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "no"], "seq must be a whole number"),
         (["trace", "--model", "7c", "--method", "lora", "--seq", "128"], "unknown model '7c'"),
         (["trace", "--sequence", "128"], "measure --help lists the commands"),

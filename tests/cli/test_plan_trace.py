@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -24,6 +23,7 @@ from planner.prediction import estimate
 from planner.report.beside import put_beside
 from planner.report.trace_document import TRACE_SCHEMA_ID, TraceDocument
 from planner.units import MIB
+from tests.extras import needs
 
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "512"]
 # A trace of four blocks: the second phase starts with more than it ever holds itself.
@@ -133,7 +133,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     assert "install the measure extra" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="tracing needs the measure extra")
+@needs("torch", "peft")
 def test_a_real_trace_stands_beside_the_closed_form(capsys: Captured, tmp_path: Path) -> None:
     """On a small model both agree about the weights to within the allocator's rounding."""
     config = tmp_path / "config.json"

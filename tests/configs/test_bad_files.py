@@ -33,10 +33,10 @@ def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
         ("", "a.json", "empty"),
         ("- a\n- b\n", "a.yaml", "at its top is a list"),
         ("[1, 2]", "a.json", "at its top is a list"),
-        ("just words", "a.yaml", "at its top is just words"),
+        ("just words", "a.yaml", "at its top is text"),
         ("base_model: {{ model }}\n", "a.yaml", ":1: a key is a list or a table, as where a placeholder"),
         ("? [a, b]\n: 1\n", "a.yaml", ":1: a key is a list or a table"),
-        ('{"a": {"b": 1, "b": 2}}', "a.json", "key 'b' is given twice"),
+        ('{"a": {"b": 1, "b": 2}}', "a.json", ":1: not valid JSON: a name is given twice in one object"),
         ("a: &x [1]\nb: *x\n", "a.yaml", ":2: aliases"),
         ("a: {b: 1", "a.yaml", "not valid YAML"),
         ('{"a": ', "a.json", ":1: not valid JSON"),
@@ -293,3 +293,20 @@ def test_tf32_is_remarked_on_where_products_are_in_fp32(tmp_path: Path, base: st
     }
     assert not any("TF32" in text for text in remarks[half])
     assert any("TF32 on tensor cores is faster" in text for text in remarks[""])
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "deepspeed"])
+def test_a_launch_file_of_another_program_is_refused(tmp_path: Path, kind: str) -> None:
+    """With not one key that the tool knows, a file says nothing about the job: it is not counted as the tool's defaults."""
+    other = written(tmp_path, '{"auths": {"example.com": 1}}', "other.json")
+    with pytest.raises(InputFileError, match=r"other\.json: none of its keys is known"):
+        read_config(written(tmp_path, TRL), beside=Beside(**{kind: other}))
+    with pytest.raises(InputFileError, match=r"train\.yaml: none of its keys is known"):
+        read_config(written(tmp_path, "token: abc\n"), "trl")
+
+
+def test_a_home_folder_of_nobody_is_a_name_like_any_other(tmp_path: Path) -> None:
+    """``~name`` stands for a folder only where there is such a user."""
+    text = LLAMA_FACTORY + "deepspeed: ~no-such-user/zero.json\n"
+    with pytest.raises(InputFileError, match=r"names ~no-such-user/zero\.json, which is neither"):
+        read_config(written(tmp_path, text))

@@ -12,18 +12,20 @@ from planner.configs.keys import Keys
 from planner.configs.read import TOOLS
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
+from tests.extras import needs
 
 
 def fields_of(package: str, module: str, owner: str) -> list[str]:
     """Names of a configuration class's fields, read from its source without importing the library."""
     spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed")
+    assert spec is not None
+    assert spec.origin is not None
     tree = ast.parse((Path(spec.origin).parent / module).read_text(encoding="utf-8"))
     (found,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
     return [each.target.id for each in found.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
 
 
+@needs("transformers")
 @pytest.mark.parametrize("tool", ["transformers", "trl", "llama-factory"])
 def test_every_training_argument_is_known(tool: str) -> None:
     """A field of TrainingArguments that no reader knows would be reported to people as a slip."""
@@ -34,6 +36,7 @@ def test_every_training_argument_is_known(tool: str) -> None:
     assert keys.left_over() == ()
 
 
+@needs("accelerate")
 def test_every_key_of_accelerate_is_known() -> None:
     """The fields of a cluster's configuration."""
     names = fields_of("accelerate", "commands/config/config_args.py", "ClusterConfig")
@@ -43,6 +46,7 @@ def test_every_key_of_accelerate_is_known() -> None:
     assert [name for name in keys.left_over() if not name.startswith("tpu_")] == []
 
 
+@needs("deepspeed")
 def test_every_key_of_zero_is_known() -> None:
     """The fields of ZeRO's configuration, by the names that files write: most of stage 3 with its prefix."""
     names = set(fields_of("deepspeed", "runtime/zero/config.py", "DeepSpeedZeroConfig"))

@@ -11,13 +11,13 @@ from planner.configs.document import Document, read_document
 from planner.configs.launch_lines import Launch, launch_line
 from planner.configs.read import read_config
 from planner.configs.sharding import Beside
-from planner.configs.text_file import reading_instead
 from planner.configs.writing.edits import REMOVED, Edit
 from planner.configs.writing.engines import Files
 from planner.configs.writing.text import trial_text, with_edits
 from planner.configs.writing.tools import RULES
 from planner.configs.writing.translate import edits_for
 from planner.errors import InputFileError
+from planner.files.reading import reading_instead
 from planner.intake.fields import REQUEST_FIELDS
 
 BASES = {

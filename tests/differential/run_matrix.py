@@ -15,11 +15,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from matrix.cells import Cell, all_cells, scenario_of  # noqa: E402, needs the path above
-from matrix.compare import Traced, traced  # noqa: E402
-from matrix.table import Tables, folder, joined, read_tables, refreshed, row_of, summary_line, write_tables  # noqa: E402
+from matrix.cells import Cell, all_cells, scenario_of
+from matrix.compare import Traced, traced
+from matrix.table import Tables, folder, joined, read_tables, refreshed, row_of, summary_line, write_tables
 
-from planner.errors import PlannerError  # noqa: E402
+from planner.errors import PlannerError
 
 _SAVE_EVERY_S = 30.0
 

@@ -17,10 +17,11 @@ from planner.anatomy.adapters import is_adapted
 from planner.domain.model import BlockSpec
 from planner.memory.activations import activations
 from planner.memory.job import Job
+from tests.extras import import_or_skip
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
+import_or_skip("torch")
+import_or_skip("transformers")
+import_or_skip("peft")
 
 PAD = {"pad_token_id": 0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}

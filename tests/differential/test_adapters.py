@@ -9,10 +9,11 @@ from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job, with_l
 
 from planner.domain.recipe import Numerics
 from planner.memory.job import Job
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+torch = import_or_skip("torch")
+import_or_skip("transformers")
+peft = import_or_skip("peft")
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {
@@ -107,7 +108,7 @@ def kbit_case(name: str) -> tuple[Any, Job]:
     import transformers
     from real_models import DTYPES
 
-    bnb = pytest.importorskip("bitsandbytes")
+    bnb = import_or_skip("bitsandbytes")
     config = with_layers(CONFIGS[name], 1)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), dtype=DTYPES["bf16"])
     for path, module in list(model.named_modules()):
@@ -125,7 +126,7 @@ def kbit_case(name: str) -> tuple[Any, Job]:
 @pytest.mark.parametrize("name", ["llama", "phi", "mixtral"])
 def test_kbit_preparation(name: str) -> None:
     """Preparation turns norms, tables, head, biases and fused experts to fp32, and leaves 4-bit matrices alone."""
-    bnb = pytest.importorskip("bitsandbytes")
+    bnb = import_or_skip("bitsandbytes")
     model, case = kbit_case(name)
     sizes: dict[str, set[int]] = {"norm": set(), "outside": set(), "experts": set(), "bias": set()}
     for path, tensor in model.named_parameters():

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from matrix.models import small_fields, text_fields
 
-pytest.importorskip("torch", reason="tracing needs the measure extra")
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("torch")
+import_or_skip("peft")
 
 from measure.trace.build import make_config, spare_layers
 from measure.trace.program import TraceOptions, trace_events, trace_records

@@ -10,9 +10,10 @@ import pytest
 from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
 
 BATCH, LENGTH, RANK = 2, 24, 4
 TOKENS = BATCH * LENGTH
@@ -48,7 +49,7 @@ def build(name: str, *, attention: str = "eager") -> tuple[Any, ModelSpec]:
 
 def add_lora(model: Any, targets: tuple[str, ...], *, checkpointed: bool, modules_to_save: tuple[str, ...] = ()) -> Any:
     """The model with adapters, its input requiring a gradient when it is checkpointed (as PEFT and the Trainer arrange)."""
-    peft = pytest.importorskip("peft")
+    peft = import_or_skip("peft")
     chosen = "all-linear" if targets == ("all-linear",) else list(targets)
     config = peft.LoraConfig(r=RANK, target_modules=chosen, modules_to_save=list(modules_to_save) or None, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(model, config)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from scenarios import BATCH, LENGTH, Setup, job
 
-pytest.importorskip("torch")
+from tests.extras import import_or_skip
+
+import_or_skip("torch")
 
 import torch
 from live_bytes import counting

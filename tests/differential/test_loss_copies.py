@@ -8,9 +8,10 @@ import pytest
 from scenarios import SIZES, Setup, job
 
 from planner.memory.logits import logits_backward_bytes, logits_forward_bytes
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+import_or_skip("transformers")
 
 VOCAB, LENGTH = 32768, 40
 CONFIG = {

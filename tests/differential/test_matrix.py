@@ -11,6 +11,7 @@ from matrix.models import MODELS
 from matrix.table import Row, exceptions, folder, read_tables, refreshed
 
 from planner.catalog.models import load_model, model_ids
+from tests.extras import import_or_skip
 
 MEDIAN_PERCENT, WORST_PERCENT = 2.0, 5.0
 PERCENTAGES = ("difference_percent", "worst_terms_percent")
@@ -54,7 +55,7 @@ def test_nothing_is_left_out_without_a_reason() -> None:
 
 def test_every_architecture_of_the_catalog_is_in_the_matrix() -> None:
     """Each model_type of the catalog that ships with Transformers has a model in the matrix; the others' code is remote."""
-    transformers = pytest.importorskip("transformers")
+    transformers = import_or_skip("transformers")
     in_matrix = {load_model(name).spec.architecture for name in MODELS}
     catalog = {spec.architecture for spec in (load_model(name).spec for name in model_ids()) if not spec.remote_code}
     assert {name for name in catalog if name in transformers.CONFIG_MAPPING} <= in_matrix
@@ -73,7 +74,7 @@ def quick_cells() -> Iterator[Cell]:
 @pytest.mark.parametrize("cell", quick_cells(), ids=lambda cell: "-".join(cell.key))
 def test_the_stored_trace_is_what_the_modules_do(cell: Cell) -> None:
     """The trace of a cell, run now, agrees with the stored one: exactly in the versions of the table, closely in others."""
-    pytest.importorskip("peft", reason="tracing needs the measure extra")
+    import_or_skip("peft")
     from matrix.compare import traced
 
     stored = TABLES.rows[cell.key]

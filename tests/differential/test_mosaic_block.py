@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from scenarios import BATCH, LENGTH, Setup, job
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from tests.extras import import_or_skip
+
+import_or_skip("torch")
+import_or_skip("transformers")
 
 import torch
 from live_bytes import counting

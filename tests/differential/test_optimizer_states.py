@@ -16,9 +16,10 @@ from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job
 
 from planner.domain.recipe import Optimizer
 from planner.memory.optimizer import optimizer_state_bytes, optimizer_temporary_bytes, paged_state_bytes
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SIZES, **GROUPED},
@@ -36,7 +37,7 @@ _IGNORED = {"step", "RMS", "qmap1", "qmap2"}
 @cache
 def model_of(name: str, setup: Setup) -> Any:
     """One real model per case, shared by the optimizers: a step on zero gradients does not change what is counted."""
-    pytest.importorskip("peft")
+    import_or_skip("peft")
     from real_models import build
 
     return build(CONFIGS[name], setup)
@@ -118,7 +119,7 @@ def test_adafactor(name: str, setup: str) -> None:
 @pytest.mark.parametrize(("optimizer", "class_name"), [("paged_adamw_32bit", "PagedAdamW32bit"), ("lion", "Lion32bit")])
 def test_bitsandbytes_32bit_states_to_the_byte(optimizer: Optimizer, class_name: str, name: str, setup: str) -> None:
     """32-bit states are fp32 whatever the weights are."""
-    bnb = pytest.importorskip("bitsandbytes")
+    bnb = import_or_skip("bitsandbytes")
     states, _ = step_twice(getattr(bnb.optim, class_name)(trained(model_of(name, SETUPS[setup]))))
     assert states == predicted_states(name, SETUPS[setup], optimizer)
 
@@ -132,7 +133,7 @@ def test_bitsandbytes_8bit_states(optimizer: Optimizer, class_name: str, name: s
     The closed form counts all biases as 8-bit: those below 4096 elements have fp32 states, 5.97 bytes each more.  Scales are per
     started block of 256 elements and state, which adds up to 8 bytes per tensor.
     """
-    bnb = pytest.importorskip("bitsandbytes")
+    bnb = import_or_skip("bitsandbytes")
     model = model_of(name, SETUPS[setup])
     tensors = trained(model)
     manager = bnb.optim.GlobalOptimManager.get_instance()

@@ -11,10 +11,11 @@ import pytest
 from planner.domain.recipe import OPTIMIZERS, Optimizer
 from planner.domain.sharding import FSDP
 from planner.intake.kernels import cannot_step
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-bnb = pytest.importorskip("bitsandbytes")
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
+bnb = import_or_skip("bitsandbytes")
 
 OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
     "adamw_torch": lambda tensors: torch.optim.AdamW(tensors, foreach=True),

@@ -14,11 +14,12 @@ import pytest
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import read_toml
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
+from planner.files.structured import read_toml
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
 
 SHIPPED = {"gpt2", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt", "phi", "stablelm", "cohere", "glm", "glm4"}
 REMOTE = {"baichuan", "chatglm", "qwen"}

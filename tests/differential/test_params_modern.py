@@ -14,9 +14,10 @@ import pytest
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import model_entry, model_ids
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
 
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "smollm3", "internlm3"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}

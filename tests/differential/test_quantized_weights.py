@@ -13,10 +13,11 @@ from scenarios import GROUPED, SIZES, Setup, job
 
 from planner.domain.recipe import Numerics, Quantization
 from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes, unquantized_weight_bytes
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-bnb = pytest.importorskip("bitsandbytes")
+torch = import_or_skip("torch")
+import_or_skip("transformers")
+bnb = import_or_skip("bitsandbytes")
 
 LLAMA = {"model_type": "llama", **SIZES, **GROUPED}
 # Widths that do not fill the last block of 64 or the last nested block of 64 x 256.

@@ -9,7 +9,9 @@ import pytest
 from matrix.cells import all_cells, scenario_of
 from matrix.table import Row, folder, read_tables
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 from measure.trace.program import trace_events
 from measure.trace.replay import replay

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 import torch
 from scenarios import Setup

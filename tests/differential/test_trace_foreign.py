@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 from scenarios import GROUPED, SIZES
 from torch import nn

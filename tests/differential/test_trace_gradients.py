@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 from scenarios import Setup
 from tiny_traces import CONFIGS, small_config, small_scenario

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
-pytest.importorskip("deepspeed")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
+import_or_skip("deepspeed")
 
 import transformers
 from scenarios import Setup, scenario

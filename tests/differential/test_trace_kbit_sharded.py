@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
-pytest.importorskip("bitsandbytes")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
+import_or_skip("bitsandbytes")
 
 from scenarios import Setup
 from tiny_traces import SHALLOW, small_config, small_scenario

@@ -10,7 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 from measure.trace.allocator import CachingAllocator
 from measure.trace.blocks import Block

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("bitsandbytes", reason="the comparison needs bitsandbytes")
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("bitsandbytes")
+import_or_skip("peft")
 
 import bitsandbytes
 import torch

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 from scenarios import Setup
 from tiny_traces import built, fake_trace, real_trace, small_scenario

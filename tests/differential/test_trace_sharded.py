@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
-pytest.importorskip("deepspeed")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
+import_or_skip("deepspeed")
 
 import transformers
 from scenarios import Setup, scenario
@@ -89,9 +91,20 @@ def test_repeated_periods_equal_all_layers(stage: str) -> None:
     assert len(repeated) == len(every)
 
 
-def sharded_llama(stage: str, accum: int = 1, rank: int = 0) -> Scenario:
+def test_one_process_gathers_nothing_but_what_lies_on_the_host() -> None:
+    """Stage 3 uses whole parameters where they are; from the host each is copied, without a flat buffer."""
+    names = {}
+    for offload in ("none", "optimizer+params"):
+        case = sharded_llama("zero3", world=1)
+        case = replace(case, recipe=replace(case.recipe, offload=offload))
+        events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
+        names[offload] = {each.op for each in events if each.term == "gathered_parameters"}
+    assert names == {"none": set(), "optimizer+params": {"partition from the host"}}
+
+
+def sharded_llama(stage: str, accum: int = 1, rank: int = 0, world: int = 2) -> Scenario:
     """A small model over two processes, with buckets of one hidden size squared, as ``auto`` sets them."""
-    setup = Setup(sharding=stage, world=2, mixed=True, optimizer="adamw_torch", rank=rank)  # type: ignore[arg-type]
+    setup = Setup(sharding=stage, world=world, mixed=True, optimizer="adamw_torch", rank=rank)  # type: ignore[arg-type]
     base = small_scenario("llama", setup, layers=LAYERS)
     batch = Batch(1, accum, 32, "packed", 32)
     return replace(base, recipe=replace(base.recipe, batch=batch), stack=replace(base.stack, zero12_bucket_elements=0))

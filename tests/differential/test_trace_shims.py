@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 import torch
 from torch import Tensor
@@ -301,7 +303,7 @@ def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
 
 def test_code_books_are_made_without_their_values() -> None:
     """bitsandbytes sorts the values of a code book, which fake tensors do not have; 256 numbers are made in any case."""
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    bitsandbytes = import_or_skip("bitsandbytes")
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         bitsandbytes.functional.create_dynamic_map()
     with shimmed("code_books"):
@@ -311,7 +313,7 @@ def test_code_books_are_made_without_their_values() -> None:
 @pytest.mark.parametrize("paged", [True, False])
 def test_large_states_of_a_paged_optimizer_are_not_the_allocators(paged: bool) -> None:
     """Managed memory is no allocation of torch; states of fewer than 100,000 elements are ordinary ones."""
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    bitsandbytes = import_or_skip("bitsandbytes")
     recorder = Recorder()
     small, large = 99_999, 100_000
     with shimmed("paged_states", recorder=recorder):

@@ -6,7 +6,9 @@ from contextlib import nullcontext
 
 import pytest
 
-pytest.importorskip("peft", reason="tracing needs the measure extra")
+from tests.extras import import_or_skip
+
+import_or_skip("peft")
 
 import torch
 from live_bytes import counting
@@ -59,7 +61,7 @@ def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> Non
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion", "sgd", "adafactor"])
 def test_optimizers_run_the_program_of_the_cpu(optimizer: Optimizer, rank: int) -> None:
     """Every optimizer of the Trainer steps on fake tensors as on real ones: same operators, states and temporaries."""
-    pytest.importorskip("bitsandbytes")
+    import_or_skip("bitsandbytes")
     case = small_scenario("llama", Setup(rank=rank, optimizer=optimizer))
     fake, real = fake_trace("llama", case), real_trace("llama", case)
     assert operators_of(fake) == operators_of(real)

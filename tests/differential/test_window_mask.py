@@ -13,6 +13,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Attention
 from planner.memory.activations import attention_mask_bytes
 from planner.memory.job import Job, job_of
+from tests.extras import import_or_skip
 
 # Four layers with a window of 512 tokens.
 GEMMA = Cell(0, "small", "gemma-3-1b", "lora", False, "sdpa", 4, 512)
@@ -30,7 +31,7 @@ def test_closed_form_and_trace_agree_on_both_sides_of_the_window(seq_tokens: int
 
     Compared are bytes that tensors ask for: of 511 tokens the allocator's blocks are 2 % larger, as much as the masks.
     """
-    pytest.importorskip("peft", reason="tracing needs the measure extra")
+    import_or_skip("peft")
     from measure.trace.program import trace_events
 
     cell = replace(GEMMA, seq_tokens=seq_tokens)

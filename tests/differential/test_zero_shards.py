@@ -25,11 +25,12 @@ from planner.memory.job import Job
 from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
 from planner.memory.sharding import persistent_parameter_bytes
 from planner.memory.weights import adapter_bytes, unquantized_weight_bytes
+from tests.extras import import_or_skip
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-pytest.importorskip("deepspeed")
+import_or_skip("torch")
+import_or_skip("transformers")
+import_or_skip("peft")
+import_or_skip("deepspeed")
 
 Reports = dict[str, list[dict[str, Any]]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
 
-from blocks import ROOT, pages, updated  # noqa: E402, needs the path above
+from blocks import ROOT, pages, updated
 
 
 def main() -> None:

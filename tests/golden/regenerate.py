@@ -7,8 +7,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
 
-from calibrated import PATH, calibrated_text  # noqa: E402, needs the path above
-from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text  # noqa: E402, needs the path above
+from calibrated import PATH, calibrated_text
+from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 
 
 def main() -> None:

@@ -14,11 +14,11 @@ from golden_tables import SCENARIOS
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
 
-from terminal import Terminal  # noqa: E402, needs pseudo-terminals
+from terminal import Terminal
 
-from planner.cli.main import main  # noqa: E402
-from planner.report.short import MAX_LINES  # noqa: E402
-from planner.report.verdict import VERDICTS  # noqa: E402
+from planner.cli.main import main
+from planner.report.short import MAX_LINES
+from planner.report.verdict import VERDICTS
 
 _EIGHT_NODES = {"gpu": "h100-sxm:8", "nodes": 8, "samples": 1_000_000, "epochs": 3, "price": 12.5}
 # What is long: names, several nodes, a run with a price, warnings, numbers of four digits, and nothing that fits.

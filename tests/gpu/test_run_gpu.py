@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,15 +14,14 @@ from measure.nvml import open_nvml
 from planner.records import read_records
 from planner.records.measured import RawReadings
 from planner.units import GIB, MIB
+from tests.extras import import_or_skip, needs
 
 ROOT = Path(__file__).resolve().parents[2]
 NVML = open_nvml()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(NVML is None or not NVML.gpus(), reason="no CUDA device"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "peft")), reason="needs the measure extra"
-    ),
+    needs("torch", "peft"),
 ]
 JOB = ["--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "512", "--batch", "2"]
 
@@ -83,7 +81,7 @@ def test_a_history_is_replayed(tmp_path: Path) -> None:
 
 def test_quantised_bases_and_8_bit_states_run(tmp_path: Path) -> None:
     """bitsandbytes on the card: nf4, int8, 8-bit and paged optimizers."""
-    pytest.importorskip("bitsandbytes")
+    import_or_skip("bitsandbytes")
     for extra in (["--method", "qlora"], ["--method", "int8"], ["--method", "full", "--optimizer", "paged_adamw_8bit"]):
         record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--seq", "256", *extra)
         assert record["outcome"] == "ok", raw.error
@@ -91,7 +89,7 @@ def test_quantised_bases_and_8_bit_states_run(tmp_path: Path) -> None:
 
 def test_zero_with_offload_runs_on_one_card(tmp_path: Path) -> None:
     """DeepSpeed's engine with its optimizer in host RAM."""
-    pytest.importorskip("deepspeed")
+    import_or_skip("deepspeed")
     sharded = ["--sharding", "zero2", "--offload", "optimizer", "--workload", "loop", "--timeout", "600"]
     record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", *sharded)
     assert record["outcome"] == "ok", raw.error
@@ -105,7 +103,7 @@ def test_zero_with_offload_runs_on_one_card(tmp_path: Path) -> None:
 def test_the_trainer_shards_on_one_card(tmp_path: Path, sharding: str, engine: str) -> None:
     """The Trainer's own integrations, through torchrun with one rank: the engine that was asked for, and every phase."""
     if sharding.startswith("zero"):
-        pytest.importorskip("deepspeed")
+        import_or_skip("deepspeed")
     job = ["--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", "--sharding", sharding, "--timeout", "600"]
     record, raw = run(tmp_path, *job)
     assert record["outcome"] == "ok", raw.error
@@ -116,7 +114,7 @@ def test_the_trainer_shards_on_one_card(tmp_path: Path, sharding: str, engine: s
 
 def test_four_bit_bytes_are_divided_on_cards(tmp_path: Path) -> None:
     """nf4 in bf16 bytes under FSDP2."""
-    pytest.importorskip("bitsandbytes")
+    import_or_skip("bitsandbytes")
     sharded = ["--sharding", "fsdp", "--quant-storage", "bf16", "--workload", "loop"]
     record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "qlora", "--seq", "256", *sharded)
     assert record["outcome"] == "ok", raw.error
@@ -125,7 +123,7 @@ def test_four_bit_bytes_are_divided_on_cards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workload", ["loop", "trainer"])
 def test_the_liger_loss_runs(tmp_path: Path, workload: str) -> None:
     """Only the loss is Liger's; its phase begins where the decoder ends."""
-    pytest.importorskip("liger_kernel")
+    import_or_skip("liger_kernel")
     record, raw = run(tmp_path, *JOB, "--loss", "liger", "--workload", workload)
     assert record["outcome"] == "ok", raw.error
     assert "loss" in [phase.phase for phase in raw.ranks[0].phases]

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+from tests.extras import import_or_skip
+
+nbformat = import_or_skip("nbformat")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from execute import IMAGES, PICTURES, executed, pictures  # noqa: E402, needs the path above
+from execute import IMAGES, PICTURES, executed, pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -28,7 +30,7 @@ def _cells(path: Path, kind: str) -> list[Any]:
 
 def _run(path: Path) -> Any:
     for name in ("nbclient", "ipykernel", "matplotlib"):
-        pytest.importorskip(name, reason=f"{name} is not installed")
+        import_or_skip(name)
     notebook = executed(path)
     if all(find_spec(name) for name in _TRACED):
         assert _printed(notebook) == _printed(nbformat.read(path, as_version=4)), f"if this is meant: {REWRITE}"

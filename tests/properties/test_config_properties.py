@@ -7,27 +7,19 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hostile.seeds import CONFIG_KEYS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.configs import accelerate, axolotl, harmless, hf_trainer, llama_factory, trainer, trl, zero
 from planner.configs.read import TOOLS
 from planner.errors import PlannerError
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 
-# Every word that the readers know as a key: dictionaries' keys, tuples' and sets' members, whatever they are for.
-MODULES = (accelerate, axolotl, harmless, hf_trainer, llama_factory, trainer, trl, zero)
+# Every word that the readers know as a key, and those that they ask for by name.
 KEYS = sorted(
-    {
-        word
-        for module in MODULES
-        for value in vars(module).values()
-        if isinstance(value, dict | tuple | frozenset)
-        for word in value
-        if isinstance(word, str)
-    }
+    set(CONFIG_KEYS)
     | {"model_name_or_path", "finetuning_type", "lora_target", "quantization_bit", "quantization_type", "flash_attn", "stage"}
     | {"packing", "neat_packing", "bf16", "fp16", "pure_bf16", "optim", "deepspeed", "fsdp", "fsdp_config", "max_steps"}
     | {"gradient_checkpointing", "gradient_checkpointing_kwargs", "adapter", "load_in_4bit", "load_in_8bit", "optimizer"}

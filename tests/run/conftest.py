@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from measure.environment import collect_environment
 from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.single import prepare, run_prepared
+from tests.extras import needs
 
 CONFIG = {
     "model_type": "llama",
@@ -35,10 +35,10 @@ Measure = Callable[..., Measured]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here that measures needs the measure extra."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    mark = needs(*LIBRARIES)
     for item in items:
-        if missing and {"measure", "launcher"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
+        if {"measure", "launcher", "machine"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(mark)
 
 
 @pytest.fixture(scope="package")

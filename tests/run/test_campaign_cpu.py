@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from measure.cli.main import main
@@ -18,7 +17,9 @@ from measure.launcher import Launcher
 from measure.machine import Machine
 from measure.store import Store
 from planner.records import read_records
+from tests.extras import import_or_skip
 
+psutil = import_or_skip("psutil")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,9 +54,15 @@ def wait_for(condition: object, timeout_s: float = 120.0) -> bool:
 
 
 def test_a_killed_campaign_goes_on_where_it_stopped(launcher: Launcher, config: str, tmp_path: Path) -> None:
-    """``kill -9`` loses at most the running case and leaves no process; a torn line is put aside; the rest is run once."""
-    file, out = campaign_file(tmp_path, config, 3), tmp_path / "out"
-    process = subprocess.Popen(command(file, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """``kill -9`` loses at most the running case and leaves no process and, from the next start on, no folder.
+
+    A torn line is put aside, a bad one before it is left out and said, and the rest is run once.
+    """
+    file, out, temporary = campaign_file(tmp_path, config, 3), tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+    here = {**os.environ, "TMPDIR": str(temporary)}
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command(file, out), cwd=ROOT, stdout=nowhere, stderr=nowhere, env=here)
     assert wait_for(lambda: len(lines(out)) >= 1)
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
@@ -66,16 +73,40 @@ def test_a_killed_campaign_goes_on_where_it_stopped(launcher: Launcher, config: 
     assert 1 <= len(first) <= 2
     (path,) = out.glob("*.jsonl")
     with path.open("a", encoding="utf-8") as stream:
-        stream.write('{"schema": "planner/record@1", "id": "half')
-    done = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
+        stream.write('rubbish\n{"schema": "planner/record@1", "id": "half')
+    left = list(temporary.glob("measure-*"))
+    for folder in left:
+        os.utime(folder, (0, 0))
+    done = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, done.stderr
     assert f"{len(first)} were recorded before" in done.stdout
-    records = read_records([path]).records
+    assert "2 lines of the records are no records and are left out" in done.stderr
+    assert left
+    assert not list(temporary.glob("measure-*"))
+    records = read_records([path], by_row=True).records
     assert lines(out)[: len(first)] == first
     assert sorted(record.seq_len for record in records) == [16, 32, 48]
     assert (out / (path.name + ".torn")).exists()
     again = subprocess.run(command(file, out, "--dry-run"), cwd=ROOT, capture_output=True, text=True, check=False)
     assert "0 to run, 3 recorded already" in again.stdout
+
+
+@pytest.mark.slow
+def test_two_campaigns_in_one_folder_measure_each_case_once(launcher: Launcher, config: str, tmp_path: Path) -> None:
+    """While the first works there, one is refused and told who works there, and one waits, which then finds all recorded."""
+    file, out = campaign_file(tmp_path, config, 2), tmp_path / "out"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command(file, out), cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as first:
+        assert wait_for(lambda: (out / ".lock").exists() and (out / ".lock").stat().st_size)
+        refused = subprocess.run(command(file, out), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"another campaign works in '{out}': process {first.pid} on " in refused.stderr
+        waited = subprocess.run(command(file, out, "--wait"), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert first.communicate()[0].startswith("case")
+    assert waited.returncode == 0, waited.stderr
+    assert "waiting for its end" in waited.stderr
+    assert "2 were recorded before" in waited.stdout
+    assert len(lines(out)) == 2
 
 
 def test_the_time_budget_ends_a_campaign_in_order(launcher: Launcher, config: str, tmp_path: Path) -> None:
@@ -137,7 +168,7 @@ def test_a_campaign_for_a_gpu_needs_one() -> None:
 
 def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tmp_path: Path) -> None:
     """submitit's local executor runs the job in a process of its own; its records are those of the same campaign here."""
-    pytest.importorskip("submitit")
+    import_or_skip("submitit")
     file, out = campaign_file(tmp_path, config, 1), tmp_path / "out"
     done = subprocess.run(
         command(file, out, "--executor", "local", "--share", "1/1"), cwd=ROOT, capture_output=True, text=True, check=False
@@ -163,7 +194,7 @@ exec "$@"
 @pytest.mark.slow
 def test_a_campaign_goes_through_slurm(launcher: Launcher, config: str, tmp_path: Path) -> None:
     """submitit's own way to Slurm, on doubles of sbatch and srun: what is asked for, and the records of the job."""
-    pytest.importorskip("submitit")
+    import_or_skip("submitit")
     for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
         (tmp_path / name).write_text(text, encoding="utf-8")
         (tmp_path / name).chmod(0o755)

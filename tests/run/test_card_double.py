@@ -20,9 +20,10 @@ from planner.domain.run_record import RunRecord
 from planner.records import read_records
 from planner.records.measured import RawReadings
 from planner.units import GIB, MIB
+from tests.extras import import_or_skip
 
-pytest.importorskip("pynvml")
-pytest.importorskip("torch")
+import_or_skip("pynvml")
+import_or_skip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 DOUBLE = Path(__file__).parent / "card"

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from measure.assemble import Measured
@@ -19,7 +18,9 @@ from measure.launcher import Launcher
 from measure.store import Store
 from planner.records import read_records
 from planner.records.measured import RawReadings
+from tests.extras import import_or_skip
 
+psutil = import_or_skip("psutil")
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = ["forward", "loss", "backward", "optimizer_step"]
 LATER = ["forward_2", "loss_2", "backward_2"]
@@ -137,7 +138,7 @@ def test_a_timeout_is_an_outcome_with_the_phase_reached(measure: Any) -> None:
 
 
 def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launcher) -> None:
-    """Its case is a crash, as after an attack of the kernel on both; the next case forks from a new one."""
+    """Its case dies with it and is run once more, forked from a new one."""
     assert launcher.facts["torch"]
     parent = launcher._zygote._process
 
@@ -150,11 +151,8 @@ def test_a_warm_parent_that_is_killed_is_replaced(measure: Any, launcher: Launch
 
     killer = threading.Thread(target=kill_when_a_case_runs)
     killer.start()
-    crashed = measure(options={"steps": 10_000, "max_steps": 10_000, "budget_s": 1000.0})
+    done = measure(options={"steps": 20, "max_steps": 20, "budget_s": 1000.0})
     killer.join()
-    assert crashed.record.outcome == "crash"
-    assert "SIGKILL" in raw(crashed).error
-    done = measure()
     assert (done.record.outcome, raw(done).how) == ("ok", "fork")
     assert launcher._zygote._process.pid != parent.pid
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from measure.assemble import Measured
 from planner.errors import NotModelledError
 from planner.records import read_records
 from planner.records.measured import RawReadings
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = {"gpu": "cpu", "gpus": 2, "method": "full", "optimizer": "adamw_torch", "batch": 1}
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+pytestmark = needs("deepspeed")
 
 
 def raw(measured: Measured) -> RawReadings:
@@ -72,6 +76,30 @@ def test_ddp_runs(measure: Any) -> None:
     done = measure(**{**TWO, "method": "lora"}, sharding="ddp", grad_accum=2)
     assert done.record.outcome == "ok", raw(done).error
     assert raw(done).engine_class.endswith("DistributedDataParallel")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_makes_the_job_run_once_more(measure: Any) -> None:
+    """torchrun tells of a killed rank by its status alone, and the other rank says that it lost it: the case is not to blame."""
+    killed: list[int] = []
+
+    def kill_a_rank() -> None:
+        end_s = time.monotonic() + 200
+        while not killed and time.monotonic() < end_s:
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if "measure.worker" in each.cmdline():
+                        each.kill()
+                        killed.append(each.pid)
+                        return
+            time.sleep(0.2)
+
+    killer = threading.Thread(target=kill_a_rank)
+    killer.start()
+    done = measure(**{**TWO, "method": "lora"}, sharding="ddp")
+    killer.join()
+    assert killed
+    check_ranks(done)
 
 
 @pytest.mark.slow

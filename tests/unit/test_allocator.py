@@ -651,7 +651,7 @@ def test_a_file_without_the_header_is_refused(tmp_path: Path, content: str) -> N
 
 def test_a_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     """Reading and writing where nothing can be are errors with the path, not tracebacks."""
-    with pytest.raises(InputFileError, match="cannot be read"):
+    with pytest.raises(InputFileError, match="no such file"):
         read_jsonl(tmp_path / "none.jsonl")
     with pytest.raises(InputFileError, match="cannot be written"):
         write_jsonl(tmp_path / "none" / "events.jsonl", [])

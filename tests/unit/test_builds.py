@@ -13,8 +13,9 @@ import pytest
 
 from measure.builds import extensions_folder, missing_build_tool, remove_abandoned_locks
 from measure.processes import worker_environment
+from tests.extras import import_or_skip
 
-psutil = pytest.importorskip("psutil")
+psutil = import_or_skip("psutil")
 
 
 def lock(folder: Path, age_s: float) -> Path:
@@ -67,7 +68,7 @@ def test_a_lock_that_others_may_hold_stays_until_all_is_quiet(
 
 def test_the_folder_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch itself would put what it compiles, with and without the variables that move it."""
-    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    cpp_extension = import_or_skip("torch.utils.cpp_extension")
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert extensions_folder().resolve() == Path(cpp_extension.get_default_build_root())

@@ -40,6 +40,23 @@ def test_a_package_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatc
         make_bundle(tmp_path / "w", Target("3.9", "x86_64"), [])
 
 
+def test_no_message_repeats_the_password_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of companies have credentials in their address, and pip does not hide them everywhere."""
+    complaint = f"{'x' * 400} ERROR: 401 for url: https://user:secret@index.example/simple?a=b@c"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", complaint))
+    with pytest.raises(UsageError, match=r"https://\*\*\*@index.example/simple") as caught:
+        plan_bundle(Target("3.11", "x86_64"), [])
+    assert "secret" not in str(caught.value)
+
+
+def test_the_name_of_a_wheel_has_no_key_of_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signed addresses carry a key in their query."""
+    monkeypatch.setattr("measure.bundle.requirements", lambda: ["peft"])
+    report = pip_report(("peft", "0.21.2", [])).replace(".whl", ".whl?key=secret#sha256=1")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, report, ""))
+    assert [each.file for each in plan_bundle(Target("3.11", "x86_64"), [])] == ["peft-0.21.2.whl"]
+
+
 def pip_report(*packages: tuple[str, str, list[str]]) -> str:
     """What pip says it would install: name, version and needs of each."""
     install = [

@@ -29,6 +29,7 @@ from planner.catalog.location import data_dir
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.units import MIB
+from tests.extras import import_or_skip, needs
 
 CAMPAIGNS = sorted((data_dir() / "campaigns").glob("*.toml"))
 HEAD = "schema = 1\n"
@@ -130,6 +131,7 @@ def test_each_reason_is_said_once_with_its_cases(tmp_path: Path) -> None:
     assert sorted(said[2:4]) == ["   -  qwen2.5-0.5b full seq 64 batch 1, sharding ddp", "   -  qwen2.5-0.5b lora seq 64 batch 1"]
 
 
+@needs("psutil")
 def test_what_failed_is_run_again_where_that_is_asked(tmp_path: Path) -> None:
     """A recorded crash counts as recorded; with --retry crash its case is on the agenda once more, and an ok one is not."""
     campaign = read_campaign(written(tmp_path, HEAD + CASE + 'gpu = "cpu"\n' + CASE.replace("64", "128") + 'gpu = "cpu"\n'))
@@ -278,7 +280,7 @@ def test_cases_that_all_crash_alike_are_the_machines_fault(tmp_path: Path) -> No
 def test_jobs_on_this_machine_have_a_card_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """submitit's local executor hides all cards; jobs run at once, so more of them than cards would measure each other."""
     submitted: list[list[str]] = []
-    submitit = pytest.importorskip("submitit")
+    submitit = import_or_skip("submitit")
     executor: Any = SimpleNamespace(update_parameters=lambda **_: None, submit=lambda wrapped: submitted.append(wrapped.command))
     monkeypatch.setattr(submitit, "AutoExecutor", lambda **_: executor)
     cards = tuple(Gpu(index, "NVIDIA H200", "0" * 12, 143771 * MIB, "580.1", "13.0") for index in (2, 3))

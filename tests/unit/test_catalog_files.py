@@ -11,8 +11,10 @@ from planner.catalog import location
 from planner.catalog.gpus import GpuEntry
 from planner.catalog.index import INDEX_NAME, build_index, fold_name, format_index, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.toml_file import MAX_TOML_BYTES, read_toml, validate
 from planner.errors import InputFileError
+from planner.files.checking import validate
+from planner.files.reading import MAX_CONFIG_BYTES
+from planner.files.structured import read_toml
 
 VALID_ENTRY = """\
 id = "card"
@@ -147,7 +149,7 @@ def test_memory_sizes_out_of_order_are_refused(tmp_path: Path) -> None:
         (b"a = 1\nb = = 2\n", 2, "not valid TOML"),
         (b"a = 1\nb = 2\nc = '\xff'\n", 3, "not UTF-8"),
         (b"a = " + b"[" * 100_000, None, "nested too deeply"),
-        (b"#" * (MAX_TOML_BYTES + 1), None, "larger than the limit of 1.0 MiB"),
+        (b"#" * (MAX_CONFIG_BYTES + 1), None, "larger than the limit of 1.0 MiB"),
     ],
     ids=["malformed", "not utf-8", "deep", "large"],
 )

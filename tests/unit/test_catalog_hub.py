@@ -1,45 +1,84 @@
-"""Models that the catalog does not have are read from the Hub: over HTTPS, bounded, and failing in one sentence."""
+"""Models that the catalog does not have are read from the Hub: over HTTPS, within one deadline, and failing in one sentence."""
 
 from __future__ import annotations
 
-import io
 import json
-import urllib.error
-import urllib.request
-from http.client import HTTPMessage
+import os
+import socket
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
 from planner.catalog import hub
 from planner.catalog.models import load_model
-from planner.errors import InputFileError, UsageError
+from planner.errors import InputFileError, PlannerError, UsageError
+from tests.unit.hub_double import Double, content, gated, hub_double, make_certificate, proxy_double, redirect
 
 TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"vocab_size": 100}
 TINY_PARAMS = 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+CONFIG = "/someone/Tiny-Llama/resolve/main/config.json"
+TOKEN = "hf_verysecrettoken"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SETTINGS = ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
+SETTINGS += ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME")
+PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the server of these tests."""
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test asks the Hub; those about it bring their own answer."""
-
-    def refuse(url: str) -> bytes:
-        raise urllib.error.URLError("no network in tests")
-
-    monkeypatch.setattr(hub, "_read_bounded", refuse)
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A Hugging Face folder that is empty, and no setting of whoever runs the tests; an endpoint where nobody listens."""
+    for name in (*SETTINGS, *PROXIES):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_ENDPOINT", "https://localhost:9")
+    hub.forget()
+    return tmp_path / "hf"
 
 
-def test_hub_id_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Hub id that the catalog does not have is read from the Hub, and the note says so."""
-    asked: list[str] = []
-    monkeypatch.setattr(hub, "_read_bounded", lambda url: asked.append(url) or json.dumps(TINY).encode())
+@pytest.fixture
+def server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    """A Hub with one model."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with hub_double(certificate) as double:
+        monkeypatch.setenv("HF_ENDPOINT", double.address)
+        double.answers[CONFIG] = content(json.dumps(TINY))
+        yield double
+
+
+def refused(name: str = "someone/Tiny-Llama") -> str:
+    """The sentence that a look-up ends in."""
+    with pytest.raises(PlannerError) as caught:
+        load_model(name)
+    return str(caught.value)
+
+
+def test_hub_id_is_fetched(server: Double) -> None:
+    """A Hub id that the catalog does not have is read from the Hub, the note says so, and no token is sent unasked."""
+    os.environ["HF_TOKEN"] = TOKEN
     resolved = load_model("someone/Tiny-Llama")
-    assert asked == ["https://huggingface.co/someone/Tiny-Llama/resolve/main/config.json"]
+    assert server.asked == [(CONFIG, None, None)]
     assert (resolved.how, resolved.spec.id, resolved.spec.hub_id) == ("hub", "tiny-llama", "someone/Tiny-Llama")
     assert resolved.spec.param_count == TINY_PARAMS
-    assert "fetched from huggingface.co" in resolved.note
+    assert "fetched from localhost" in resolved.note
+    assert resolved.spec.source == f"{server.address}{CONFIG}"
+
+
+def test_an_id_is_asked_for_once(server: Double) -> None:
+    """Answers and refusals are kept, each for its own id."""
+    for _ in range(3):
+        load_model("someone/Tiny-Llama")
+        assert "HTTP 404" in refused("someone/other")
+    assert server.paths == [CONFIG, "/someone/other/resolve/main/config.json"]
 
 
 def test_catalog_comes_before_the_hub() -> None:
@@ -49,73 +88,324 @@ def test_catalog_comes_before_the_hub() -> None:
 
 def test_no_network_names_the_way_out() -> None:
     """Without a network the message says what to do instead."""
-    with pytest.raises(UsageError, match=r"cannot be reached .*download its config\.json and pass the path"):
-        load_model("someone/unknown")
+    assert "localhost cannot be reached (Connection refused): download its config.json and pass the path" in refused()
+
+
+def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a name service ends in one sentence."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert "its name is not known here" in refused()
 
 
 @pytest.mark.parametrize("switch", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_switch_is_obeyed(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_switch_is_obeyed(switch: str, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     """The switches of the Hugging Face libraries keep us off the network too."""
     monkeypatch.setenv(switch, "1")
-    with pytest.raises(UsageError, match=f"{switch} forbids"):
-        load_model("someone/unknown")
+    assert f"{switch} forbids" in refused()
+    assert not server.asked
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "gated, private"), (403, "gated, private"), (404, "not on the Hub"), (503, "503")]
+    ("status", "said"), [(401, "gated, private"), (403, "gated, private"), (404, "not on localhost"), (503, "503")]
 )
-def test_hub_refusals_are_explained(status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_refusals_are_explained(status: int, said: str, server: Double) -> None:
     """Gated and missing models are told apart from a network that does not work."""
-
-    def refuse(url: str) -> bytes:
-        raise urllib.error.HTTPError(url, status, "no", HTTPMessage(), None)
-
-    monkeypatch.setattr(hub, "_read_bounded", refuse)
-    with pytest.raises(UsageError, match=said):
-        load_model("someone/unknown")
+    server.answers[CONFIG] = content("", status)
+    assert said in refused()
+    assert ("set HF_TOKEN" in refused()) == (status in {401, 403})
 
 
 @pytest.mark.parametrize(
     "answer", [b"<html>", b"[]", b"\xff\xfe", b"{" * 10, b'"' + b"a" * 2_000_000 + b'"', b'{"model_type": "llama"}']
 )
-def test_hostile_answers_end_in_one_sentence(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_answers_end_in_one_sentence(answer: bytes, server: Double) -> None:
     """What the Hub answers is as untrusted as a file."""
-    monkeypatch.setattr(hub, "_read_bounded", lambda url: answer)
+    server.answers[CONFIG] = content(answer)
     with pytest.raises(InputFileError):
-        load_model("someone/unknown")
+        load_model("someone/Tiny-Llama")
+
+
+def test_an_answer_that_breaks_off(server: Double) -> None:
+    """Half a config is no config."""
+    server.answers[CONFIG] = content(json.dumps(TINY), **{"Content-Length": "4000"})
+    assert "not an answer over HTTP" in refused()
+
+
+def _drip(handler: BaseHTTPRequestHandler) -> None:
+    """A byte, again and again, each well within a timeout of the socket."""
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(1000):
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+def _drip_headers(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.0 200 OK\r\n")
+    for number in range(1000):
+        handler.wfile.write(f"X-{number}: 1\r\n".encode())
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+def _circle(handler: BaseHTTPRequestHandler) -> None:
+    """Redirects, each of which takes a while."""
+    time.sleep(0.2)
+    redirect(f"{handler.path}x")(handler)
+
+
+@pytest.mark.parametrize("slow", [_drip, _drip_headers, _circle, lambda _: time.sleep(3)])
+def test_one_deadline_for_the_whole(slow: object, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that drips, redirects slowly or never answers takes no longer than the deadline; other ids do not wait again."""
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.6)
+    if slow is _circle:
+        server.answers |= dict.fromkeys([CONFIG + "x" * n for n in range(20)], _circle)
+    server.answers[CONFIG] = slow  # type: ignore[assignment]
+    begin = time.monotonic()
+    assert "no answer in time" in refused()
+    assert 0.5 < time.monotonic() - begin < 2
+    begin = time.monotonic()
+    assert "no answer in time" in refused("someone/other")
+    assert time.monotonic() - begin < 0.1
+
+
+def test_a_socket_that_never_speaks_and_a_name_service_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before the first byte counts, too."""
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"https://127.0.0.1:{silent.getsockname()[1]}")
+        assert "127.0.0.1 cannot be reached (no answer in time)" in refused()
+    monkeypatch.setenv("HF_ENDPOINT", "https://elsewhere.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
+    begin = time.monotonic()
+    assert "elsewhere.invalid cannot be reached (no answer in time)" in refused()
+    assert time.monotonic() - begin < 2
+
+
+def test_a_failure_is_forgotten_after_a_while(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever mends the network in a notebook is not told for ever that it is broken."""
+    monkeypatch.setenv("HF_ENDPOINT", "https://localhost:9")
+    refused()
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    load_model("someone/Tiny-Llama")
+    monkeypatch.setattr(hub, "_FAILURE_KEPT_S", 0.0)
+    for _ in range(2):
+        assert "HTTP 404" in refused("someone/other")
+    assert server.paths.count("/someone/other/resolve/main/config.json") == 2
+
+
+@pytest.mark.parametrize("target", ["http://localhost:9/x", "HTTP://localhost:9/x", "ftp://localhost/x", "file:///etc/passwd"])
+def test_redirects_stay_on_https(target: str, server: Double) -> None:
+    """A redirect to anything but HTTPS is refused."""
+    server.answers[CONFIG] = redirect(target)
+    assert "not https" in refused() or "HTTP 307" in refused()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_token_opens_a_gated_model(status: int, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token goes to the endpoint, also after a redirect there, and only once the Hub asks for it."""
+    monkeypatch.setenv("HF_TOKEN", f" {TOKEN}\n")
+    server.answers["/gated"] = gated(json.dumps(TINY), f"Bearer {TOKEN}")
+    server.answers[CONFIG] = redirect("/gated", status)
+    assert load_model("someone/Tiny-Llama").spec.param_count == TINY_PARAMS
+    assert server.asked == [(path, token, None) for token in (None, f"Bearer {TOKEN}") for path in (CONFIG, "/gated")]
+
+
+@pytest.mark.parametrize("place", ["HF_HOME", "HF_TOKEN_PATH"])
+def test_the_token_of_a_login_is_used(place: str, home: Path, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that hf auth login writes is where the libraries look for it."""
+    file = home / "token" if place == "HF_HOME" else home / "elsewhere"
+    file.parent.mkdir()
+    file.write_text(f"{TOKEN}\n")
+    if place == "HF_TOKEN_PATH":
+        monkeypatch.setenv(place, str(file))
+    server.answers[CONFIG] = gated(json.dumps(TINY), f"Bearer {TOKEN}")
+    assert load_model("someone/Tiny-Llama").how == "hub"
+
+
+def test_a_token_never_goes_to_another_host(certificate: Path, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redirect to another port of the machine is followed without it."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with hub_double(certificate) as other:
+        server.answers[CONFIG] = redirect(f"{other.address}/there")
+        other.answers["/there"] = content("", 401)
+        message = refused()
+    assert "HTTP 401" in message
+    assert server.asked[-1] == (CONFIG, f"Bearer {TOKEN}", None)
+    assert other.asked == [("/there", None, None)] * 2
+
+
+@pytest.mark.parametrize("token", [TOKEN, "two words", "line\nbreak: x", "hf_\x1b[31m", "\udce9", "x" * 5000])
+def test_no_message_repeats_a_token(token: str, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the Hub answers; and what is no token is not sent."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    server.answers[CONFIG] = content("", 401)
+    message = refused()
+    assert token not in message
+    assert ("token is refused" in message) == (token == TOKEN) == (len(server.asked) == 2)
+
+
+def test_a_token_may_be_withheld(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch of huggingface_hub, which the message then names."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    server.answers[CONFIG] = gated(json.dumps(TINY), f"Bearer {TOKEN}")
+    assert "unset HF_HUB_DISABLE_IMPLICIT_TOKEN" in refused()
+    assert server.asked == [(CONFIG, None, None)]
+
+
+def test_a_new_token_is_tried(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is kept for one token, not for the next."""
+    server.answers[CONFIG] = gated(json.dumps(TINY), f"Bearer {TOKEN}")
+    assert "set HF_TOKEN" in refused()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert load_model("someone/Tiny-Llama").how == "hub"
+
+
+def test_a_mirror_with_a_path_and_a_password(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mirrors are served under a path; the credentials of their address are sent, and never shown."""
+    address = server.address.replace("https://", "https://user:secr%40t@")
+    monkeypatch.setenv("HF_ENDPOINT", f"{address}/artifactory/hf/")
+    server.answers[f"/artifactory/hf{CONFIG}"] = gated(json.dumps(TINY), "Basic dXNlcjpzZWNyQHQ=")
+    resolved = load_model("someone/Tiny-Llama")
+    assert resolved.spec.source == f"{server.address}/artifactory/hf{CONFIG}"
+    assert "secr" not in refused("someone/other")
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError("timed out"), ConnectionResetError("reset"), OSError("odd"), ValueError("odd url")]
+    "address",
+    ["http://localhost:1", "localhost", "user:secret@localhost", "https://", "https://user:secret@host:x", "https://a b"],
 )
-def test_network_failures_end_in_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timeouts and broken connections are usage errors with the way out, never tracebacks."""
-
-    def fail(url: str) -> bytes:
-        raise error
-
-    monkeypatch.setattr(hub, "_read_bounded", fail)
-    with pytest.raises(UsageError, match="download its config"):
-        load_model("someone/unknown")
+def test_an_endpoint_must_be_https(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing goes in the clear, and the sentence does not repeat what may hold a password."""
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    message = refused()
+    assert "HF_ENDPOINT is not an https address" in message
+    assert "secret" not in message
 
 
-@pytest.mark.parametrize(
-    ("target", "followed"), [("https://cdn.example/x", True), ("http://cdn.example/x", False), ("file:///etc", False)]
-)
-def test_redirects_stay_on_https(target: str, followed: bool) -> None:
-    """The Hub redirects; a redirect to anything but HTTPS is refused."""
-    request = urllib.request.Request("https://huggingface.co/a/b/resolve/main/config.json")
-    handler, headers = hub._HttpsRedirects(), HTTPMessage()
-    if followed:
-        again = handler.redirect_request(request, io.BytesIO(), 302, "Found", headers, target)
-        assert again is not None
-        assert again.full_url == target
-    else:
-        with pytest.raises(urllib.error.URLError, match="not https"):
-            handler.redirect_request(request, io.BytesIO(), 302, "Found", headers, target)
+def test_a_certificate_that_is_not_trusted(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says so and names the way of companies with their own authority."""
+    monkeypatch.delenv("SSL_CERT_FILE")
+    message = refused()
+    assert "certificate is not trusted" in message
+    assert "SSL_CERT_FILE" in message
+    assert not server.asked
+
+
+def test_a_proxy_is_used(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``HTTPS_PROXY`` with its password, which the Hub never sees; ``NO_PROXY`` keeps hosts from it."""
+    with proxy_double() as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@{proxy.address}")
+        server.answers[CONFIG] = redirect("/again")
+        server.answers["/again"] = content(json.dumps(TINY))
+        load_model("someone/Tiny-Llama")
+        assert proxy.asked == [(f"localhost:{server.port}", None, "Basic dXNlcjpzZWNyZXQ=")] * 2
+        assert server.asked == [(CONFIG, None, None), ("/again", None, None)]
+        monkeypatch.setenv("NO_PROXY", "localhost")
+        refused("someone/other")
+        assert len(proxy.asked) == 2
+
+
+def test_a_redirect_past_the_proxy_carries_no_password(
+    certificate: Path, server: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the new host is not behind the proxy, it must not see the proxy's password."""
+    with proxy_double() as proxy, hub_double(certificate) as other:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@{proxy.address}")
+        monkeypatch.setenv("NO_PROXY", f"localhost:{other.port}")
+        server.answers[CONFIG] = redirect(f"{other.address}/there")
+        other.answers["/there"] = content(json.dumps(TINY))
+        load_model("someone/Tiny-Llama")
+        assert len(proxy.asked) == 1
+        assert other.asked == [("/there", None, None)]
+
+
+@pytest.mark.parametrize("address", ["http://user:secret@localhost:9", "http:user:secret@x", "user:secret@localhost:x", "//"])
+def test_no_message_repeats_a_proxy(address: str, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that is down or no address at all."""
+    monkeypatch.setenv("HTTPS_PROXY", address)
+    message = refused()
+    assert "through the proxy that HTTPS_PROXY names" in message
+    assert "secret" not in message
+    assert not server.asked
+
+
+def test_a_proxy_that_refuses(server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is not taken for that of the Hub."""
+    with proxy_double(407) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@{proxy.address}")
+        message = refused()
+    assert "the proxy answered with HTTP 407" in message
+    assert "secret" not in message
+
+
+def _cached(home: Path, text: str) -> Path:
+    model = home / "hub" / "models--someone--Tiny-Llama"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(COMMIT)
+    (model / "blobs").mkdir()
+    (model / "blobs" / "abc").write_text(text)
+    snapshot = model / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").symlink_to(Path("..") / ".." / "blobs" / "abc")
+    return snapshot / "config.json"
+
+
+def test_the_cache_of_the_libraries_comes_before_the_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was downloaded once works offline."""
+    file = _cached(home, json.dumps(TINY))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    resolved = load_model("someone/Tiny-Llama")
+    assert (resolved.how, resolved.spec.id, resolved.spec.source) == ("hub", "tiny-llama", str(file))
+    assert resolved.spec.param_count == TINY_PARAMS
+    assert "read from the Hugging Face cache" in resolved.note
+
+
+def test_a_cached_file_is_as_untrusted_as_any(home: Path) -> None:
+    """Bounded, and named when it is broken."""
+    file = _cached(home, "[" * 100_000)
+    assert str(file) in refused()
+
+
+def test_a_cache_that_leads_elsewhere_is_passed_over(home: Path) -> None:
+    """A branch file that is no commit, or no file, is none."""
+    file = _cached(home, json.dumps(TINY))
+    main = file.parents[2] / "refs" / "main"
+    main.write_text("../../../../etc")
+    assert "cannot be reached" in refused()
+    main.unlink()
+    os.mkfifo(main)
+    assert "cannot be reached" in refused()
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "../etc", "a/..", "a b/c", "-a/b", "a/", "/a", "a/b?x=1", "a/b#c", "a" * 200 + "/b"])
 def test_only_plain_hub_ids_are_asked_for(name: str) -> None:
     """Nothing but owner/model reaches the address."""
     assert not hub.is_hub_id(name)
+
+
+def test_files_behind_a_black_hole_wait_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``plan check`` of four files with four models asks a host that never answers once."""
+    from planner.cli.main import main
+
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.4)
+    files = [tmp_path / f"{number}.json" for number in range(4)]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"model_name_or_path": f"someone/model-{number}", "output_dir": "x", "use_peft": True}))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"https://127.0.0.1:{silent.getsockname()[1]}")
+        words = ["check", *map(str, files), "--tool", "trl", "--gpu", "4090", "--seq", "512"]
+        assert main(words) == UsageError.exit_code
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    assert " ".join(capsys.readouterr().out.split()).count("no answer in time") == 4

@@ -9,8 +9,8 @@ import pytest
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.location import data_dir
 from planner.catalog.models import load_model
-from planner.catalog.toml_file import read_toml
 from planner.errors import InputFileError, NotModelledError
+from planner.files.structured import read_toml
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 

@@ -11,9 +11,10 @@ import pytest
 from measure.case import Case, RunOptions
 from measure.engine_configs import deepspeed_config
 from planner.domain.scenario import Scenario
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = import_or_skip("torch")
+import_or_skip("transformers")
 
 SAID = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": 2, "method": "full", "seq": 512}
 CARD = torch.device("cuda", 0)
@@ -55,7 +56,7 @@ def test_ranks_talk_through_the_right_backend(
 
 def test_deepspeed_joins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own function makes the group, with NCCL on cards."""
-    deepspeed = pytest.importorskip("deepspeed")
+    deepspeed = import_or_skip("deepspeed")
     from measure.workloads import sharded
 
     join = create_autospec(deepspeed.init_distributed)
@@ -78,7 +79,7 @@ def test_ddp_is_bound_to_its_card(monkeypatch: pytest.MonkeyPatch, device: Any, 
 
 def test_offloaded_states_are_updated_by_deepspeeds_own_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     """On cards with offload it is DeepSpeed's Adam for CPUs, over what is trained; without offload the recipe's own."""
-    pytest.importorskip("deepspeed")
+    import_or_skip("deepspeed")
     from deepspeed.ops import adam
 
     from measure.workloads.sharded import DeepspeedEngine

@@ -22,9 +22,10 @@ from measure.nvml import Nvml, NvmlReadError
 from measure.single import prepare
 from planner.errors import UsageError
 from planner.units import GIB, MIB
+from tests.extras import import_or_skip
 
-torch = pytest.importorskip("torch")
-pynvml = pytest.importorskip("pynvml")
+torch = import_or_skip("torch")
+pynvml = import_or_skip("pynvml")
 
 NAMES = ("GPU-aaaa-1", "GPU-bbbb-2")
 
@@ -396,7 +397,7 @@ def test_nodes_alike_share_a_setup_and_no_environment(driver: Driver) -> None:
 
 def test_offload_needs_a_compiler(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed compiles its Adam for the CPU: without a compiler the job is refused in a sentence, not tried."""
-    pytest.importorskip("deepspeed")
+    import_or_skip("deepspeed")
     said = {"model": "qwen2.5-0.5b", "method": "full", "seq": 512, "sharding": "zero2"}
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)

@@ -15,6 +15,7 @@ from measure.case import Case, RunOptions
 from measure.host import HostPeaks
 from measure.launcher import Launcher, Run, _End, _verdict
 from measure.processes import Zygote, ZygoteError
+from tests.extras import needs
 
 
 class Parent:
@@ -106,6 +107,7 @@ def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, t
         Zygote()
 
 
+@needs("psutil")
 def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that it inherited would hold it until the timeout, and every case after it: it is killed early, which is a crash."""
     killed: list[int] = []

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from measure.store import Store
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.records import read_records
+from tests.extras import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ["run", "--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "64", "--gpu", "cpu"]
 
-needs_extra = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate")), reason="needs the measure extra"
-)
+needs_psutil = needs("psutil")
+needs_libraries = needs("torch", "transformers", "peft", "accelerate")
 
 
 def measured(number: int, history: bytes | None = None) -> Measured:
@@ -57,6 +56,7 @@ def small_files() -> Iterator[int]:
     signal.signal(signal.SIGXFSZ, handler)
 
 
+@needs_psutil
 def test_a_disk_that_fills_up_keeps_every_whole_record(tmp_path: Path, small_files: int) -> None:
     """The record that does not fit is refused in a sentence; all before it stay readable, and so does the file."""
     store = Store(tmp_path)
@@ -71,6 +71,7 @@ def test_a_disk_that_fills_up_keeps_every_whole_record(tmp_path: Path, small_fil
     assert kept.quarantined == ()
 
 
+@needs_psutil
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_device_is_named(tmp_path: Path) -> None:
     """What the system says about a full disk is in the sentence."""
@@ -89,6 +90,7 @@ def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Pa
         Store(tmp_path).prepare()
 
 
+@needs_psutil
 def test_a_history_on_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up in the middle leaves neither a piece of the history nor a record that names it."""
 
@@ -101,6 +103,7 @@ def test_a_history_on_a_full_disk_leaves_nothing_half_written(tmp_path: Path, mo
     assert [path.name for path in tmp_path.rglob("*")] == ["histories"]
 
 
+@needs_psutil
 def test_a_history_that_cannot_be_written_leaves_no_record(tmp_path: Path) -> None:
     """A record names its history, so the history comes first; a file stands where its folder should be."""
     (tmp_path / "histories").write_text("", encoding="utf-8")
@@ -109,7 +112,7 @@ def test_a_history_that_cannot_be_written_leaves_no_record(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["histories"]
 
 
-@needs_extra
+@needs_libraries
 def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file in the place of the folder: exit code 2 and one sentence, before the run."""
     blocked = tmp_path / "file"
@@ -121,7 +124,7 @@ def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys
     assert "give another --out" in err
 
 
-@needs_extra
+@needs_libraries
 def test_records_of_a_newer_schema_stop_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be read cannot be skipped either: nothing runs, and the file stays as it is."""
     newer = tmp_path / "cpu.jsonl"
@@ -134,6 +137,7 @@ def test_records_of_a_newer_schema_stop_a_campaign(tmp_path: Path, capsys: pytes
     assert newer.read_text(encoding="utf-8") == '{"schema": "planner/record@99"}\n'
 
 
+@needs_psutil
 @pytest.mark.parametrize(
     ("said", "library", "cure"),
     [

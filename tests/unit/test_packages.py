@@ -20,6 +20,7 @@ from planner.errors import InputFileError, NotModelledError, UnknownNameError, U
 from planner.intake.request import from_flags, from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
+from tests.extras import import_or_skip
 
 OFFLOADED = {
     "model": "llama-2-7b",
@@ -233,7 +234,7 @@ def test_offloaded_gradients_pass_through_one_tensor_on_the_gpu() -> None:
 
 def test_the_table_agrees_with_the_installed_deepspeed() -> None:
     """Defaults of pin_memory and overlap_comm, read from DeepSpeed's own configuration classes."""
-    pytest.importorskip("deepspeed", reason="needs DeepSpeed")
+    import_or_skip("deepspeed")
     from deepspeed import __version__
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig

@@ -16,6 +16,7 @@ from planner.errors import InputFileError, UsageError
 from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records, record_json_schema, write_csv
 from planner.records import reading as reading_module
 from planner.records.schema import REQUIRED_COLUMNS
+from planner.units import MIB
 
 PUBLISHED = data_dir() / "published"
 
@@ -296,14 +297,14 @@ def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:
         (json_line(seq_len=0), ":1: column 'seq_len': input should be greater than or equal to 1, but it is 0"),
         (json_line(seq_len="1024"), ":1: column 'seq_len': input should be a valid integer"),
         (json_line(seq_len=True), ":1: column 'seq_len'"),
-        (json_line(seq_len=10**3000), ":1: column 'seq_len'"),
+        (json_line(seq_len=10**3000) + json_line(), ":1: not valid JSON: a number of more than 300 digits"),
         (json_line(lora_targets="q_proj"), ":1: column 'lora_targets'"),
         (json_line(lora_targets=["a;b"]), ":1: column 'lora_targets'"),
         (json_line(notes="a\0b"), ":1: column 'notes'"),
         (json_line(notes="\ud800"), ":1: column 'notes'"),
         (json_line() + json_line(), ":2: the id 'r1' is already that of"),
         (json_line(id="r0", step_time_s=float("nan")) + json_line(), ":1: not valid JSON: 'NaN' is not a number"),
-        ('{"id": 1, "id": 2}\n' + json_line(), ":1: not valid JSON: the name 'id' occurs twice"),
+        ('{"id": 1, "id": 2}\n' + json_line(), ":1: not valid JSON: a name is given twice in one object at character 11"),
         ("[" * 100_000 + "\n" + json_line(), ":1: not valid JSON: nested too deeply"),
     ],
 )
@@ -375,3 +376,18 @@ def test_columns_are_those_of_the_published_files() -> None:
             header = tuple(next(csv.reader(stream)))
         assert header == tuple(name for name in COLUMNS if name in header)
         assert set(header) >= set(REQUIRED_COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_lines_without_end_are_refused(tmp_path: Path, name: str) -> None:
+    """Millions of empty lines are not even counted to their end."""
+    assert "more than 200,000 lines" in refusal(tmp_path / name, b"\n" * 4 * MIB)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_a_mark_of_some_editors_is_no_text(tmp_path: Path, name: str) -> None:
+    """Files that begin with the mark of UTF-8 are read as others."""
+    path = tmp_path / name
+    content = csv_text({}) if name.endswith("csv") else json_line()
+    path.write_text("\ufeff" + content, encoding="utf-8")
+    assert len(read_records([path]).records) == 1

@@ -21,12 +21,13 @@ from planner.domain.scenario import Assumption, RunPlan, Scenario
 from planner.domain.sharding import NONE
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 from planner.errors import ExitCode
+from planner.printing import printable
 from planner.report import human
 from planner.report.bar import letter_line, scale_line, segment_cells
 from planner.report.explain import formula_text
-from planner.report.layout import Note, Segment, StackedBar
+from planner.report.layout import Column, Grid, Note, Row, Section, Segment, StackedBar
 from planner.report.markdown import to_markdown
-from planner.report.numbers import chance_text, duration, duration_range, gib, percent, printable, rate
+from planner.report.numbers import chance_text, duration, duration_range, gib, percent, rate
 from planner.report.schema import PredictionDocument, prediction_json_schema
 from planner.report.sections import build_sections, job_line
 from planner.report.short import MAX_LINES, Room, short_sections, short_text
@@ -413,6 +414,48 @@ def test_a_width_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, co
     assert text.startswith("FITS: ")
     assert len(text.splitlines()) <= MAX_LINES
     assert max(map(len, text.splitlines())) <= width
+
+
+WIDE = Grid(
+    (Column("id", whole=True), Column("parameters", "right"), Column("only where there is room", wide_only=True), Column("way")),
+    (
+        Row(("a-model-with-a-long-name", "1,234,567,890", "extra", "published-exactly"), "good"),
+        Row(("another\x1b[31m", "", "", "")),
+    ),
+)
+
+
+def test_a_table_without_room_becomes_a_list() -> None:
+    """No title is broken into letters, no number loses its last digits."""
+    text = human.to_text((Section("", (WIDE,)),), Console(file=io.StringIO(), width=40, color_system=None))
+    assert text.splitlines() == [
+        "a-model-with-a-long-name",
+        "  parameters: 1,234,567,890",
+        "  way: published-exactly",
+        "another?[31m",
+    ]
+
+
+def test_a_table_that_has_room_stays_one() -> None:
+    """Above the width of its words, with the columns for a wide terminal or without."""
+    for width, columns in ((120, 4), (70, 3)):
+        text = human.to_text((Section("", (WIDE,)),), Console(file=io.StringIO(), width=width, color_system=None))
+        assert len(re.split(r"\s{2,}", text.splitlines()[0])) == columns
+
+
+def test_an_old_windows_console_gets_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would show them, as rich writes to it in another way than by text."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    coloured = short_text(subject(), human.make_console(Terminal()))
+    monkeypatch.setattr(human, "detect_legacy_windows", lambda: True)
+    assert "\x1b[" in coloured
+    assert "\x1b" not in short_text(subject(), human.make_console(Terminal()))
 
 
 def test_bar_cells_add_up() -> None:

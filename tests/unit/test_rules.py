@@ -74,6 +74,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_every": 2, "gradient_checkpointing": True, "offload": "activations"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "offload": "activations"},
     ),
+    "activations-offload-without-checkpointing": (
+        {"gradient_checkpointing": False, "offload": "activations"},
+        {"gradient_checkpointing": True, "offload": "activations"},
+    ),
     "checkpoint-every-of-parts": (
         {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},

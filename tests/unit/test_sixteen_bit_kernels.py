@@ -11,6 +11,7 @@ from planner.intake.resolve import resolve
 from planner.memory.cache import stranded_logits_bytes
 from planner.memory.job import Job, job_of
 from planner.memory.score_cache import stranded_scores_bytes
+from tests.extras import import_or_skip
 
 
 def _job(**flags: object) -> Job:
@@ -46,7 +47,7 @@ def test_logits_that_a_model_leaves_in_16_bits_strand_nothing() -> None:
 
 def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
     """On CUDA cross entropy is a composite whose log-softmax gets its input's dtype by name; only ``nll_loss`` is widened."""
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert not has("aten::cross_entropy_loss", "AutocastCUDA")
     assert has("aten::log_softmax.int", "AutocastCUDA")

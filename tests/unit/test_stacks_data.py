@@ -13,8 +13,9 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
-from planner.catalog.toml_file import read_toml
 from planner.domain.stack import Stack
+from planner.files.structured import read_toml
+from tests.extras import import_or_skip
 
 REQUIRED_IDS = {
     "hf-trainer@4", "hf-trainer@5", "trl", "llama-factory", "axolotl", "swift", "unsloth",
@@ -131,8 +132,8 @@ def head(torch: types.ModuleType, batch: int) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_logits_copies_of_transformers_5(batch: int) -> None:
     """The copies listed for hf-trainer@5 add up to the bytes that the installed loss function really holds."""
-    torch = pytest.importorskip("torch")
-    loss_utils = pytest.importorskip("transformers.loss.loss_utils")
+    torch = import_or_skip("torch")
+    loss_utils = import_or_skip("transformers.loss.loss_utils")
     hidden, weight, labels = head(torch, batch)
 
     def forward() -> tuple[Any, Any]:
@@ -147,7 +148,7 @@ def test_logits_copies_of_transformers_5(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_logits_copies_of_transformers_4(batch: int) -> None:
     """The order of operations of Transformers up to 4.45 holds 12 bytes per logit, and 8 at batch 1, where nothing is copied."""
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     functional = torch.nn.functional
     hidden, weight, labels = head(torch, batch)
 
@@ -177,7 +178,7 @@ def kbit_model(torch: types.ModuleType) -> Any:
 
 def test_peft_upcasts_every_16_bit_parameter_of_a_kbit_model() -> None:
     """``kbit_upcast = "all"`` of hf-trainer@5 is what PEFT does; integer weights are left alone."""
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    torch, peft = import_or_skip("torch"), import_or_skip("peft")
     model = peft.prepare_model_for_kbit_training(kbit_model(torch), use_gradient_checkpointing=False)
     assert hf5().kbit_upcast == "all"
     assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8, torch.float32, torch.float32]
@@ -185,7 +186,7 @@ def test_peft_upcasts_every_16_bit_parameter_of_a_kbit_model() -> None:
 
 def test_peft_leaves_a_gptq_model_in_16_bit() -> None:
     """``kbit_upcast = "none"`` of qwen-finetune: its only quantised bases are GPTQ, which PEFT does not upcast."""
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    torch, peft = import_or_skip("torch"), import_or_skip("peft")
     model = kbit_model(torch)
     model.quantization_method = "gptq"
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -195,8 +196,8 @@ def test_peft_leaves_a_gptq_model_in_16_bit() -> None:
 
 def test_training_arguments_give_the_optimizer_and_checkpointing(tmp_path: Path) -> None:
     """The optimizer and the checkpointing of hf-trainer@5 are the defaults of ``TrainingArguments``."""
-    pytest.importorskip("accelerate")
-    transformers = pytest.importorskip("transformers", minversion="5.0")
+    import_or_skip("accelerate")
+    transformers = import_or_skip("transformers", minversion="5.0")
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert arguments.optim == hf5().defaults.optimizer
     assert bool(arguments.gradient_checkpointing) is hf5().defaults.gradient_checkpointing
@@ -212,7 +213,7 @@ def tiny_llama(torch: types.ModuleType, transformers: Any) -> Any:
 
 def test_transformers_5_loads_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
     """``load_dtype = "checkpoint"``: without a dtype a bf16 checkpoint loads as bf16, and attention is the one in the file."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     tiny_llama(torch, transformers).save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert hf5().defaults.load_dtype == "checkpoint"
@@ -222,7 +223,7 @@ def test_transformers_5_loads_the_dtype_of_the_checkpoint(tmp_path: Path) -> Non
 
 def test_transformers_5_checkpoints_without_reentry() -> None:
     """``checkpoint_reentrant`` of hf-trainer@5 is what ``gradient_checkpointing_enable`` passes to every block."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     model = tiny_llama(torch, transformers)
     model.gradient_checkpointing_enable()
     passed = {block._gradient_checkpointing_func.keywords["use_reentrant"] for block in model.model.layers}
@@ -231,8 +232,8 @@ def test_transformers_5_checkpoints_without_reentry() -> None:
 
 def test_peft_adapters_are_fp32_over_a_bf16_base() -> None:
     """Adapter dtype, rank and dropout of hf-trainer@5 are those of a plain ``LoraConfig`` on a bf16 model."""
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers", minversion="5.0")
+    torch, peft = import_or_skip("torch"), import_or_skip("peft")
+    transformers = import_or_skip("transformers", minversion="5.0")
     config = peft.LoraConfig(target_modules="all-linear")
     model = peft.get_peft_model(tiny_llama(torch, transformers), config)
     dtypes = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
@@ -244,7 +245,7 @@ def test_peft_adapters_are_fp32_over_a_bf16_base() -> None:
 
 def test_transformers_5_experts_are_three_dimensional() -> None:
     """``fused_experts`` of hf-trainer@5: expert weights are 3-D parameters, and no linear layer holds them."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5.0")
+    torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     config = transformers.Qwen3MoeConfig(
         hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=32,
@@ -260,7 +261,7 @@ def test_transformers_5_experts_are_three_dimensional() -> None:
 
 def test_bitsandbytes_expands_weights_in_large_forward_passes() -> None:
     """Above 1536 tokens the fused 4-bit kernel is not used, so that training expands its weights as before."""
-    source = pytest.importorskip("bitsandbytes").__path__[0]
+    source = import_or_skip("bitsandbytes").__path__[0]
     text = (Path(source) / "backends" / "cuda" / "ops.py").read_text(encoding="utf-8")
     if "gemm_4bit" not in text:
         pytest.skip("bitsandbytes before 0.50 always expands")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from itertools import pairwise
 
@@ -18,6 +17,7 @@ from measure.trace.summary import summarize
 from measure.trace.timeline import moments_at, phase_peak_events, sampled, spans_of
 from measure.trace.to_json import to_json
 from planner.units import KIB, MIB
+from tests.extras import needs
 
 
 def _alloc(block: int, n_bytes: int, phase: str, term: str, stream: int = 0) -> AllocEvent:
@@ -174,7 +174,7 @@ def test_the_segments_of_a_snapshot_add_up(text: str) -> None:
     assert {each["is_expandable"] for each in segments} == {bool(text)}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the visualiser is torch's")
+@needs("torch")
 @both_kinds
 def test_torch_understands_the_snapshot(text: str) -> None:
     """torch's own reports, which check that free and used bytes of each segment add up, run on it."""

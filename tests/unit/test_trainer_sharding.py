@@ -12,10 +12,11 @@ from measure.case import Case, RunOptions
 from measure.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import sharding_named
+from tests.extras import import_or_skip
 
-pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+import_or_skip("torch")
+transformers = import_or_skip("transformers")
+import_or_skip("accelerate")
 
 SAID = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": 2, "method": "full", "seq": 512, "batch": 2, "grad_accum": 4}
 
@@ -52,7 +53,7 @@ def arguments(**more: Any) -> Any:
 )
 def test_the_trainer_takes_the_deepspeed_file(sharding: str, offload: str, optimizer: str) -> None:
     """Nothing in it contradicts the arguments; an offloaded AdamW is DeepSpeed's own, another optimizer is allowed in."""
-    pytest.importorskip("deepspeed")
+    import_or_skip("deepspeed")
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
     config = trainer_deepspeed_config(scenario(sharding=sharding, offload=offload, optimizer=optimizer))

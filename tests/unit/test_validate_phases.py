@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from measure.trace.events import AllocEvent
 from measure.trace.export import snapshot_of
 from measure.trace.history_file import pack_history
 from planner.calibration.validate import validate
+from planner.cli import histories
 from planner.cli.main import main
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_record
@@ -215,3 +217,47 @@ def test_a_history_that_cannot_be_had_is_said(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "plain").mkdir()
     assert main(["validate", write(tmp_path / "plain", (RECORD, readings(RECORD, 1.0))), "--history"]) == 2
     assert "no record of these files has an allocator history" in capsys.readouterr().err
+
+
+def test_a_replay_that_takes_too_long_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is named with the reason and the command that has no limit; the others are answered."""
+    monkeypatch.setattr(histories, "LONGEST_REPLAY_S", 0.01)
+    (tmp_path / "histories").mkdir()
+    (tmp_path / "histories" / "run-1.jsonl.gz").write_bytes(history_of(step_events()))
+    path = write(tmp_path, (RECORD, readings(RECORD, 1.0, history="histories/run-1.jsonl.gz")))
+    assert main(["validate", path, "--history"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Terms of run-1" in told
+    assert "skipped: its replay took more than 0.01 s; without this limit: measure replay" in told
+
+
+def test_a_hostile_history_is_skipped_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe holds nothing up, and what the replay says of a malformed file is said of its record."""
+    (tmp_path / "histories").mkdir()
+    os.mkfifo(tmp_path / "histories" / "pipe.jsonl.gz")
+    (tmp_path / "histories" / "bad.jsonl.gz").write_bytes(b"no gzip")
+    path = write(
+        tmp_path,
+        (RECORD, readings(RECORD, 1.0, history="histories/pipe.jsonl.gz")),
+        (replace(RECORD, id="run-2"), readings(RECORD, 1.0, history="histories/bad.jsonl.gz")),
+    )
+    assert main(["validate", path, "--history", "--json"]) == 0
+    reasons = {each["record_id"]: each["not_scored"] for each in json.loads(capsys.readouterr().out)["histories"]}
+    assert "skipped: its history is not beside its record" in reasons["run-1"]
+    assert reasons["run-2"].startswith("skipped: ")
+    assert "not gzip, or damaged" in reasons["run-2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["histories/loop.jsonl.gz", "histories/\0.jsonl.gz", "../outside.jsonl.gz", "histories/" + "x" * 5000]
+)
+def test_a_history_named_where_no_file_can_be_is_skipped(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name comes from a file: a link to itself, a NUL byte, another folder, a name that no disk takes."""
+    (tmp_path / "histories").mkdir()
+    (tmp_path / "histories" / "loop.jsonl.gz").symlink_to("loop.jsonl.gz")
+    path = write(tmp_path, (RECORD, readings(RECORD, 1.0, history=name)))
+    assert main(["validate", path, "--history", "--json"]) == 0
+    [history] = json.loads(capsys.readouterr().out)["histories"]
+    assert history["not_scored"].startswith("skipped: its history is")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from planner.anatomy.parameters import param_counts  # noqa: E402, needs the path above
-from planner.calibration.drawn import TOOLS_FILE, points_csv  # noqa: E402
-from planner.calibration.published import core_validation  # noqa: E402
-from planner.calibration.rows import RowScore  # noqa: E402
-from planner.calibration.tables import Point  # noqa: E402
-from planner.domain.scenario import Scenario  # noqa: E402
-from planner.domain.sharding import ZERO2, ZERO3  # noqa: E402
-from planner.units import GIGA  # noqa: E402
+from planner.anatomy.parameters import param_counts
+from planner.calibration.drawn import TOOLS_FILE, points_csv
+from planner.calibration.published import core_validation
+from planner.calibration.rows import RowScore
+from planner.calibration.tables import Point
+from planner.domain.scenario import Scenario
+from planner.domain.sharding import ZERO2, ZERO3
+from planner.units import GIGA
 
 STORED = Path(__file__).resolve().parents[2] / "data" / "other_tools.toml"
 STORED_POINTS = STORED.with_name(TOOLS_FILE)

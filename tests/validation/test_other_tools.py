@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.calibration.other_tools import stored_other_tools
+from tests.extras import import_or_skip
 
 _SPEC = importlib.util.spec_from_file_location("other_tools", Path(__file__).with_name("other_tools.py"))
 assert _SPEC is not None
@@ -21,7 +22,7 @@ _SPEC.loader.exec_module(other_tools)
 def test_the_stored_comparison_is_what_the_estimators_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's and accelerate's functions, run on the same rows, give the stored errors."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    pytest.importorskip("deepspeed", reason="needs the measure extra")
+    import_or_skip("deepspeed")
     assert other_tools.STORED.read_text(encoding="utf-8") == other_tools.document()
     assert other_tools.STORED_POINTS.read_text(encoding="utf-8") == other_tools.points()
 

@@ -153,11 +153,11 @@ class Coordinator:
             self._release_one(live)
 
     def gather_now(self, wanted: Iterable[Live]) -> None:
-        """``_post_step``: persistent parameters are whole again, each in memory of its own."""
+        """``_post_step``: persistent parameters are whole again, each in memory of its own; on one process they always are."""
         for live in wanted:
             if live.status == "away":
                 n_bytes = self._part(live) * self._settings.world * live.parameter.element_bytes
-                live.block = self._stream.take(n_bytes, _WHOLE.on(0))
+                live.block = self._stream.take(n_bytes, _WHOLE.on(0)) if self._settings.world > 1 else None
                 live.status = "here"
 
     def _part(self, live: Live) -> int:
@@ -174,6 +174,9 @@ class Coordinator:
             self._start([live for live in several if live.parameter.element_bytes == width], coalesced=True)
 
     def _start(self, several: list[Live], *, coalesced: bool) -> None:
+        if self._settings.world == 1:
+            self._start_alone(several)
+            return
         width = several[0].parameter.element_bytes
         n_bytes = sum(self._part(live) for live in several) * width
         flat = self._stream.take(n_bytes * self._settings.world, _FLAT if coalesced else _WHOLE)
@@ -184,6 +187,15 @@ class Coordinator:
         for live in several:
             live.status, live.handle = "in flight", handle
             live.block = None if coalesced else flat
+            self._in_flight[live] = handle
+
+    def _start_alone(self, several: list[Live]) -> None:
+        """``_no_gather_coalesced``: one process has all of each parameter, and copies what lies on the host."""
+        handle = Handle(several, None)
+        for live in several:
+            uploads = self._settings.offloads_params and not live.persists
+            live.block = self._stream.take(live.parameter.n_bytes, _UPLOADED) if uploads else None
+            live.status, live.handle = "in flight", handle
             self._in_flight[live] = handle
 
     def _ask(self, live: Live) -> None:

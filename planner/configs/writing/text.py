@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from planner.configs.document import Document
 from planner.configs.writing.edits import REMOVED, Edit, applied
 from planner.errors import InputFileError, show
+from planner.files.structured import toml_table
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _SEQUENCE = re.compile(r"^(?P<outer> *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?P<inner> *)- ", re.MULTILINE)
@@ -164,7 +164,7 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
 
 def _is_toml(text: str) -> bool:
     try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        toml_table("", text)
+    except InputFileError:
         return False
     return True

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from planner.errors import InputFileError
+from planner.errors import InputFileError, show
+
+# Of the target, in a temporary name: a name may have 255 bytes, and the temporary one is longer than its target.
+_NAMED_CHARS = 40
 
 
 @contextmanager
@@ -22,7 +25,9 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     target = Path(path)
     temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=target.parent, prefix=f".{target.name[:_NAMED_CHARS]}.", delete=False
+        ) as stream:
             temporary = Path(stream.name)
             yield stream
             stream.flush()
@@ -44,9 +49,13 @@ def check_writable(path: str | Path) -> None:
     """
     target = Path(path)
     folder = target.parent
-    if not folder.is_dir():
-        raise InputFileError(target, f"cannot be written: there is no folder '{folder}'")
-    if target.exists() and not target.is_file():
-        raise InputFileError(target, "cannot be written: it exists and is not a regular file")
+    try:
+        if not folder.is_dir():
+            raise InputFileError(target, f"cannot be written: there is no folder '{folder}'")
+        if target.exists() and not target.is_file():
+            raise InputFileError(target, "cannot be written: it exists and is not a regular file")
+    except OSError as error:
+        # A name that is too long, or a folder that links to itself.
+        raise InputFileError(show(str(target)), f"cannot be written: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK):
         raise InputFileError(target, f"cannot be written: no permission in the folder '{folder}'")

@@ -1,0 +1,1 @@
+"""Files from outside: the one place that opens them, takes their formats apart, and writes whole files."""
