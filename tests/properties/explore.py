@@ -64,7 +64,9 @@ def run_round(tests: Sequence[str], workers: int, environment: dict[str, str]) -
         "tests.properties.counting",
     ]
     many = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
-    return subprocess.run([*command, *many], env={**os.environ, **environment}, check=False).returncode
+    # The round is a run of its own, not a worker of one that calls it.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run([*command, *many], env={**outside, **environment}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -166,6 +166,6 @@ def test_a_campaign_that_waited_looks_at_the_records_again(tmp_path: Path, monke
             first.communicate("\n")
 
         monkeypatch.setattr("measure.campaign.runner.plan_agenda", plan)
-        monkeypatch.setattr("measure.cli.campaign.say", wait)
+        monkeypatch.setattr("measure.cli.campaign.write_remark", wait)
         assert main(["campaign", file, "--out", str(tmp_path), "--wait"]) == 0
     assert read == [True, False]
