@@ -153,7 +153,7 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
 
 def _needs_parent(scenario: Scenario) -> bool:
     """Whether the warm parent starts the case or is asked for the card; ranks on a CPU have a launcher of their own."""
-    return scenario.recipe.sharding == "none" or scenario.hardware.gpu.id != CPU
+    return not scenario.recipe.sharding.communicates or scenario.hardware.gpu.id != CPU
 
 
 def _least_time_s(durations_s: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import FSDP1
 
 MAX_GRAD_NORM = 1.0
 # What "auto" stands for in Transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
@@ -14,7 +15,7 @@ _PERSISTENCE_WIDTHS = 10
 
 def zero_stage(scenario: Scenario) -> int:
     """Stage of ZeRO."""
-    return int(scenario.recipe.sharding.removeprefix("zero"))
+    return scenario.recipe.sharding.zero_stage
 
 
 def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None = None) -> dict[str, Any]:
@@ -74,8 +75,8 @@ def trainer_fsdp_config(scenario: Scenario) -> dict[str, Any]:
     Source: Transformers 5.17 and 5.23 training_args.py _process_fsdp_args.
     """
     recipe = scenario.recipe
-    first = recipe.sharding == "fsdp1"
-    whole = "full_shard" if first else recipe.sharding != "fsdp-grad-op"
+    first = recipe.sharding == FSDP1
+    whole = "full_shard" if first else recipe.sharding.divides_weights
     return {"version": 1 if first else 2, "reshard_after_forward": whole, "cpu_offload": recipe.offloads_params}
 
 
@@ -84,7 +85,7 @@ def fsdp_config(scenario: Scenario) -> dict[str, Any]:
     recipe = scenario.recipe
     return {
         "fsdp_version": 2,
-        "reshard_after_forward": recipe.sharding != "fsdp-grad-op",
+        "reshard_after_forward": recipe.sharding.divides_weights,
         "auto_wrap_policy": "each decoder layer, then the rest",
         "param_dtype": recipe.numerics.compute_dtype if recipe.numerics.mixed else recipe.numerics.load_dtype,
         "offload_params": recipe.offloads_params,

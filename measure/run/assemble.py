@@ -90,7 +90,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
         "precision": numerics.precision,
         **_adapter_columns(recipe),
         "optimizer": recipe.optimizer,
-        "sharding": recipe.sharding,
+        "sharding": recipe.sharding.name,
         "offload": recipe.offload,
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "checkpoint_reentrant": recipe.checkpoint_reentrant if recipe.gradient_checkpointing else None,

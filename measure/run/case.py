@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import DDP, FSDP1
 from planner.errors import NotModelledError, UsageError
 from planner.intake.request import Given, ScenarioRequest
 from planner.intake.resolve import resolve
@@ -103,7 +104,7 @@ def case_key(case: Case, scenario: Scenario) -> str:
         "gpus": hardware.gpus_per_node,
         "nodes": hardware.nodes,
         "stack": scenario.stack.id,
-        "recipe": asdict(recipe),
+        "recipe": asdict(recipe) | {"sharding": recipe.sharding.name},
         "options": options,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
@@ -138,9 +139,9 @@ def _unusual(recipe: Recipe, options: RunOptions) -> list[str]:
 
 
 def _sharding_text(recipe: Recipe) -> str:
-    if recipe.sharding == "none":
+    if not recipe.sharding.communicates:
         return ""
-    return recipe.sharding if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
+    return recipe.sharding.name if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
 
 
 def check_runnable(case: Case, scenario: Scenario) -> None:
@@ -178,7 +179,7 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
 
 def _check_sharding(case: Case, scenario: Scenario) -> None:
     recipe = scenario.recipe
-    if recipe.sharding == "none":
+    if not recipe.sharding.communicates:
         if scenario.hardware.world_size > 1:
             raise UsageError("several GPUs with sharding none are not one job: say --sharding ddp, zero1 to zero3 or fsdp")
         return
@@ -192,16 +193,16 @@ def _sharding_refusals(case: Case, scenario: Scenario) -> tuple[tuple[str, bool]
     recipe, options = scenario.recipe, case.options
     on_cpu, in_trainer = scenario.hardware.gpu.id == CPU, options.workload == "trainer"
     quantization = recipe.numerics.quantization
-    divides_weights = recipe.sharding == "zero3" or recipe.uses_fsdp
+    divides_weights = recipe.sharding.gathers_weights
     four_bit = quantization in ("nf4", "fp4")
     trainer_on_cpu = f"on a CPU the Trainer runs plain DDP where {recipe.sharding} is asked for: say --workload loop"
     return (
-        (trainer_on_cpu, on_cpu and in_trainer and recipe.sharding != "ddp"),
-        (_HSDP, recipe.sharding == "hsdp" and (in_trainer or scenario.hardware.nodes == 1)),
-        (_FSDP1, recipe.sharding == "fsdp1" and (on_cpu or not in_trainer)),
+        (trainer_on_cpu, on_cpu and in_trainer and recipe.sharding != DDP),
+        (_HSDP, recipe.sharding.scope == "node" and (in_trainer or scenario.hardware.nodes == 1)),
+        (_FSDP1, recipe.sharding == FSDP1 and (on_cpu or not in_trainer)),
         ("sharded jobs run with the full loss only: say --loss hf", recipe.loss != "hf"),
         (_INT8, quantization == "int8" and divides_weights),
-        (_FOUR_BIT, four_bit and recipe.sharding == "zero3" and recipe.numerics.quant_storage is None),
+        (_FOUR_BIT, four_bit and recipe.sharding.is_zero3 and recipe.numerics.quant_storage is None),
         (_FP16, recipe.numerics.precision == "fp16-mixed" and recipe.uses_fsdp),
         ("offload of activations cannot be run: no engine of this package moves them", recipe.offload == "activations"),
         ("offload to NVMe needs a folder on such a disk: say --nvme-path", recipe.offloads_to_nvme and options.nvme_path is None),

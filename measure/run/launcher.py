@@ -165,7 +165,7 @@ class Launcher:
 
     def _start(self, case: Case, folder: Path, ranks: int, may_fork: bool) -> tuple[Child, str]:
         scenario = case.scenario()
-        if scenario.recipe.sharding != "none":
+        if scenario.recipe.sharding.communicates:
             if scenario.recipe.uses_deepspeed:
                 remove_abandoned_locks()
             # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.

@@ -28,9 +28,9 @@ from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import FSDP1
 from planner.errors import NotModelledError, PlannerError
 
-_SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp")
 _OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
 
 
@@ -57,14 +57,14 @@ def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> Tr
     """
     refuse_what_is_not_traced(scenario)
     with _own_garbage_only():
-        recorded = sharded_records if scenario.recipe.sharding != "none" else trace_records
+        recorded = sharded_records if scenario.recipe.sharding.communicates else trace_records
         records = recorded(scenario, make_config(scenario), options)
         return TracedStep(to_events(records), host_of(records, scenario))
 
 
 def host_of(records: list[Record], scenario: Scenario) -> HostMemory:
     """The host memory in ``records``, pinned as the scenario's stack pins."""
-    rounds = scenario.stack.pinned_rounding == "power_of_two"
+    rounds = not scenario.stack.pins_if_room
     return host_memory(records, rounds_pinned=rounds, processes=int(scenario.hardware.gpus_per_node))
 
 
@@ -174,7 +174,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
             wider,
         ),
-        (recipe.sharding not in _SHARDINGS, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
+        (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
@@ -194,11 +194,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
 def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
     """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is, the way out."""
     numerics, storage = recipe.numerics, recipe.numerics.quant_storage
-    divides, four_bit = recipe.sharding == "zero3" or recipe.uses_fsdp, numerics.quantization in ("nf4", "fp4")
+    divides, four_bit = recipe.sharding.gathers_weights, numerics.quantization in ("nf4", "fp4")
     return (
         (divides and numerics.quantization == "int8", f"an int8 base under {recipe.sharding}", "--sharding zero2"),
         (
-            recipe.sharding == "zero3" and four_bit and storage is None,
+            recipe.sharding.is_zero3 and four_bit and storage is None,
             "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
             f"--quant-storage {numerics.compute_dtype}",
         ),

@@ -62,7 +62,7 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
     if started == "fork" and (torch.cuda.is_initialized() or driver_is_open()):  # type: ignore[no-untyped-call]
         raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
     probe = _open_probe(case, scenario, reporter, started)
-    if scenario.recipe.sharding != "none":
+    if scenario.recipe.sharding.communicates:
         from measure.worker.workloads.sharded import join_ranks
 
         join_ranks(probe.device, scenario)

@@ -12,7 +12,7 @@ from planner.anatomy.int8 import int8_column_bytes, int8_work_bytes, is_int8
 from planner.anatomy.kbit_backward import all_4bit, moments_4bit
 from planner.anatomy.kept_inputs import keeps_4bit_input, shared_input_bytes
 from planner.anatomy.ledger import BlockView, Step
-from planner.anatomy.weight_copies import cast_weight_bytes, dequantized_bytes, gptq_kept_bytes, is_4bit, is_grouped
+from planner.anatomy.weight_copies import cast_weight_bytes, dequantized_bytes, gptq_kept_bytes, is_grouped
 from planner.arrays import maximum
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
@@ -116,7 +116,8 @@ def _linear_step(view: BlockView, reads: str, linears: list[LinearSpec], stream:
         unrebuilt=branch_forward - branch_rebuilt if branch_rebuilt else 0,
         backward=stream + inputs * min(2, readers) + (0 if _ends_a_part(view, reads) else outputs) + branch_backward,
         fixed_saves=gptq_kept_bytes(view, linears) + cast_weight_bytes(view, linears) + merged,
-        fixed_forward=fixed if _expands_forward(view) else 0,
+        # An int8 product expands nothing in the forward pass.
+        fixed_forward=0 if is_int8(view) else fixed,
         fixed_backward=fixed + merged,
     )
     if all_4bit(view, linears):
@@ -184,11 +185,6 @@ def early_gradient_bytes(view: BlockView) -> int:
     # The product with the gate of a shared expert asks for what it saved.
     gated = sum(1 for linear in view.block.linears if linear.group == "router") > 1
     return cast + (0 if gated else scaled)
-
-
-def _expands_forward(view: BlockView) -> bool:
-    """Whether matrices are expanded in the forward pass too: an int8 product needs none of it."""
-    return not is_int8(view) and (view.stack.dequantizes_forward or not is_4bit(view))
 
 
 def weight_gradient_bytes(view: BlockView, linear: LinearSpec) -> Number:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import Engine, Sharding
 from planner.domain.stack import Stack
-
-Engine = Literal["native", "deepspeed", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class _Key:
 
     method: str
     numerics: Numerics
-    sharding: str
+    sharding: Sharding
     adapter_dtype: str | None
     offloads_optimizer: bool
     packs: bool
@@ -80,13 +78,7 @@ class _Key:
 
 def engine_of(recipe: Recipe) -> Engine:
     """Who owns weights and optimizer: plain PyTorch (with or without autocast), DeepSpeed or FSDP."""
-    return "deepspeed" if recipe.uses_deepspeed else "fsdp" if recipe.uses_fsdp else "native"
-
-
-def _engine(sharding: str) -> Engine:
-    if sharding.startswith("zero"):
-        return "deepspeed"
-    return "fsdp" if sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp") else "native"
+    return recipe.sharding.engine
 
 
 def _first_norm_kind(model: ModelSpec) -> str:
@@ -96,7 +88,7 @@ def _first_norm_kind(model: ModelSpec) -> str:
 
 @lru_cache(maxsize=512)
 def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
-    engine = _engine(key.sharding)
+    engine = key.sharding.engine
     numerics = key.numerics
     compute = DTYPE_BYTES[numerics.compute_dtype]
     quantized = key.packs
@@ -153,7 +145,7 @@ def _linear_out(key: _Key, stack: Stack, norm_out: int) -> int:
     Source: bitsandbytes 0.50 backends/default/ops.py ``int8_mixed_scaled_mm``, 0.41.3 autograd/_functions.py.
     """
     in_place = stack.int8_keeps_quantized_input  # what both did ended with 0.45
-    adds = key.numerics.quantization == "int8" and key.numerics.mixed and not key.sharding.startswith(("zero", "fsdp", "hsdp"))
+    adds = key.numerics.quantization == "int8" and key.numerics.mixed and key.sharding.engine == "native"
     return DTYPE_BYTES[key.numerics.compute_dtype] if adds and not in_place else norm_out
 
 
@@ -186,6 +178,6 @@ def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:
     # stage 3, which Transformers loads without zero.Init; other adapters stay under stage 3 as PEFT made them.
     # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23 modeling_utils.py
     # get_init_context.
-    if engine == "deepspeed" and key.numerics.mixed and (key.sharding != "zero3" or key.packs):
+    if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero12 or key.packs):
         return min(adapter, compute)
     return adapter

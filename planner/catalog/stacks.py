@@ -1,11 +1,11 @@
 """Stack entries of ``data/stacks``: which software, at which version, and what it does where the user says nothing.
 
-A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases``; one table
-``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a
-quantised base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each has ``value``, ``settled_by`` and ``source``.
-With ``extends = "<id>"`` a file takes another stack's tables and changes only what it names.  ``[versions]`` names packages
-whose version decides switches (``data/stacks/versions``); what the file itself says of a switch wins, because it stands for a
-template that the stack hands to the package.
+A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases`` and ``versions``, the
+packages that it runs, from the lowest to the one that people call.  Their facts (:mod:`planner.catalog.packages`) are laid over
+each other in that order, and the tables of the file over them: ``defaults``, ``quantized`` (what differs over a quantised base),
+``switches``, ``usual`` and ``unmodelled``, each name with ``value``, ``settled_by`` and ``source``.  What a file says itself
+stands for a script or a configuration that the stack hands to its packages.  With ``extends = "<id>"`` a file starts from the
+whole of another stack.  A default also takes the place of what lower layers say of it over quantised bases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
-from planner.catalog.stack_versions import Setting, version_settings
+from planner.catalog.packages import TABLES, Setting, facts_of, unread_note
 from planner.domain.settled import SettledBy
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import InputFileError, UnknownNameError, UsageError
@@ -32,11 +32,11 @@ from planner.files.structured import read_toml
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
 _NOT_SWITCHES = frozenset(
-    {"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "usual", "unmodelled"}
+    {"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "unread", "usual", "unmodelled"}
 )
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
-_TABLES = ("defaults", "quantized", "switches", "versions", "usual", "unmodelled")
+_Tables = Mapping[str, Mapping[str, Setting]]
 _FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
 # Numbers and their allowed range; everything else is a closed list of words or a flag.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -85,8 +85,8 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
     """The stack with this id or alias, for example ``hf-trainer@5``, with other ``versions`` of some packages where given.
 
     Raises:
-        UnknownNameError: no such stack, or no such package; says the nearest.
-        UsageError: not a version.
+        UnknownNameError: no such stack; says the nearest.
+        UsageError: not a version, or a package that the stack does not run.
         NotModelledError: a version older than what was read.
         InputFileError: the file is malformed, or lacks a switch or its source.
     """
@@ -97,10 +97,10 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
         if found is None:
             raise UnknownNameError("stack", name, stack_ids())
         path = found[1]
-    entry = _extended(validate(StackEntry, read_toml(path), path), path)
+    entry = validate(StackEntry, read_toml(path), path)
     if path.stem != entry.id.replace("@", "-"):
         raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
-    return _stack_of(_versioned(entry, dict(versions)), path)
+    return _stack_of(entry, path, dict(versions))
 
 
 def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
@@ -135,54 +135,79 @@ def _from_text(text: str, annotation: Any) -> Any:
     return tuple(text.split("+")) if get_origin(annotation) is tuple else text
 
 
-def _versioned(entry: StackEntry, asked: Mapping[str, str]) -> StackEntry:
-    """``entry`` with the switches that follow from its packages' versions, or from those that are ``asked`` for."""
-    versions = {**entry.versions, **asked}
-    settings = {name: setting for package in versions for name, setting in version_settings(package, versions[package]).items()}
-    return entry.model_copy(update={"versions": versions, "switches": {**settings, **entry.switches}})
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What a stack is made of: versions by package, then packages and tables of stack files from the lowest to the highest."""
+
+    versions: Mapping[str, str]
+    order: tuple[str | _Tables, ...]
+    root: str
+    """Id of the stack at the end of the row of ``extends``; empty where there is none."""
+
+    def settings(self, versions: Mapping[str, str]) -> _Tables:
+        """Table -> name -> what holds, with these ``versions``."""
+        tables: dict[str, dict[str, Setting]] = {table: {} for table in TABLES}
+        for layer in self.order:
+            facts = facts_of(layer, versions[layer]) if isinstance(layer, str) else layer
+            for name in facts["defaults"]:
+                tables["quantized"].pop(name, None)
+            for table in TABLES:
+                tables[table].update(facts[table])
+        return tables
 
 
-def _extended(entry: StackEntry, path: Path, above: tuple[str, ...] = ()) -> StackEntry:
-    """``entry`` laid over the stack it extends, and that over its own; ``extends`` then names the last of them.
+def _layers(entry: StackEntry, path: Path, above: tuple[str, ...] = ()) -> _Layers:
+    """The layers of ``entry`` over those of the stack it extends.
 
     ``above``: the stacks that lie over ``entry``.
     """
-    if entry.extends is None:
-        return entry
-    if entry.extends in (*above, entry.id):
-        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which extends this stack")
-    base_path = path.with_name(f"{entry.extends.replace('@', '-')}.toml")
-    if not (_FILE_NAME.fullmatch(entry.extends) and base_path.is_file()):
-        raise InputFileError(path, f"key 'extends' names '{entry.extends}', which is no stack")
-    base = _extended(validate(StackEntry, read_toml(base_path), base_path), base_path, (*above, entry.id))
-    tables = {name: {**getattr(base, name), **getattr(entry, name)} for name in _TABLES}
-    return entry.model_copy(update={**tables, "extends": base.extends or base.id})
+    base = _Layers({}, (), "")
+    if entry.extends is not None:
+        if entry.extends in (*above, entry.id):
+            raise InputFileError(path, f"key 'extends' names '{entry.extends}', which extends this stack")
+        base_path = path.with_name(f"{entry.extends.replace('@', '-')}.toml")
+        if not (_FILE_NAME.fullmatch(entry.extends) and base_path.is_file()):
+            raise InputFileError(path, f"key 'extends' names '{entry.extends}', which is no stack")
+        found = validate(StackEntry, read_toml(base_path), base_path)
+        base = _layers(found, base_path, (*above, entry.id))
+        base = replace(base, root=base.root or found.id)
+    own = {table: getattr(entry, table) for table in TABLES}
+    added = tuple(package for package in entry.versions if package not in base.versions)
+    return _Layers({**base.versions, **entry.versions}, (*base.order, *added, own), base.root)
 
 
-def _stack_of(entry: StackEntry, path: Path) -> Stack:
-    values = _values(entry.defaults, StackDefaults, DEFAULT_NAMES, ("defaults", path))
-    changed = _values(entry.quantized, StackDefaults, tuple(entry.quantized), ("quantized", path))
-    switches = _values(entry.switches, Stack, SWITCH_NAMES, ("switches", path))
-    usual = _values(entry.usual, StackDefaults, tuple(entry.usual), ("usual", path))
-    settled = list(entry.switches.items())
-    settled += [(f"defaults.{name}", setting) for name, setting in entry.defaults.items()]
-    settled += [(f"quantized.{name}", setting) for name, setting in entry.quantized.items()]
+def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
+    layers = _layers(entry, path)
+    if strange := sorted(asked.keys() - layers.versions.keys()):
+        names = ", ".join(sorted(layers.versions))
+        raise UsageError(f"stack '{entry.id}' does not run '{strange[0][:60]}', only {names}; choose another --stack")
+    versions = {**layers.versions, **asked}
+    tables = layers.settings(versions)
+    values = _values(tables["defaults"], StackDefaults, DEFAULT_NAMES, ("defaults", path))
+    over_quantized = _values(tables["quantized"], StackDefaults, tuple(tables["quantized"]), ("quantized", path))
+    changed = {name: value for name, value in over_quantized.items() if value != values[name]}
+    switches = _values(tables["switches"], Stack, SWITCH_NAMES, ("switches", path))
+    usual = _values(tables["usual"], StackDefaults, tuple(tables["usual"]), ("usual", path))
+    settled = list(tables["switches"].items())
+    settled += [(f"defaults.{name}", setting) for name, setting in tables["defaults"].items()]
+    settled += [(f"quantized.{name}", tables["quantized"][name]) for name in changed]
     return Stack(
         id=entry.id,
         title=entry.title,
-        extends=entry.extends or "",
+        extends=layers.root,
         usual=tuple(usual.items()),
-        unmodelled=tuple(_unmodelled(entry, path)),
+        unmodelled=tuple(_unmodelled(tables["unmodelled"], path)),
         defaults=StackDefaults(**values),
-        versions=tuple(sorted(entry.versions.items())),
+        versions=tuple(sorted(versions.items())),
+        unread=tuple(note for package, version in asked.items() if (note := unread_note(package, version))),
         quantized_defaults=StackDefaults(**values | changed) if changed else None,
         settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
         **switches,
     )
 
 
-def _unmodelled(entry: StackEntry, path: Path) -> Iterator[tuple[str, str]]:
-    for name, setting in entry.unmodelled.items():
+def _unmodelled(settings: Mapping[str, Setting], path: Path) -> Iterator[tuple[str, str]]:
+    for name, setting in settings.items():
         if name not in DEFAULT_NAMES:
             raise InputFileError(path, f"unknown key 'unmodelled.{name}'")
         if not isinstance(setting.value, str):

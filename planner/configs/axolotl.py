@@ -242,9 +242,8 @@ def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, old: bool, of_20
     Raises:
         NotModelledError: FlashAttention of that time, whose files have the long packed batches for which this is gigabytes.
     """
-    sharding = str(reading.value("sharding") or "ddp")
     flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
-    cast = reading.value("method") != "full" or sharding != "ddp" or (flash and (not of_2023 or is_llama(keys)))
+    cast = reading.value("method") != "full" or reading.sharding.divides_optimizer or (flash and (not of_2023 or is_llama(keys)))
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
     if flash:

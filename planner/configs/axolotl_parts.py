@@ -7,6 +7,7 @@ import re
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.trainer import read_attention
+from planner.domain.sharding import FSDP1
 from planner.errors import UsageError, show
 
 _OWN_PLUGINS = "axolotl.integrations."
@@ -151,8 +152,7 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     model = str(keys.get("base_model") or "").lower()
     found = _WTE.search(model) or (of_2023 and _EMBED_IN.search(model))
     unprepared = "qwen" in model and keys.get("adapter") == "lora"
-    divided = str(reading.value("sharding") or "").startswith(("zero3", "fsdp"))
-    if not found or unprepared or divided or reading.value("quantization") not in ("nf4", "fp4", "int8"):
+    if not found or unprepared or reading.sharding.gathers_weights or reading.value("quantization") not in ("nf4", "fp4", "int8"):
         return
     reading.switch("kbit_upcast", "all", keys.where("base_model"))
     text = "token table and norms of this model stay in fp32 over a quantised base; its head is counted so too, which is more"
@@ -212,7 +212,7 @@ def _why_not_fused(keys: Keys, reading: Reading) -> str:
     for name in ("load_in_8bit", "trust_remote_code"):
         if keys.flag(name):
             return keys.where(name)
-    if reading.value("sharding") == "fsdp1":
+    if reading.sharding == FSDP1:
         return reading.said["sharding"].origin
     before = [name for name in _OLD_ATTENTION if keys.holds(name)]
     if before and reading.value("lora_dropout"):

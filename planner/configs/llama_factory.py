@@ -207,7 +207,7 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
 
 def _read_reentrant(reading: Reading) -> None:
     """FSDP2 turns reentrant checkpointing off, whatever the file says (model/model_utils/checkpointing.py:157-162)."""
-    if reading.value("sharding") not in ("fsdp", "fsdp-grad-op"):
+    if not reading.sharding.dtensors:
         return
     reading.said.pop("checkpoint_reentrant", None)
     reading.default(
@@ -221,8 +221,7 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
     ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
     """
     place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
-    sharded = reading.value("sharding") in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
-    if fp32_in_shards and sharded and reading.value("quantization") is None:
+    if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:
         reading.default("load_dtype", "fp32", place)
     elif (precision := reading.value("precision")) is not None:
         reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)

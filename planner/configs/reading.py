@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.keys import Keys
+from planner.domain.sharding import NONE, Sharding, sharding_named
 from planner.errors import UsageError
 
 
@@ -94,6 +95,11 @@ class Reading:
         """What was said about a field so far, ``None`` if nothing."""
         said = self.said.get(name)
         return None if said is None else said.value
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the file spreads state, as far as it was read: a process alone where it says nothing."""
+        return sharding_named(self.value("sharding") or NONE.name)
 
     def say_switches(self) -> None:
         """Enter all switches as the one field that they are."""

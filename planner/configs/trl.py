@@ -273,7 +273,6 @@ _OLD = {
     "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
 }
 _TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
-_SHARDS_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op")
 
 
 def read_age(keys: Keys, reading: Reading) -> str:
@@ -300,7 +299,7 @@ def read_old_preparation(keys: Keys, reading: Reading) -> None:
     if reading.value("quantization") not in ("nf4", "fp4"):
         return
     place = keys.where("load_in_4bit")
-    if reading.value("sharding") in _SHARDS_WEIGHTS:
+    if reading.sharding.gathers_weights:
         reading.switch("kbit_upcast", "none", place)
     elif reading.value("precision") == "bf16-mixed":
         reading.switch("kbit_upcast", "norms", place)

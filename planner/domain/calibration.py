@@ -178,7 +178,7 @@ def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
 
 
 def stack_family(stack: Stack) -> str:
-    """The name without version of the stack, or of the one that it is a variant of: ``hf-trainer`` of ``firefly``."""
+    """The name without version of the stack, or of the one that it is a variant of: ``torchtitan`` of ``fms-fsdp``."""
     return (stack.extends or stack.id).partition("@")[0]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.sharding import Sharding
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -21,7 +23,6 @@ Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Optimizer = Literal[
     "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adafactor", "sgd", "lion"
 ]
-Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"
 ]
@@ -33,7 +34,6 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
-SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
@@ -148,12 +148,12 @@ class Recipe:
     @property
     def uses_deepspeed(self) -> bool:
         """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself, without autocast."""
-        return self.sharding.startswith("zero")
+        return self.sharding.engine == "deepspeed"
 
     @property
     def uses_fsdp(self) -> bool:
         """Whether PyTorch's fully sharded data parallel runs the step."""
-        return self.sharding in ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
+        return self.sharding.engine == "fsdp"
 
     @property
     def offloads_optimizer(self) -> bool:

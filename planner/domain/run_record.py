@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, Dtype, Loss, Offload, Padding, Precision, Quantization, Sharding
+from planner.domain.recipe import Attention, Dtype, Loss, Offload, Padding, Precision, Quantization
+from planner.domain.sharding import ShardingName
 from planner.domain.term import Phase
 
 RecordMethod = Literal["full", "lora", "qlora", "int8"]
@@ -59,7 +60,7 @@ class RunRecord:
     lora_dropout: float | None = None
     modules_to_save: tuple[str, ...] = ()
     optimizer: str | None = None
-    sharding: Sharding | None = None
+    sharding: ShardingName | None = None
     offload: Offload | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
@@ -75,6 +76,7 @@ class RunRecord:
     tokens_per_sample: float | None = None
     stack: str | None = None
     versions: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
     outcome: Outcome
     phase_reached: Phase | None = None
     peak_memory_mib: float | None = None

@@ -15,7 +15,6 @@ PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
-PinnedRounding = Literal["power_of_two", "power_of_two_if_room", "exact"]
 LossPieces = Literal["eighths", "free_memory"]
 
 
@@ -53,8 +52,8 @@ class Stack:
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
     the same, a product expands those of a layer together, and adapters stay apart from them.
-    ``dequantizes_forward``: whether 4-bit weights are expanded in the forward pass too.  ``unpacks_by_branches``: the kernel
-    that expands them finds each value by nested branches instead of a table.  ``adapter_kernels``: LoRA by separate
+    ``unpacks_by_branches``: the kernel that expands 4-bit weights finds each value by nested branches instead of a table.
+    ``adapter_kernels``: LoRA by separate
     operators; with scaling, addition and casts compiled into one; or added in place by the product itself.
     ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
     ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
@@ -81,12 +80,13 @@ class Stack:
     ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
-    ``pinned_rounding``: what torch makes of a pinned block; ``if_room``: blocks that host RAM has no room for are not pinned.
+    ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
-    ``versions``: package and version of those whose switches follow from their version (``data/stacks/versions``).
+    ``versions``: packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each
+    version that was asked for and lies outside those that were read.
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
     ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
@@ -104,12 +104,11 @@ class Stack:
     fused_norm: bool
     fused_mlp: bool
     fused_experts: bool
-    dequantizes_forward: bool
     unpacks_by_branches: bool
     adapter_kernels: AdapterKernels
     zero_auto_buckets: bool
     engine_halves_kbit: bool
-    pinned_rounding: PinnedRounding
+    pins_if_room: bool
     zero12_bucket_elements: int
     linear4bit_keeps_input: bool
     int8_keeps_outlier_weights: bool
@@ -136,6 +135,7 @@ class Stack:
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     versions: tuple[tuple[str, str], ...]
+    unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]
     quantized_defaults: StackDefaults | None = None
     extends: str = ""
@@ -146,6 +146,12 @@ class Stack:
     def skips_experts(self) -> bool:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
+
+    def facts(self) -> dict[str, object]:
+        """Every default, every default over quantised bases that differs, and every switch, by the name that ``settled`` has."""
+        owners: dict[str, object] = {"": self, "defaults": self.defaults, "quantized": self.quantized_defaults}
+        names = (name.rpartition(".") for name, _, _ in self.settled)
+        return {f"{table}.{name}" if table else name: getattr(owners[table], name) for table, _, name in names}
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""

@@ -20,8 +20,8 @@ from planner.domain.recipe import (
     PADDINGS,
     PRECISIONS,
     QUANTIZATIONS,
-    SHARDINGS,
 )
+from planner.domain.sharding import SHARDING_NAMES
 from planner.errors import NotModelledError, UnknownNameError, UsageError, show
 from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
 
@@ -295,7 +295,7 @@ _FIELDS = (
         (*DTYPES, CHECKPOINT_DTYPE),
     ),
     _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
-    _one_of("sharding", "How state is spread over GPUs", SHARDINGS),
+    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES),
     _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
     RequestField("gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"),
     RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),

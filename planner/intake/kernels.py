@@ -7,6 +7,7 @@ import re
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Attention
+from planner.domain.sharding import Sharding
 from planner.domain.stack import Stack
 
 # bitsandbytes steps these on the GPU only.
@@ -14,7 +15,6 @@ GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw
 # Those of torch itself.  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors of FSDP2
 # (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py): tests/against_libraries/test_optimizers_of_fsdp2.py.
 _DTENSOR_OPTIMIZERS = frozenset({"adamw_torch", "adamw_torch_fused", "sgd"})
-_DTENSOR_SHARDINGS = frozenset({"fsdp", "fsdp-grad-op", "hsdp"})
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.
@@ -26,9 +26,9 @@ _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 
 
-def cannot_step(optimizer: str, sharding: str) -> bool:
+def cannot_step(optimizer: str, sharding: Sharding) -> bool:
     """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
-    return sharding in _DTENSOR_SHARDINGS and optimizer not in _DTENSOR_OPTIMIZERS
+    return sharding.dtensors and optimizer not in _DTENSOR_OPTIMIZERS
 
 
 def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:

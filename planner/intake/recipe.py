@@ -19,8 +19,8 @@ from planner.domain.recipe import (
     Precision,
     Quantization,
     Recipe,
-    Sharding,
 )
+from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import CHECKPOINT_DTYPE
@@ -87,7 +87,7 @@ class _Basis:
 
     @property
     def deepspeed(self) -> bool:
-        return self.sharding.startswith("zero")
+        return self.sharding.engine == "deepspeed"
 
 
 def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
@@ -108,8 +108,8 @@ def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
 
 def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
     if hardware.world_size == 1:
-        return ledger.choose("sharding", "none", "assumed")
-    return ledger.choose("sharding", "ddp", "assumed", "several GPUs and nothing said: each holds everything")
+        return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
+    return sharding_named(ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything"))
 
 
 def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:
@@ -152,7 +152,7 @@ def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precisi
         default, note = setting.model.checkpoint_dtype, _CHECKPOINT_NOTE
     if default == "bf16" and lacks_bf16(setting.hardware.gpu):
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
-    native = basis.sharding in ("none", "ddp") and not setting.stack.trainable_fp32
+    native = basis.sharding.engine == "native" and not setting.stack.trainable_fp32
     if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
         default, origin, note = "fp32", "assumed", _SCALING_NOTE
     return ledger.choose("load_dtype", default, origin, note)
@@ -172,7 +172,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numer
     defaults, origin = setting.defaults, setting.origin
     dtype_origin, precision = origin, numerics.precision
     dtype, note = _adapter_dtype(setting, numerics)
-    if dtype != "fp32" and precision == "fp16-mixed" and sharding in ("none", "ddp"):
+    if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
     return Adapter(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.domain.run_record import RunRecord
+from planner.domain.sharding import sharding_named
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 from planner.files.structured import toml_table
@@ -117,7 +118,8 @@ def from_record(record: RunRecord) -> ScenarioRequest:
         raise NotModelledError(f"record '{record.id}': selective gradient checkpointing is not modelled")
     if record.optimizer is not None and record.optimizer not in REQUEST_FIELDS["optimizer"].choices:
         raise NotModelledError(f"record '{record.id}': optimizer '{show(record.optimizer)}' is not modelled")
-    if record.offload not in (None, "none", "activations") and record.sharding in ("none", "ddp"):
+    native = record.sharding is not None and sharding_named(record.sharding).engine == "native"
+    if record.offload not in (None, "none", "activations") and native:
         raise NotModelledError(
             f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
         )

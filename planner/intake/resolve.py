@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.catalog.models import load_model
-from planner.catalog.stack_versions import versioned_packages
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
@@ -19,6 +18,7 @@ from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest
 from planner.intake.rules import Case, check
+from planner.intake.versions import enter_own_versions, resolve_versions
 
 DEFAULT_STACK = "hf-trainer@5"
 # ``per_device_eval_batch_size`` of transformers 5.23 training_args.py.
@@ -104,7 +104,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     ledger = Ledger(request, found.entries)
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
-        ledger.enter("versions", tuple(map("==".join, found.stack.versions)), f"default:{found.stack.id}")
+        enter_own_versions(ledger, found.stack)
     scenario = Scenario(found.model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
@@ -127,7 +127,7 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
 
 
 def _resolve_stack(ledger: Ledger) -> Stack:
-    stack = load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed"), _versions(ledger))
+    stack = resolve_versions(ledger, load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:
@@ -150,28 +150,6 @@ def _switched(ledger: Ledger, stack: Stack) -> Stack:
         pairs[name.strip()] = value.strip()
     ledger.enter("switches", said.value, said.origin, said.note)
     return with_switches(stack, pairs, said.origin)
-
-
-def _versions(ledger: Ledger) -> tuple[tuple[str, str], ...]:
-    """Package and version of what was said about versions.  A record may name any package: those without a switch say nothing."""
-    said = ledger.request.values.get("versions")
-    if said is None:
-        return ()
-    pairs = dict(_pair(text) for text in said.value)
-    known = {package: version for package, version in pairs.items() if package in versioned_packages()}
-    if ledger.request.record_id is None and (unknown := sorted(pairs.keys() - known.keys())):
-        names = ", ".join(versioned_packages())
-        raise UsageError(f"no switch follows from the version of '{show(unknown[0])}', only of: {names}; choose another --stack")
-    if known:
-        ledger.enter("versions", tuple(f"{package}=={version}" for package, version in known.items()), said.origin)
-    return tuple(sorted(known.items()))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    package, separator, version = text.partition("==")
-    if not (separator and package.strip() and version.strip()):
-        raise UsageError(f"versions must be written name==version, such as deepspeed==0.16.4, but one is '{show(text)}'")
-    return package.strip().lower(), version.strip()
 
 
 def _resolve_run(ledger: Ledger) -> RunPlan:

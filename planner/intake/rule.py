@@ -61,7 +61,7 @@ class Case:
     @property
     def shards_weights(self) -> bool:
         """Whether weights are divided over processes: ZeRO-3 or FSDP."""
-        return self.recipe.sharding == "zero3" or self.recipe.uses_fsdp
+        return self.recipe.sharding.gathers_weights
 
     @property
     def scales_fp16_loss(self) -> bool:

@@ -42,6 +42,13 @@ def _unmodelled(case: Case) -> list[str]:
 
 SYSTEM_RULES = (
     Rule(
+        "version-not-read",
+        "warn",
+        "A package has a version that was not read, so that of the nearest older one stands in",
+        lambda case: bool(case.stack.unread),
+        lambda case: "; ".join(case.stack.unread),
+    ),
+    Rule(
         "sharding-on-one-process",
         "warn",
         "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
@@ -51,13 +58,13 @@ SYSTEM_RULES = (
         "many-gpus-without-ddp",
         "warn",
         "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, which is not modelled)",
-        lambda case: case.hardware.world_size > 1 and case.recipe.sharding == "none",
+        lambda case: case.hardware.world_size > 1 and not case.recipe.sharding.communicates,
     ),
     Rule(
         "hsdp-on-one-node",
         "warn",
         "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp",
-        lambda case: case.recipe.sharding == "hsdp" and case.hardware.nodes == 1,
+        lambda case: case.recipe.sharding.scope == "node" and case.hardware.nodes == 1,
     ),
     Rule(
         "nf4-sharded-without-storage",
@@ -87,19 +94,19 @@ SYSTEM_RULES = (
         "offload-without-engine",
         "refuse",
         "Only DeepSpeed and FSDP offload optimizer or parameters: say zero2, zero3 or fsdp",
-        lambda case: _needs_an_engine(case) and case.recipe.sharding in ("none", "ddp"),
+        lambda case: _needs_an_engine(case) and case.recipe.sharding.engine == "native",
     ),
     Rule(
         "params-offload-below-stage-3",
         "refuse",
         "ZeRO offloads parameters in stage 3 only: say zero3, or offload optimizer",
-        lambda case: case.recipe.offloads_params and case.recipe.sharding in ("zero1", "zero2"),
+        lambda case: case.recipe.offloads_params and case.recipe.sharding.is_zero12,
     ),
     Rule(
         "nvme-without-stage-3",
         "refuse",
         "Offload to NVMe exists in ZeRO-3 only",
-        lambda case: case.recipe.offloads_to_nvme and case.recipe.sharding not in ("zero3", "none", "ddp"),
+        lambda case: case.recipe.offloads_to_nvme and (case.recipe.uses_fsdp or case.recipe.sharding.is_zero12),
     ),
     Rule(
         "fsdp-offloads-both",

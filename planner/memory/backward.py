@@ -23,7 +23,7 @@ def backward_terms(job: Job, amounts: Activations) -> tuple[Term, ...]:
     first, later = first_backward(job, amounts), later_backward(job, amounts)
     second = either(accumulates, later, first)
     in_step = optimizer.step_gradient_bytes(job)
-    step_kind = kind_of(job.optimizer_shards) if job.recipe.sharding == "zero1" else kind
+    step_kind = kind_of(job.optimizer_shards) if job.recipe.sharding.is_zero1 else kind
     fresh = where(accumulates, 0, 1)
     carried: Number = where(accumulates, optimizer.carried_gradient_bytes(job), 0)
     standing = optimizer.standing_gradient_bytes(job)

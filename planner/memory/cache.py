@@ -81,7 +81,7 @@ def flattened_leftover_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py __init__ (``flatten_on_accelerator``), the switch ``zero12_flattens_on_gpu``;
     seen in traces.  Ignored: logits that fit into the blocks of tables.
     """
-    if job.recipe.sharding not in ("zero1", "zero2") or not job.stack.zero12_flattens_on_gpu:
+    if not job.recipe.sharding.is_zero12 or not job.stack.zero12_flattens_on_gpu:
         return 0
     trained, room = job.trained_weight_bytes, job.hardware.gpu.visible_memory_bytes
     return trained if room is None else where(2 * trained <= room, trained, 0)

@@ -66,7 +66,7 @@ def _gradients(job: Job, _: str) -> str:
 
 
 def _step_gradients(job: Job, _: str) -> str:
-    shards = job.optimizer_shards if job.recipe.sharding == "zero1" else job.gradient_shards
+    shards = job.optimizer_shards if job.recipe.sharding.is_zero1 else job.gradient_shards
     return f"{format_count(float(job.trained))} trained parameters{_over(shards)}"
 
 
@@ -133,8 +133,11 @@ def _pinned(job: Job, _: str) -> str:
 
 
 def _pinning(job: Job) -> str:
-    stack = job.stack
-    return f"pinned, rounding {stack.pinned_rounding}" if stack.pins_offload else "not pinned"
+    return "pinned, rounded to powers of two" if job.stack.pins_offload else "not pinned"
+
+
+def _rounding(job: Job) -> str:
+    return f"rounded to powers of two{' where host RAM has room' if job.stack.pins_if_room else ''}"
 
 
 def _slack(job: Job, _: str) -> str:
@@ -239,7 +242,7 @@ _DETAILS: dict[str, Callable[[Job, str], str]] = {
     "host:offloaded_gradient_bytes": _pinned,
     "host:upload_buffer_bytes": _pinned,
     "host:offloaded_parameter_bytes": _offloaded_params,
-    "host:pinned_cache_bytes": lambda job, _: f"trained parts one by one, rounding {job.stack.pinned_rounding}",
-    "host:offloaded_activation_bytes": lambda job, _: f"{job.model.n_layers} block inputs, rounding {job.stack.pinned_rounding}",
+    "host:pinned_cache_bytes": lambda *_: "trained parts one by one, rounded to powers of two",
+    "host:offloaded_activation_bytes": lambda job, _: f"{job.model.n_layers} block inputs, {_rounding(job)}",
     "host:paged_host_bytes": _states,
 }

@@ -46,13 +46,13 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
 
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
     """Bytes of an offload buffer: pinned, and rounded as pinned memory is, where ``pin_memory`` says so."""
-    return pinned_bytes(job, exact_bytes) if job.stack.pins_offload else exact_bytes
+    return pinned_bytes(exact_bytes) if job.stack.pins_offload else exact_bytes
 
 
 def _pins_masters(job: Job) -> bool:
     """Whether masters of stages 1 and 2 are pinned: never, always, or as ``pin_memory`` says, by the version of DeepSpeed."""
     choice = job.stack.pins_masters
-    return job.recipe.sharding != "zero3" and (choice == "always" or (choice == "as_set" and job.stack.pins_offload))
+    return not job.recipe.sharding.is_zero3 and (choice == "always" or (choice == "as_set" and job.stack.pins_offload))
 
 
 def offloaded_optimizer_bytes(job: Job) -> Number:
@@ -73,7 +73,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         return 12 * minimum(partition, 2 * SUB_GROUP_PARAMS)
-    masters = pinned_bytes(job, 4 * partition) if _pins_masters(job) else 4 * partition
+    masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
     return masters + 8 * partition
 
 
@@ -91,7 +91,7 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     if recipe.uses_fsdp:
         return parts_pinned_alone_bytes(job, trained_tensors(job))
     partition = job.trained / job.optimizer_shards
-    if recipe.sharding != "zero3":
+    if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
     groups = maximum(1, ceil_div(partition, SUB_GROUP_PARAMS))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
@@ -120,7 +120,7 @@ def upload_buffer_bytes(job: Job) -> Number:
     Source: DeepSpeed zero/stage_1_and_2.py step: 0.12.6, 0.14.1, 0.17.0 (#7307) and 0.19.8 differ.
     """
     recipe, way = job.recipe, job.stack.zero12_upload
-    if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2") or way == "fp32_on_gpu":
+    if not recipe.offloads_optimizer or not recipe.sharding.is_zero12 or way == "fp32_on_gpu":
         return 0
     exact: Number = 2 * job.trained / job.optimizer_shards
     return _offload_bytes(job, exact) if way == "buffer_on_host" else exact
@@ -142,7 +142,7 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     if recipe.uses_fsdp:
         return parts_pinned_alone_bytes(job, frozen)
     alone = parts_pinned_alone_bytes(job, frozen) if job.stack.pins_offload else parts_bytes(job, frozen)
-    return alone + pinned_bytes(job, job.trained_weight_bytes / job.hardware.world_size)
+    return alone + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
 
 
 def pinned_cache_bytes(job: Job) -> Number:
@@ -152,7 +152,7 @@ def pinned_cache_bytes(job: Job) -> Number:
     ATen/core/CachingHostAllocator.h (one free list for each power of two); two real processes.
     """
     recipe = job.recipe
-    if recipe.sharding != "zero3" or not recipe.offloads_params or recipe.offloads_to_nvme or not job.stack.pins_offload:
+    if not recipe.sharding.is_zero3 or not recipe.offloads_params or recipe.offloads_to_nvme or not job.stack.pins_offload:
         return 0
     return parts_pinned_alone_bytes(job, trained_tensors(job))
 
@@ -160,16 +160,16 @@ def pinned_cache_bytes(job: Job) -> Number:
 def offloaded_activation_bytes(job: Job) -> Number:
     """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
 
-    Where a stack pins only what there is room for (``power_of_two_if_room``), rounding takes no more than the host has left.
+    Where a stack pins only what there is room for (``pins_if_room``), rounding takes no more than the host has left.
     Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :141-190 and
     :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
     if job.recipe.offload != "activations":
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
-    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(job, boundary)
+    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(boundary)
     available = job.hardware.host.memory_bytes
-    if job.stack.pinned_rounding != "power_of_two_if_room" or available is None:
+    if not job.stack.pins_if_room or available is None:
         return pinned
     room = available / job.hardware.gpus_per_node - process_baseline_bytes(job)
     return minimum(pinned, maximum(exact, room))
@@ -195,7 +195,7 @@ def saved_copy_bytes(job: Job) -> Number:
     (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; an engine
     of stage 0, whose jobs say ``ddp``; engines other than DeepSpeed.
     """
-    if job.recipe.sharding not in ("zero1", "zero2") or not job.stack.saves_through_host:
+    if not job.recipe.sharding.is_zero12 or not job.stack.saves_through_host:
         return 0
     base = quantized_weight_bytes(job) + quantization_constant_bytes(job) + unquantized_weight_bytes(job)
     return base + adapter_bytes(job) + saved_module_bytes(job)

@@ -25,13 +25,13 @@ class Tensors:
     element_bytes: float
 
 
-def pinned_bytes(job: Job, exact_bytes: Number) -> Number:
+def pinned_bytes(exact_bytes: Number) -> Number:
     """Bytes that a pinned allocation of ``exact_bytes`` really takes.
 
     torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
     measured 1.78x for 2.25 GiB.
     """
-    return exact_bytes if job.stack.pinned_rounding == "exact" else ceil_pow2(exact_bytes)
+    return ceil_pow2(exact_bytes)
 
 
 def trained_tensors(job: Job) -> tuple[Tensors, ...]:
@@ -116,11 +116,11 @@ def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
     Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each ``ds_tensor``); torch 2.13
     distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
     """
-    shards = job.hardware.gpus_per_node if job.recipe.sharding == "hsdp" else job.hardware.world_size
-    persists = persistence_elements(job) if job.recipe.sharding == "zero3" else 0
+    shards = job.recipe.sharding.shards(job.hardware)
+    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
-        one = pinned_bytes(job, ceil_div(each.elements, shards) * each.element_bytes)
+        one = pinned_bytes(ceil_div(each.elements, shards) * each.element_bytes)
         total = total + where(each.elements > persists, each.count * one, 0)
     return total
 
@@ -130,7 +130,7 @@ def parts_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
 
     Source: as of :func:`parts_pinned_alone_bytes`.
     """
-    persists = persistence_elements(job) if job.recipe.sharding == "zero3" else 0
+    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
         part = each.count * each.elements * each.element_bytes / job.hardware.world_size

@@ -63,7 +63,7 @@ class Job:
         """
         if self.regime.engine != "deepspeed":
             return 0
-        if self.recipe.sharding == "zero3":
+        if self.recipe.sharding.is_zero3:
             return self.trained
         if self.recipe.method == "full":
             return self.counts.total if self.regime.trained < 4 else 0
@@ -108,7 +108,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     counts = param_counts(model, scenario.stack.skips_experts)
     adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0
     saved = saved_module_params(model, recipe.adapter.modules_to_save) if recipe.adapter else 0
-    world = scenario.hardware.world_size
+    sharding, shards = recipe.sharding, recipe.sharding.shards(scenario.hardware)
     return Job(
         scenario=scenario,
         coefficients=coefficients,
@@ -118,26 +118,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         adapter_params=adapter_params,
         saved_params=saved,
         tokens=recipe.batch.micro_batch * recipe.batch.seq_len,
-        weight_shards=_weight_shards(recipe, scenario.hardware, world),
-        gradient_shards=world
-        if recipe.sharding in ("zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op")
-        else _hybrid(recipe, scenario),
-        optimizer_shards=world if recipe.sharding in _OPTIMIZER_SHARDED else _hybrid(recipe, scenario),
+        weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
+        gradient_shards=shards if sharding.divides_gradients else 1,
+        optimizer_shards=shards if sharding.divides_optimizer else 1,
     )
-
-
-_OPTIMIZER_SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op")
-
-
-def _hybrid(recipe: Recipe, scenario: Scenario) -> Number:
-    """HSDP shards inside a node and replicates across nodes; everything else not listed is replicated."""
-    return scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else 1
-
-
-def _weight_shards(recipe: Recipe, hardware: Hardware, world: Number) -> Number:
-    """Over how many processes the base matrices are divided; k-bit ones that cannot be divided are replicated."""
-    if not recipe.divides_base:
-        return 1
-    if recipe.sharding == "hsdp":
-        return hardware.gpus_per_node
-    return world if recipe.sharding in ("zero3", "fsdp", "fsdp1") else 1

@@ -6,6 +6,7 @@ from planner.anatomy.adapters import adapter_shapes
 from planner.arrays import maximum, minimum, where
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
+from planner.domain.sharding import DDP
 from planner.memory.job import Job
 from planner.memory.sharding import reduce_bucket_elements
 
@@ -50,7 +51,7 @@ def standing_gradient_bytes(job: Job) -> Number:
 
     Source: DeepSpeed 0.19.8 zero/stage3.py _setup_for_real_optimizer (``grad_partitions_flat_buffer``); found by tracing.
     """
-    return gradient_bytes(job) if job.recipe.sharding == "zero3" else 0
+    return gradient_bytes(job) if job.recipe.sharding.is_zero3 else 0
 
 
 def offload_norm_bytes(job: Job) -> Number:
@@ -65,7 +66,7 @@ def offload_norm_bytes(job: Job) -> Number:
     if not recipe.offloads_optimizer or not recipe.uses_deepspeed or recipe.method != "full":
         return 0
     largest, part = job.counts.largest, job.trained / job.optimizer_shards
-    if recipe.sharding == "zero3":
+    if recipe.sharding.is_zero3:
         return _FP64_BYTES * minimum(largest / job.optimizer_shards, _NORM_PART_ELEMENTS)
     copied = largest * job.regime.gradient if largest > reduce_bucket_elements(job) else 0
     return _FP64_BYTES * minimum(largest, part) + copied
@@ -79,7 +80,7 @@ def step_gradient_bytes(job: Job) -> Number:
     (``averaged_gradients``, then ``zero_grad``).
     """
     at_end = gradient_bytes(job)
-    return at_end / job.optimizer_shards if job.recipe.sharding == "zero1" else at_end
+    return at_end / job.optimizer_shards if job.recipe.sharding.is_zero1 else at_end
 
 
 def ddp_bucket_bytes(job: Job) -> Number:
@@ -87,7 +88,7 @@ def ddp_bucket_bytes(job: Job) -> Number:
 
     Source: torch 2.13 nn/parallel/distributed.py: ``gradient_as_bucket_view`` saves exactly this and is off by default.
     """
-    if job.recipe.sharding != "ddp":
+    if job.recipe.sharding != DDP:
         return 0
     return where(job.hardware.world_size > 1, job.trained_weight_bytes, 0)
 
@@ -192,7 +193,7 @@ def optimizer_temporary_bytes(job: Job) -> Number:
     if regime.engine == "deepspeed":
         masters = job.master_params / job.optimizer_shards
         flat = regime.gradient + 4 if regime.gradient < 4 else 4
-        return flat * (minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else masters)
+        return flat * (minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding.is_zero3 else masters)
     if recipe.optimizer == "adamw_torch":
         return job.stack.foreach_step_copies * job.trained_weight_bytes / job.optimizer_shards
     if recipe.optimizer == "adafactor":
@@ -237,7 +238,7 @@ def upload_staging_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.14.1 to 0.16.9 zero/stage_1_and_2.py step (``fp32_partition.to(device)``).
     """
     recipe = job.recipe
-    if not recipe.offloads_optimizer or recipe.sharding == "zero3" or job.stack.zero12_upload != "fp32_on_gpu":
+    if not recipe.offloads_optimizer or recipe.sharding.is_zero3 or job.stack.zero12_upload != "fp32_on_gpu":
         return 0
     return 4 * job.master_params / job.optimizer_shards
 
@@ -255,7 +256,7 @@ def step_block_bytes(job: Job) -> Number:
     if recipe.offloads_optimizer:
         return upload_staging_bytes(job)
     masters = job.master_params / job.optimizer_shards
-    return 4 * minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding == "zero3" else 4 * masters
+    return 4 * minimum(masters, SUB_GROUP_PARAMS) if recipe.sharding.is_zero3 else 4 * masters
 
 
 def initial_block_bytes(job: Job) -> Number:
@@ -266,6 +267,6 @@ def initial_block_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.12.6-0.19.8 zero/stage_1_and_2.py __init__ (``clone().float()``), initialize_optimizer_states; seen in
     traces.
     """
-    if job.recipe.sharding not in ("zero1", "zero2") or job.recipe.offloads_optimizer:
+    if not job.recipe.sharding.is_zero12 or job.recipe.offloads_optimizer:
         return 0
     return (job.regime.gradient + 4) * job.master_params / job.optimizer_shards

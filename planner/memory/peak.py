@@ -83,7 +83,7 @@ def _reserved_by_phase(
     with the main pool's peak although they are not full at the same time.
     """
     side: Number = 0
-    if job.recipe.sharding == "zero3":
+    if job.recipe.sharding.is_zero3:
         side = pools.gather_pool_bytes(job, parts.gathered)
         gathered = _sum_by_phase(tuple(term for term in terms if term.formula == GATHERED), ALLOCATED_TERMS)
         reserved = {phase: n_bytes - gathered[phase] + side for phase, n_bytes in reserved.items()}

@@ -32,7 +32,7 @@ def gather_pool_bytes(job: Job, gathered: Gathered) -> Number:
     Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py (``__allgather_stream``); torch 2.13
     c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
-    if job.recipe.sharding != "zero3":
+    if not job.recipe.sharding.is_zero3:
         return 0
     width = job.regime.compute
     overshoot = minimum(divided_float_params(job) * width, MAX_LIVE_PARAMS * width + gathered.first)
@@ -52,7 +52,7 @@ def reduction_stream_bytes(job: Job) -> Number:
     partition_grads, _constant_buffered_norm2; torch 2.13 ATen/native/cuda/Copy.cu (a copy to the host in another dtype is
     converted on the GPU), c10/cuda/CUDACachingAllocator.cpp keeps blocks per stream.
     """
-    if job.recipe.sharding != "zero3":
+    if not job.recipe.sharding.is_zero3:
         return 0
     together = minimum(job.trained, reduce_bucket_elements(job)) * job.regime.gradient
     sent = where(job.hardware.world_size > 1, together, 0)
@@ -77,7 +77,7 @@ def gradient_pool_bytes(job: Job) -> Number:
     recipe = job.recipe
     if _is_fsdp2(job):
         return 0 if recipe.offloads_optimizer else job.trained_weight_bytes / job.gradient_shards
-    if recipe.sharding not in ("zero1", "zero2") or not job.stack.zero12_overlap:
+    if not recipe.sharding.is_zero12 or not job.stack.zero12_overlap:
         return 0
     if recipe.offloads_optimizer:
         return 0
@@ -90,7 +90,7 @@ def idle_gradient_pool_bytes(job: Job, amounts: Activations, pool: Number, gradi
     None lie there that FSDP accumulates whole, nor those of stage 1 before its step.
     Source: as of :func:`gradient_pool_bytes`; torch 2.13 _fsdp_param_group.py post_backward (``reduce_grads``).
     """
-    whole = job.recipe.sharding == "zero1" or job.recipe.uses_fsdp
+    whole = job.recipe.sharding.is_zero1 or job.recipe.uses_fsdp
     inside = where(job.recipe.batch.grad_accum > 1, 0, 1) if whole else 1
     idle = {phase: pool - minimum(n_bytes * inside, pool) for phase, n_bytes in gradients.items()}
     idle["optimizer_step"] = pool - minimum(gradients["optimizer_step"], pool)
@@ -111,4 +111,4 @@ def fsdp_gather_pool_bytes(job: Job) -> Number:
 
 
 def _is_fsdp2(job: Job) -> bool:
-    return job.recipe.uses_fsdp and job.recipe.sharding != "fsdp1"
+    return job.recipe.sharding.dtensors

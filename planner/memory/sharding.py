@@ -24,7 +24,7 @@ def reduce_bucket_elements(job: Job) -> int:
     switches ``zero_auto_buckets`` (stage 3) and ``zero12_bucket_elements`` (stages 1 and 2) of the stack.
     """
     hidden_squared = job.model.hidden_size**2
-    if job.recipe.sharding == "zero3":
+    if job.recipe.sharding.is_zero3:
         return hidden_squared if job.stack.zero_auto_buckets else _REDUCE_BUCKET
     return job.stack.zero12_bucket_elements or hidden_squared
 
@@ -47,7 +47,7 @@ def early_bucket_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.12.6 zero/stage_1_and_2.py backward (``ipg_buffer``); 0.18.3 and later make them in the first hook of a
     gradient (setup_buckets).
     """
-    early = job.stack.zero12_early_buckets and job.recipe.sharding in ("zero1", "zero2")
+    early = job.stack.zero12_early_buckets and job.recipe.sharding.is_zero12
     return gradient_bucket_bytes(job) if early else 0
 
 
@@ -58,7 +58,7 @@ def kept_bucket_bytes(job: Job) -> Number:
     Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py process_gradients (setup_buckets), independent_gradient_partition_epilogue;
     engine.py allreduce_gradients; found by tracing.
     """
-    if job.recipe.sharding != "zero1":
+    if not job.recipe.sharding.is_zero1:
         return 0
     return where(job.recipe.batch.grad_accum > 1, gradient_bucket_bytes(job), 0)
 
@@ -68,7 +68,7 @@ def bucket_count(job: Job) -> int:
 
     Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py (a second buffer with ``overlap_comm``); the switch ``zero12_overlap``.
     """
-    return 2 if job.recipe.sharding in ("zero1", "zero2") and job.stack.zero12_overlap else 1
+    return 2 if job.recipe.sharding.is_zero12 and job.stack.zero12_overlap else 1
 
 
 def offload_staging_bytes(job: Job) -> Number:
@@ -78,7 +78,7 @@ def offload_staging_bytes(job: Job) -> Number:
     (temp_grad_buffer_for_gpu_offload).  Its twin in host RAM is in :func:`planner.memory.host.offloaded_gradient_bytes`.
     """
     recipe = job.recipe
-    if not recipe.offloads_optimizer or recipe.sharding not in ("zero1", "zero2"):
+    if not recipe.offloads_optimizer or not recipe.sharding.is_zero12:
         return 0
     largest = job.counts.largest if recipe.method == "full" else minimum(job.trained, largest_adapter_elements(job))
     return largest * job.regime.gradient
@@ -105,11 +105,11 @@ def gathered_parameter_bytes(job: Job) -> Gathered:
     compute dtype, and the head.  Source: torch 2.13 distributed/fsdp.
     """
     regime, counts = job.regime, job.counts
-    if job.recipe.sharding == "zero3":
+    if job.recipe.sharding.is_zero3:
         return _gathered_by_zero3(job)
-    if job.recipe.sharding in ("fsdp", "hsdp"):
+    if job.recipe.sharding.frees_blocks:
         return _gathered_by_fsdp2(job)
-    if job.recipe.sharding in ("fsdp1", "fsdp-grad-op"):
+    if job.recipe.uses_fsdp:
         n_bytes = 2 * min(counts.block_largest, divided_float_params(job)) * regime.compute + _ends_bytes(job)
         return Gathered(n_bytes, n_bytes, n_bytes, n_bytes)
     return Gathered(0, 0, 0, 0)
@@ -161,7 +161,7 @@ def received_buffer_bytes(job: Job) -> Number:
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py wait_for_unshard (``all_gather_state``),
     _fsdp_state.py _post_forward; seen in traces.
     """
-    if job.recipe.sharding not in ("fsdp", "hsdp"):
+    if not job.recipe.sharding.frees_blocks:
         return 0
     return block_unit_bytes(job) if job.model.tied else _ends_bytes(job)
 
@@ -205,7 +205,7 @@ def loaded_parameter_bytes(job: Job) -> Number:
     called when a module has been made).  Ignored: where the default dtype is fp32, as in Transformers 4 without ``torch_dtype``,
     another 4 bytes per element (zero_wrapper_for_fp_tensor_constructor casts afterwards).
     """
-    return _largest_gathered(job) * job.regime.compute if job.recipe.sharding == "zero3" else 0
+    return _largest_gathered(job) * job.regime.compute if job.recipe.sharding.is_zero3 else 0
 
 
 def prefetch_elements(job: Job) -> float:
@@ -238,7 +238,7 @@ def persistent_parameter_bytes(job: Job) -> Number:
     model's width is below both).  Ignored: routers above that.
     Source: DeepSpeed 0.19 runtime/zero/parameter_offload.py mark_persistent_parameters.
     """
-    if job.recipe.sharding != "zero3":
+    if not job.recipe.sharding.is_zero3:
         return 0
     total: Number = (job.counts.norms + job.counts.block_rest) * job.regime.compute
     adapter = job.recipe.adapter

@@ -68,7 +68,7 @@ def _weight_terms(job: Job) -> tuple[Term, ...]:
             (0 if job.recipe.offloads_params else 1) * weights.unquantized_weight_bytes(job),
             ALL_PHASES,
             "weights:unquantized_weight_bytes",
-            kind_of(job.hardware.world_size) if job.recipe.sharding in ("zero3", "fsdp", "fsdp1", "hsdp") else "replicated",
+            kind_of(job.hardware.world_size) if job.recipe.sharding.divides_weights else "replicated",
         ),
         *make_term(
             "quantization_constants",
@@ -264,7 +264,7 @@ def _bucket_terms(job: Job, in_loss: LossBytes) -> tuple[Term, ...]:
     staged, staging = sharding.offload_staging_bytes(job), "sharding:offload_staging_bytes"
     buckets, kept = sharding.gradient_bucket_bytes(job), sharding.kept_bucket_bytes(job)
     # Stage 3 makes its bucket once and for all, the others theirs anew in every backward.
-    phases = STEPS if job.recipe.sharding == "zero3" else BACKWARD
+    phases = STEPS if job.recipe.sharding.is_zero3 else BACKWARD
     early = in_loss.beside(in_backward=sharding.early_bucket_bytes(job))
     between, beside = "sharding:kept_bucket_bytes", "sharding:early_bucket_bytes"
     return (

@@ -67,10 +67,8 @@ def unquantized_weight_bytes(job: Job) -> Number:
 
 def _float_shards(job: Job) -> Number:
     """Shards of the unquantised tensors: these are divided even where k-bit ones cannot be."""
-    recipe = job.recipe
-    if recipe.sharding == "hsdp":
-        return job.hardware.gpus_per_node
-    return job.hardware.world_size if recipe.sharding in ("zero3", "fsdp", "fsdp1") else 1
+    sharding = job.recipe.sharding
+    return sharding.shards(job.hardware) if sharding.divides_weights else 1
 
 
 def adapter_bytes(job: Job) -> Number:

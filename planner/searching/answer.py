@@ -162,7 +162,7 @@ def _values_tried(every: Iterable[Tried]) -> tuple[tuple[str, tuple[str, ...]], 
             "attention": recipe.attention,
             "loss": recipe.loss,
             "optimizer": recipe.optimizer,
-            "sharding": recipe.sharding,
+            "sharding": recipe.sharding.name,
             "offload": recipe.offload,
         }
         for setting, value in values.items():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.domain.recipe import Sharding
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import FSDP, Sharding
 from planner.domain.stack import Stack
 
 COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
@@ -32,5 +32,5 @@ def runs_sharding(stack_id: str, sharding: Sharding) -> bool:
     torchtune has FSDP2 and no other engine (torchtune 0.6.1: no file names DeepSpeed).
     """
     if stack_id == "unsloth":
-        return sharding in ("none", "ddp", "fsdp")
-    return stack_id != "torchtune" or not sharding.startswith("zero")
+        return sharding == FSDP or not sharding.divides_optimizer
+    return stack_id != "torchtune" or sharding.engine != "deepspeed"

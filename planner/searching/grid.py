@@ -14,9 +14,10 @@ from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.interval import WIDEST_LOG, Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
-from planner.domain.recipe import Number, Offload, Sharding
+from planner.domain.recipe import Number, Offload
 from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ShardingName
 from planner.errors import UsageError
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
@@ -47,7 +48,7 @@ class GridAxes:
     length: Sequence[float] = ()
     rank: Sequence[float] = ()
     gpus_per_node: Sequence[float] = ()
-    sharding: tuple[Sharding, ...] = ()
+    sharding: tuple[ShardingName, ...] = ()
     offload: tuple[Offload, ...] = ()
     checkpointing: tuple[bool, ...] = ()
 
@@ -61,7 +62,7 @@ class GridPart:
     calibration.
     """
 
-    sharding: Sharding
+    sharding: ShardingName
     offload: Offload
     checkpointing: bool
     driver_peak_bytes: Floats
@@ -74,7 +75,7 @@ class GridPart:
 class Refused:
     """A combination of categorical settings that no library runs, and why."""
 
-    sharding: Sharding
+    sharding: ShardingName
     offload: Offload
     checkpointing: bool
     reason: str
@@ -124,9 +125,9 @@ def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) ->
     return GridResult(*values.arrays, parts=tuple(parts), refused=tuple(refused))
 
 
-def _combinations(axes: GridAxes) -> Iterator[tuple[Sharding, Offload, bool]]:
+def _combinations(axes: GridAxes) -> Iterator[tuple[ShardingName, Offload, bool]]:
     recipe = axes.base.recipe
-    for sharding in axes.sharding or (recipe.sharding,):
+    for sharding in axes.sharding or (recipe.sharding.name,):
         for offload in axes.offload or (recipe.offload,):
             for checkpointing in axes.checkpointing or (recipe.gradient_checkpointing,):
                 yield sharding, offload, checkpointing

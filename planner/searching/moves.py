@@ -9,8 +9,9 @@ from typing import Literal
 from planner.catalog.gpus import load_gpu
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware
-from planner.domain.recipe import Offload, Optimizer, Sharding
+from planner.domain.recipe import Offload, Optimizer
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.stack import Stack
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
 from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
@@ -25,7 +26,6 @@ MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
-_DIVIDES_WEIGHTS = ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
 # Cards that are commonly bought or rented, of every size.
 _COMMON_CARDS = (
     "rtx3060-12g",
@@ -119,12 +119,12 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
     if not hardware.gpu.is_cuda or "mig" in hardware.gpu.id or hardware.nodes > 1:
         return ()
     counts = [count for factor in (2, 4, 8) if (count := factor * hardware.gpus_per_node) <= MAX_GPUS_OF_A_NODE]
-    sharding: Sharding = recipe.sharding if recipe.sharding == "zero3" or recipe.uses_fsdp else "fsdp"
+    sharding = recipe.sharding if recipe.sharding.gathers_weights else FSDP
     found = []
     for count in counts:
         factor, accum = count // hardware.gpus_per_node, int(recipe.batch.grad_accum)
         flags: dict[str, str | bool | None] = {"gpu": f"{hardware.gpu.id}:{count}"}
-        flags |= {"sharding": sharding} if sharding != recipe.sharding else {}
+        flags |= {"sharding": sharding.name} if sharding != recipe.sharding else {}
         flags |= {**_divisible(scenario, sharding), **_stepped(scenario, sharding)}
         flags |= {"grad-accum": str(accum // factor)} if accum % factor == 0 else {}
         more = replace(hardware, gpus_per_node=count)
@@ -206,13 +206,12 @@ def _sharding(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
     if scenario.hardware.world_size == 1 or recipe.offload not in ("none", "activations"):
         return
-    options: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp")
-    for name in options:
-        if name == recipe.sharding or (name == "zero2" and recipe.sharding not in ("none", "ddp", "zero1")):
+    for option in (ZERO2, ZERO3, FSDP):
+        if option == recipe.sharding or (recipe.sharding.divides_gradients and not option.divides_weights):
             continue
-        flags = {"sharding": name, **_mixed_precision(scenario, name), **_divisible(scenario, name), **_stepped(scenario, name)}
-        divided = "states and gradients" if name == "zero2" else "weights"
-        yield Move("sharding", "time", f"{divided} divided over the GPUs ({name})", flags)
+        flags = {**_mixed_precision(scenario, option), **_divisible(scenario, option), **_stepped(scenario, option)}
+        divided = "weights" if option.divides_weights else "states and gradients"
+        yield Move("sharding", "time", f"{divided} divided over the GPUs ({option})", {"sharding": option.name, **flags})
 
 
 def _offload(scenario: Scenario) -> Iterator[Move]:
@@ -221,13 +220,13 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
         return
     if recipe.gradient_checkpointing and offloads_activations(scenario.stack):
         yield Move("offload", "time", "saved block inputs in host RAM", {"offload": "activations"})
-    stage: Sharding = recipe.sharding if recipe.uses_deepspeed or recipe.uses_fsdp else "zero2"
-    whole: Sharding = stage if recipe.uses_fsdp else "zero3"
+    stage = recipe.sharding if recipe.sharding.divides_optimizer else ZERO2
+    whole = stage if recipe.uses_fsdp else ZERO3
     options: list[tuple[Sharding, Offload, str]] = [(whole, "optimizer+params", "weights and optimizer")]
     if not recipe.uses_fsdp:
         options.append((stage, "optimizer", "optimizer states"))
     for sharding, offload, moved in options:
-        flags: dict[str, str | bool | None] = {} if sharding == recipe.sharding else {"sharding": sharding}
+        flags: dict[str, str | bool | None] = {} if sharding == recipe.sharding else {"sharding": sharding.name}
         flags |= {"offload": offload, **_mixed_precision(scenario, sharding), **_divisible(scenario, sharding)}
         if recipe.optimizer in GPU_ONLY_OPTIMIZERS:
             flags["optimizer"] = "adamw_torch"
@@ -237,14 +236,14 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
 def _mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
     """DeepSpeed keeps fp32 masters: what says pure 16-bit has to say mixed there."""
     precision = scenario.recipe.numerics.precision
-    return {"precision": f"{precision}-mixed"} if sharding.startswith("zero") and precision in ("bf16", "fp16") else {}
+    return {"precision": f"{precision}-mixed"} if sharding.engine == "deepspeed" and precision in ("bf16", "fp16") else {}
 
 
 def _divisible(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
     """4-bit bytes are divided only when they are stored as elements of a float dtype; PEFT advises that of the compute."""
     numerics = scenario.recipe.numerics
     four_bit = numerics.quantization in ("nf4", "fp4") and numerics.quant_storage is None
-    return {"quant-storage": numerics.compute_dtype} if four_bit and sharding in _DIVIDES_WEIGHTS else {}
+    return {"quant-storage": numerics.compute_dtype} if four_bit and sharding.gathers_weights else {}
 
 
 def _stepped(scenario: Scenario, sharding: Sharding) -> dict[str, str]:

@@ -9,8 +9,9 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from planner.domain.recipe import Offload, Sharding
+from planner.domain.recipe import Offload
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
 from planner.errors import UsageError
 from planner.intake.config_file import ConfigFile, with_flags
 from planner.intake.fields import REQUEST_FIELDS, show
@@ -193,7 +194,8 @@ def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
     for combination in product(*axes):
         overlay = {name: value for part in combination for name, value in part.items()}
         # bitsandbytes steps its optimizers on the GPU only, and no DTensors.
-        optimizer, sharding = str(overlay.get("optimizer", "adamw_torch")), str(overlay.get("sharding", base.recipe.sharding))
+        optimizer = str(overlay.get("optimizer", "adamw_torch"))
+        sharding = sharding_named(str(overlay.get("sharding", base.recipe.sharding)))
         if not ("optimizer" in overlay and ("offload" in overlay or cannot_step(optimizer, sharding))):
             yield overlay
 
@@ -217,10 +219,10 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
     """Sharding and offload together, because most pairs exclude each other."""
     several, recipe = base.hardware.world_size > 1, base.recipe
     if space.said("sharding"):
-        stages: tuple[Sharding, ...] = (recipe.sharding,)
+        stages = [recipe.sharding]
     else:
-        wide: tuple[Sharding, ...] = ("hsdp",) if base.hardware.nodes > 1 else ()
-        stages = (recipe.sharding, "zero2", "zero3", "fsdp", *wide) if several else (recipe.sharding, "zero2", "zero3")
+        wide = [HSDP] if base.hardware.nodes > 1 else []
+        stages = [recipe.sharding, ZERO2, ZERO3, *([FSDP, *wide] if several else [])]
     pairs: list[dict[str, str | bool]] = []
     for stage in (each for each in stages if each == recipe.sharding or runs_sharding(base.stack.id, each)):
         # An engine divides nothing on one GPU: there it is only for what it offloads.
@@ -229,7 +231,7 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
         if not space.said("offload"):
             offloads = (*offloads, *_offloads(space, base, stage))
         for offload in offloads:
-            pair: dict[str, str | bool] = {} if stage == recipe.sharding else {"sharding": stage}
+            pair: dict[str, str | bool] = {} if stage == recipe.sharding else {"sharding": stage.name}
             pair |= {} if offload == recipe.offload else {"offload": offload}
             pairs.append(pair | _storage(space, base, stage))
     return pairs
@@ -241,16 +243,15 @@ def _needs_engine(base: Scenario) -> bool:
 
 def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, ...]:
     """What a stage can offload; states of adapters are too small for it, unless the stage was asked for."""
-    if stage in ("zero1", "zero2"):
+    if stage.is_zero12:
         return ("optimizer",) if base.recipe.method == "full" or space.said("sharding") else ()
-    return ("optimizer+params",) if stage in ("zero3", "fsdp", "fsdp1", "hsdp") else ()
+    return ("optimizer+params",) if stage.divides_weights else ()
 
 
 def _storage(space: Space, base: Scenario, stage: Sharding) -> dict[str, str | bool]:
     """4-bit bytes can be divided only as elements of a float dtype; PEFT advises that of the compute."""
     numerics = base.recipe.numerics
-    whole = stage not in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
-    if whole or numerics.quantization not in ("nf4", "fp4") or space.said("quant_storage"):
+    if not stage.gathers_weights or numerics.quantization not in ("nf4", "fp4") or space.said("quant_storage"):
         return {}
     return {"quant_storage": numerics.compute_dtype}
 

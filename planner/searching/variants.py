@@ -57,7 +57,7 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 def request_of(scenario: Scenario) -> ScenarioRequest:
     """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
     recipe, batch, numerics = scenario.recipe, scenario.recipe.batch, scenario.recipe.numerics
-    values: dict[str, object] = {name: getattr(recipe, name) for name in _OF_RECIPE}
+    values: dict[str, object] = {name: getattr(recipe, name) for name in _OF_RECIPE} | {"sharding": recipe.sharding.name}
     values |= {name: getattr(numerics, name) for name in _OF_NUMERICS}
     values |= {"batch": batch.micro_batch, "grad_accum": batch.grad_accum, "seq": batch.seq_len}
     values |= {"padding": batch.padding, "tokens_per_sample": batch.tokens_per_sample}

@@ -7,10 +7,6 @@ from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import Job
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 
-FSDP_KINDS = ("fsdp", "fsdp1", "fsdp-grad-op", "hsdp")
-_GATHERING = ("zero3", *FSDP_KINDS)
-# Version 2 gathers into one buffer and copies each weight out of it; its hybrid kind is taken as the same version.
-_COPYING = ("fsdp", "hsdp")
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
 
@@ -45,10 +41,10 @@ def gathered_bytes(job: Job) -> Number:
     Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored: persistent small tensors (below 0.1 %).
     """
     recipe = job.recipe
-    if recipe.sharding not in _GATHERING:
+    if not recipe.sharding.gathers_weights:
         return 0
-    world = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
-    gathers = 1 if recipe.sharding == "fsdp-grad-op" else 2
+    world = recipe.sharding.shards(job.scenario.hardware)
+    gathers = 2 if recipe.sharding.divides_weights else 1
     return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
 
 
@@ -60,13 +56,13 @@ def reduced_bytes(job: Job) -> Number:
     Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed ``stage_1_and_2.py``.
     """
     recipe, regime = job.recipe, job.regime
-    if recipe.sharding == "none":
+    if not recipe.sharding.communicates:
         return 0
-    world = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
+    world = recipe.sharding.shards(job.scenario.hardware)
     once = job.trained_params * regime.gradient * ring_fraction(world)
-    if recipe.sharding in ("ddp", "zero1"):
+    if not recipe.sharding.reduces_each_micro_step:
         return 2 * once
-    if recipe.sharding == "zero2":
+    if recipe.sharding.is_zero12:
         return once * (recipe.batch.grad_accum + 1)
     return once * recipe.batch.grad_accum
 
@@ -76,7 +72,7 @@ def replica_bytes(job: Job) -> Number:
 
     Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
     """
-    if job.recipe.sharding != "hsdp":
+    if job.recipe.sharding.scope != "node":
         return 0
     hardware = job.scenario.hardware
     shard = job.trained_params * job.regime.gradient / hardware.gpus_per_node
@@ -91,7 +87,7 @@ def collective_seconds(job: Job) -> Number:
     """
     rates = job.rates
     inside = rates.collective_bytes_per_s
-    if job.recipe.sharding == "hsdp":
+    if job.recipe.sharding.scope == "node":
         inside = intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
     return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(job) / rates.network_bytes_per_s
 
@@ -107,10 +103,11 @@ def sharding_copy_seconds(job: Job) -> Number:
     Ignored: copies on streams of their own (casts of shards; DeepSpeed's buckets), DeepSpeed's cat of weights fetched together.
     """
     recipe, regime = job.recipe, job.regime
-    if recipe.sharding not in FSDP_KINDS:
+    if not recipe.uses_fsdp:
         return 0.0
     width = min(DTYPE_BYTES[recipe.numerics.compute_dtype], regime.gradient)
-    if recipe.sharding in _COPYING:
+    # Version 2 gathers into one buffer and copies each weight out of it; its hybrid kind is taken as the same version.
+    if recipe.sharding.frees_blocks:
         moved = 2 * 2 * stored_param_bytes(job) + job.trained_params * (width + regime.gradient)
     else:
         moved = 2 * job.trained_params * width
@@ -140,9 +137,9 @@ def overlapping_share(job: Job) -> Number:
     Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with ``overlap_comm``, else the
     kernels' own), switch ``zero12_overlap``; torch 2.13 ``fsdp/_fully_shard/_fsdp_param_group.py``.
     """
-    if job.recipe.sharding in ("zero1", "zero2") and not job.scenario.stack.zero12_overlap:
+    if job.recipe.sharding.is_zero12 and not job.scenario.stack.zero12_overlap:
         return 0.0
-    return job.coefficients.comm_overlap_fsdp if job.recipe.sharding in FSDP_KINDS else job.coefficients.comm_overlap
+    return job.coefficients.comm_overlap_fsdp if job.recipe.uses_fsdp else job.coefficients.comm_overlap
 
 
 def hook_seconds(job: Job) -> Number:
@@ -153,8 +150,8 @@ def hook_seconds(job: Job) -> Number:
     Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks).
     """
     recipe, profile = job.recipe, job.profile
-    if recipe.sharding == "zero3":
+    if recipe.sharding.is_zero3:
         return profile.operators.leaf_modules * HOOKS_PER_PASS * (job.passes + 1) * job.coefficients.hook_s
-    if recipe.sharding in ("zero1", "zero2"):
+    if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     return 0.0

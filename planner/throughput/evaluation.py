@@ -39,7 +39,7 @@ def evaluation_step_seconds(job: Job) -> Number:
     evaluated = replace(job, micro=micro)
     kernels = _kernel_seconds(evaluated)
     issue = job.profile.operators.forward * job.coefficients.launch_s
-    if job.recipe.sharding == "zero3":
+    if job.recipe.sharding.is_zero3:
         issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
     moved = _weight_seconds(job)
@@ -65,8 +65,8 @@ def _weight_seconds(job: Job) -> Number:
     """Seconds to bring one pass worth of weights together: from the other GPUs, and from the host."""
     recipe, rates = job.recipe, job.rates
     seconds: Number = 0.0
-    if recipe.sharding in ("zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"):
-        shards = job.scenario.hardware.gpus_per_node if recipe.sharding == "hsdp" else job.world
+    if recipe.sharding.gathers_weights:
+        shards = recipe.sharding.shards(job.scenario.hardware)
         seconds = stored_param_bytes(job) * ring_fraction(shards) / rates.collective_bytes_per_s
     if recipe.offloads_params:
         seconds = seconds + stored_param_bytes(job) / job.world / rates.host_link_bytes_per_s

@@ -22,8 +22,6 @@ _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 _EAGER_FORWARD_BYTES, _EAGER_BACKWARD_BYTES = 24, 36
 # Products of attention: two forward, four backward; a flash kernel computes the scores once more backward.
 _BACKWARD_OVER_FORWARD, _FLASH_BACKWARD_OVER_FORWARD = 2.0, 2.5
-# bitsandbytes >= 0.50 multiplies small batches without expanding the weight: backends/cuda/ops.py, M <= 1536.
-_FUSED_4BIT_MAX_TOKENS = 1536
 # Bytes moved per weight to expand it once.  4-bit: read the stored bytes (0.56), write 16-bit.  int8 backward: read 1, write
 # 2, scale in place (4).  gptq without exllama: shift to int32 (read 0.5, write 4), cast (4 + 1), mask (2), subtract (2),
 # scale (1 + 2) in qlinear_cuda_old, 16.5; with gathered zeros and scales 25.5 in qlinear_cuda; the mean, as models use either.
@@ -196,7 +194,7 @@ def _expansion_seconds(job: Job) -> Number:
 def dequantization_seconds(job: Job) -> Number:
     """Expanding quantised weights to the compute dtype; seconds per micro-step.
 
-    4-bit: backward always, forward and recompute where the stack expands there (newer bitsandbytes only above 1,536 tokens).
+    4-bit: forward, recompute and backward (ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens).
     int8: backward.  gptq: each forward, which keeps the expanded weight for backward.
     Source: bitsandbytes ``autograd/_functions.py``, ``backends/cuda/ops.py``; auto_gptq 0.5.1 ``qlinear_cuda_old.py``,
     ``qlinear_cuda.py``.
@@ -209,9 +207,7 @@ def dequantization_seconds(job: Job) -> Number:
         return each
     if quantization == "gptq-int4":
         return each * job.passes
-    if job.scenario.stack.dequantizes_forward:
-        return each * (job.passes + 1)
-    return each * (1 + job.passes * where(job.micro.computed > _FUSED_4BIT_MAX_TOKENS, 1, 0))
+    return each * (job.passes + 1)
 
 
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
@@ -246,7 +242,7 @@ def optimizer_seconds(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / job.world if recipe.sharding not in ("none", "ddp") else params
+    share = params / job.world if recipe.sharding.divides_optimizer else params
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

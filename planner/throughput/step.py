@@ -132,7 +132,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
     hidden: Number = 0.0
-    if recipe.sharding != "none":
+    if recipe.sharding.communicates:
         seconds = collective_seconds(job)
         hidden = minimum(seconds * overlapping_share(job), gpu_s)
         terms += _term("collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden))

@@ -59,14 +59,15 @@ def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number
     Source: order statistics as in :func:`expected_longest`; torch ``nn/parallel/distributed.py`` no_sync.
     """
     batch = recipe.batch
-    if recipe.sharding == "none" or batch.padding != "longest" or sorts_lengths:
+    if not recipe.sharding.communicates or batch.padding != "longest" or sorts_lengths:
         return own
     natural = minimum(batch.tokens_per_sample, batch.seq_len)
     draws = batch.micro_batch * ranks
     longest = expected_longest(natural, batch.seq_len, draws, variation)
-    share = batch.grad_accum**-0.5 if recipe.sharding in ("ddp", "zero1") else 1.0
+    meets = recipe.sharding.reduces_each_micro_step
+    share = 1.0 if meets else batch.grad_accum**-0.5
     length = own.length + (longest - own.length) * share
-    spread = own.spread if recipe.sharding in ("ddp", "zero1") else spread_of_longest(natural, batch.seq_len, draws, variation)
+    spread = spread_of_longest(natural, batch.seq_len, draws, variation) if meets else own.spread
     return replace(own, computed=batch.micro_batch * length, length=length, spread=spread)
 
 

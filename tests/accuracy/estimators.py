@@ -18,6 +18,7 @@ from planner.calibration.published import core_validation
 from planner.calibration.score.points import Point
 from planner.calibration.score.rows import RowScore
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ZERO2, ZERO3
 from planner.units import GIGA
 from tests.accuracy.drawn import TOOLS_FILE, points_csv
 
@@ -49,9 +50,9 @@ def deepspeed_bytes(scenario: Scenario) -> float | None:
         return None
     counts = param_counts(scenario.model, scenario.stack.fused_experts)
     gpus = {"num_gpus_per_node": int(hardware.gpus_per_node), "num_nodes": int(hardware.nodes)}
-    if recipe.sharding == "zero2":
+    if recipe.sharding == ZERO2:
         return float(estimate_zero2_model_states_mem_needs(counts.total, cpu_offload=recipe.offloads_optimizer, **gpus)[1])
-    if recipe.sharding == "zero3":
+    if recipe.sharding == ZERO3:
         offload = {"cpu_offload": recipe.offloads_optimizer, "cpu_offload_params": recipe.offloads_params}
         return float(estimate_zero3_model_states_mem_needs(counts.total, counts.largest, **offload, **gpus)[1])
     return None

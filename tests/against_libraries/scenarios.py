@@ -10,8 +10,9 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware, HostSpec
-from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe, Sharding
+from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ShardingName, sharding_named
 from planner.memory.job import Job, job_of
 
 BATCH, LENGTH = 2, 128
@@ -52,7 +53,7 @@ class Setup:
     reentrant: bool = False
     padded: bool = False
     optimizer: Optimizer = "adamw_torch_fused"
-    sharding: Sharding = "none"
+    sharding: ShardingName = "none"
     world: int = 1
     mixed: bool = False
     numerics: Numerics | None = None
@@ -70,7 +71,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         numerics=setup.numerics or Numerics(setup.dtype, precision),
         adapter=adapter,
         optimizer=setup.optimizer,
-        sharding=setup.sharding,
+        sharding=sharding_named(setup.sharding),
         offload="none",
         gradient_checkpointing=setup.checkpointing,
         checkpoint_reentrant=setup.reentrant,

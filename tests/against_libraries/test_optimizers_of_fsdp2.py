@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.domain.recipe import OPTIMIZERS, Optimizer
+from planner.domain.sharding import FSDP
 from planner.intake.kernels import cannot_step
 from tests.extras import import_or_skip
 
@@ -52,7 +53,7 @@ def test_a_real_step_fails_where_it_is_said_to(optimizer: Optimizer, mesh: Any) 
     fully_shard(layer, mesh=mesh)
     stepping = OPTIMIZERS_OF[optimizer](list(layer.parameters()))
     layer(torch.ones(4, 128)).sum().backward()
-    if cannot_step(optimizer, "fsdp"):
+    if cannot_step(optimizer, FSDP):
         with pytest.raises((RuntimeError, NotImplementedError), match=r"DTensor|sharding strategy"):
             stepping.step()
     else:

@@ -21,8 +21,9 @@ from tiny_traces import SHALLOW, small_config, small_scenario
 from measure.trace.host import HostMemory, host_memory
 from measure.trace.program import TraceOptions, host_of, sharded_records, trace_records
 from measure.trace.record import Block, Place, Record
-from planner.domain.recipe import Batch, Sharding
+from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ShardingName
 
 LAYERS = 6
 WORLD = 2
@@ -31,7 +32,7 @@ WORLD = 2
 def offloaded(name: str) -> Scenario:
     """The scenario of a run of the two processes, with masters and buffers pinned as DeepSpeed 0.19 pins them."""
     case = OFFLOADED[name]
-    sharding: Sharding = "zero2" if case.stage == 2 else "zero3"
+    sharding: ShardingName = "zero2" if case.stage == 2 else "zero3"
     made = scenario(MODEL, Setup(rank=case.rank, sharding=sharding, world=WORLD, mixed=True, optimizer="adamw_torch"))
     batch = Batch(1, case.accum, 32, "packed", 32)
     return replace(made, recipe=replace(made.recipe, batch=batch, offload=case.offload))
@@ -69,7 +70,7 @@ def test_host_buffers_are_those_of_real_deepspeed(name: str, reports: Reports) -
 def memory(case: Scenario, **options: Any) -> HostMemory:
     """Host memory of a small model's step."""
     config = small_config("llama", case, layers=LAYERS)
-    run = sharded_records if case.recipe.sharding != "none" else trace_records
+    run = sharded_records if case.recipe.sharding.communicates else trace_records
     return host_of(run(case, config, TraceOptions(**options)), case)
 
 

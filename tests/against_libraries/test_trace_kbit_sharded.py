@@ -18,8 +18,9 @@ from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, sharded_records
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
-from planner.domain.recipe import Batch, Dtype, Numerics, Sharding
+from planner.domain.recipe import Batch, Dtype, Numerics
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ShardingName
 
 LAYERS, WORLD, RANK = 6, 2, 4
 WIDTH, INNER, ROWS = SHALLOW["hidden_size"], SHALLOW["intermediate_size"], SHALLOW["vocab_size"]
@@ -29,7 +30,7 @@ PACKED = sum(MATRICES) // 2 * LAYERS
 ADAPTERS = LAYERS * RANK * (4 * 2 * WIDTH + 3 * (WIDTH + INNER))
 
 
-def scenario_of(sharding: Sharding, storage: Dtype | None) -> Scenario:
+def scenario_of(sharding: ShardingName, storage: Dtype | None) -> Scenario:
     """QLoRA of a small model over two processes."""
     numerics = Numerics("bf16", "bf16-mixed", "nf4", True, storage)
     setup = Setup(rank=RANK, sharding=sharding, world=WORLD, numerics=numerics, optimizer="adamw_torch")
@@ -100,7 +101,7 @@ def test_zero_3_casts_a_model_that_it_finds_whole() -> None:
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
-def test_repeated_periods_equal_all_layers(sharding: Sharding) -> None:
+def test_repeated_periods_equal_all_layers(sharding: ShardingName) -> None:
     """A trace of a few layers gives the same peaks as one of all layers, and as many events."""
     case = scenario_of(sharding, "bf16")
     every, repeated = events_of(case, TraceOptions(all_layers=True)), events_of(case)

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from scenarios import Setup, job
 
-from planner.domain.recipe import Dtype, Offload, Sharding
+from planner.domain.recipe import Dtype, Offload
+from planner.domain.sharding import ShardingName
 from planner.memory.job import Job
 from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
 from planner.memory.sharding import persistent_parameter_bytes
@@ -122,7 +123,7 @@ def wait_for(path: Path) -> None:
 def prediction(name: str) -> Job:
     """The planner's description of the run."""
     case = CASES[name]
-    sharding: Sharding = "zero1" if case.stage == 1 else "zero2" if case.stage == 2 else "zero3"
+    sharding: ShardingName = "zero1" if case.stage == 1 else "zero2" if case.stage == 2 else "zero3"
     setup = Setup(
         rank=case.rank, adapter_dtype=case.adapter_dtype, sharding=sharding, world=WORLD, mixed=True, optimizer="adamw_torch"
     )

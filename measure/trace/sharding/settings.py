@@ -96,15 +96,15 @@ class FsdpSettings:
 def fsdp_settings(scenario: Scenario) -> FsdpSettings:
     """The settings of an FSDP2 scenario."""
     recipe, hardware = scenario.recipe, scenario.hardware
-    hybrid = recipe.sharding == "hsdp"
+    hybrid = recipe.sharding.scope == "node"
     return FsdpSettings(
-        shards=int(hardware.gpus_per_node if hybrid else hardware.world_size),
+        shards=int(recipe.sharding.shards(hardware)),
         mixed=recipe.numerics.mixed,
         quantized=recipe.numerics.quantization != "none",
         offloads=recipe.offloads_params,
         accumulates=int(recipe.batch.grad_accum) > 1,
         replicates=hybrid and int(hardware.nodes) > 1,
-        reshards_after_forward=recipe.sharding != "fsdp-grad-op",
+        reshards_after_forward=recipe.sharding.divides_weights,
     )
 
 
@@ -113,7 +113,7 @@ def makes_buckets_early(scenario: Scenario) -> bool:
 
     Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version, with its places in DeepSpeed.
     """
-    return scenario.recipe.sharding in ("zero1", "zero2") and scenario.stack.zero12_early_buckets
+    return scenario.recipe.sharding.is_zero12 and scenario.stack.zero12_early_buckets
 
 
 def zero_settings(scenario: Scenario) -> ZeroSettings:
@@ -123,7 +123,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
     overlaps by default); the switches ``zero_auto_buckets``, ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``.
     """
     recipe, stack = scenario.recipe, scenario.stack
-    stage, width = int(recipe.sharding.removeprefix("zero")), scenario.model.hidden_size
+    stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
     auto = stack.zero_auto_buckets
     bucket = (width * width if auto else _REDUCE_BUCKET) if stage == 3 else stack.zero12_bucket_elements or width * width
     world = int(scenario.hardware.world_size)

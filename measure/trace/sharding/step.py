@@ -32,7 +32,7 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
     if not recipe.numerics.mixed:
         return
     dtype = DTYPES[recipe.numerics.compute_dtype]
-    keeps_adapters = recipe.sharding == "zero3" and recipe.numerics.quantization == "none"
+    keeps_adapters = recipe.sharding.is_zero3 and recipe.numerics.quantization == "none"
     for name, tensor in model.named_parameters():
         adapter = ".lora_" in name or ".modules_to_save." in name
         tensor.stored_bytes = tensor.element_size()
@@ -47,7 +47,7 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
     units = make_units(model, layer_list) if recipe.uses_fsdp else []
     note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
-    if recipe.sharding == "zero3":
+    if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
     mark_gradients(model, recorder)

@@ -15,7 +15,7 @@ def open_engine(model: Any, task: Task) -> Engine:
         EngineMismatchError: another engine than the one asked for would run.
     """
     recipe = task.scenario.recipe
-    if recipe.sharding == "none":
+    if not recipe.sharding.communicates:
         return PlainEngine(model, task)
     from measure.worker.workloads.sharded import DdpEngine, DeepspeedEngine, FsdpEngine
 

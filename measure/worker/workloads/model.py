@@ -32,7 +32,7 @@ def build_model(case: Case, scenario: Scenario, device: torch.device, phases: Ph
     phases.enter("load")
     if case.options.checkpoint is not None:
         model = _from_checkpoint(case, scenario, device)
-    elif recipe.sharding == "zero3" and recipe.numerics.quantization == "none":
+    elif recipe.sharding.is_zero3 and recipe.numerics.quantization == "none":
         from measure.worker.workloads.zero3 import make_partitioned
 
         model = make_partitioned(case, scenario, device, model_config(case, scenario))
@@ -69,7 +69,7 @@ def _from_checkpoint(case: Case, scenario: Scenario, device: torch.device) -> An
     """Real weights, from safetensors files only; ZeRO-3 divides them as they are read."""
     numerics = scenario.recipe.numerics
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    if scenario.recipe.sharding != "zero3" or numerics.quantization != "none":
+    if not scenario.recipe.sharding.is_zero3 or numerics.quantization != "none":
         return load(case.options.checkpoint, device_map={"": device}, **_load_settings(case, scenario))
     from measure.worker.workloads.zero3 import dividing
 
@@ -111,7 +111,7 @@ def _random_model(case: Case, scenario: Scenario, device: torch.device) -> Any:
 
 def _whole_model(recipe: Recipe) -> AbstractContextManager[None]:
     """Keeps Transformers from dividing a model that is quantised first and divided by the engine afterwards."""
-    if recipe.sharding != "zero3":
+    if not recipe.sharding.is_zero3:
         return nullcontext()
     from measure.worker.workloads.zero3 import undivided
 

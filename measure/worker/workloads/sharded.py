@@ -102,7 +102,7 @@ class FsdpEngine(_Ranks, PlainEngine):
             "offload_policy": CPUOffloadPolicy() if recipe.offloads_params else OffloadPolicy(),
             "ignored_params": _whole_parameters(model),
         }
-        if recipe.sharding == "hsdp":
+        if recipe.sharding.scope == "node":
             hardware = task.scenario.hardware
             # Copied along the first dimension, divided along the second.
             shape, names = (hardware.nodes, hardware.gpus_per_node), ("copies", "shards")

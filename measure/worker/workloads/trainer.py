@@ -214,12 +214,12 @@ def check_engine(recipe: Recipe, running: Any, model: Any) -> None:
         EngineMismatchError: another engine than the one that was asked for.
     """
     classes = [each.__name__ for each in type(running).__mro__]
-    if recipe.sharding == "none":
+    if not recipe.sharding.communicates:
         right = running is model
     elif recipe.uses_deepspeed:
-        right = "DeepSpeedEngine" in classes and running.zero_optimization_stage() == int(recipe.sharding.removeprefix("zero"))
+        right = "DeepSpeedEngine" in classes and running.zero_optimization_stage() == recipe.sharding.zero_stage
     else:
-        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(recipe.sharding, "FSDPModule")
+        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(recipe.sharding.name, "FSDPModule")
         right = wanted in classes
     if not right:
         raise EngineMismatchError(f"the Trainer wrapped the model in {classes[0]} where sharding {recipe.sharding} was asked for")

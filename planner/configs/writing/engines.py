@@ -9,6 +9,7 @@ from typing import Any
 from planner.configs.document import Document
 from planner.configs.writing.edits import REMOVED, Edit
 from planner.configs.zero import AUTO
+from planner.domain.sharding import sharding_named
 
 _DEVICES = {"optimizer": ("cpu", "none"), "params": ("none", "cpu"), "optimizer+params": ("cpu", "cpu"), "none": ("none", "none")}
 _TRAINERS = ("llama-factory", "axolotl", "trl", "transformers")
@@ -83,7 +84,7 @@ def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tup
     if files.tool not in _TRAINERS:
         return None
     own = _Place(files.config)
-    if sharding in ("zero1", "zero2", "zero3"):
+    if sharding is not None and sharding_named(sharding).zero_stage:
         return _new_deepspeed(own, sharding, offload)
     return _in_own_fsdp(files.tool, own, sharding, offload)
 
@@ -101,7 +102,7 @@ def _in_deepspeed(place: _Place, sharding: str | None, offload: str | None) -> t
     if sharding is not None and not sharding.startswith("zero"):
         return None
     zero = _Place(place.document, (*place.prefix, "zero_optimization"))
-    edits = [] if sharding is None else [zero.edit("stage", value=int(sharding.removeprefix("zero")))]
+    edits = [] if sharding is None else [zero.edit("stage", value=sharding_named(sharding).zero_stage)]
     for name, device in _devices(offload):
         if device == "none":
             edits += [zero.edit(name, value=REMOVED)] if name in zero.table else []
@@ -124,7 +125,7 @@ def _new_deepspeed(own: _Place, sharding: str, offload: str | None) -> tuple[Edi
     """
     if own.table.get("fsdp") or own.table.get("fsdp_config"):
         return None
-    stage = int(sharding.removeprefix("zero"))
+    stage = sharding_named(sharding).zero_stage
     zero: dict[str, Any] = {"stage": stage}
     zero |= {name: {"device": device} for name, device in _devices(offload) if device != "none"}
     zero |= _NEW_STAGE_3 if stage == 3 else {"reduce_bucket_size": AUTO}
@@ -157,7 +158,7 @@ def _zero_in_accelerate(launch: _Place, kind: str, sharding: str | None, offload
         return None
     edits = [] if kind == "DEEPSPEED" else [launch.edit("distributed_type", value="DEEPSPEED")]
     if sharding is not None:
-        stage = int(sharding.removeprefix("zero"))
+        stage = sharding_named(sharding).zero_stage
         edits.append(launch.edit("deepspeed_config", "zero_stage", value=stage))
         if stage == 3:
             edits.append(launch.edit("deepspeed_config", "zero3_save_16bit_model", value=True))

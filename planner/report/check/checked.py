@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.configs.writing.edits import Edit
 from planner.domain.prediction import Verdict
+from planner.domain.sharding import DDP
 from planner.errors import ExitCode
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.render.numbers import plain_number
@@ -122,7 +123,7 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
     scenario = subject.scenario
     origins = {each.name: each.origin for each in scenario.assumptions}
     recipe, batch = scenario.recipe, scenario.recipe.batch
-    plain = recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed"
+    plain = recipe.sharding == DDP and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed"
     if plain and not checked.launch_file:
         text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
         named = [f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}" for name in checked.candidates]

@@ -99,7 +99,7 @@ def gpus_label(hardware: Hardware) -> str:
 
 
 def _distribution(recipe: Recipe) -> tuple[str, ...]:
-    sharding = () if recipe.sharding == "none" else (recipe.sharding,)
+    sharding = (recipe.sharding.name,) if recipe.sharding.communicates else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")
 
 

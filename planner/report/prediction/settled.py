@@ -37,9 +37,7 @@ def switch_section(stack: Stack) -> Section:
 
 def words_of(stack: Stack, name: str) -> str:
     """The value of a switch, of a default (``defaults.<name>``) or of a default over a quantised base (``quantized.<name>``)."""
-    table, _, field = name.rpartition(".")
-    owner = {"": stack, "defaults": stack.defaults, "quantized": stack.quantized_defaults}[table]
-    value = getattr(owner, field)
+    value = stack.facts()[name]
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

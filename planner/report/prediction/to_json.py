@@ -122,7 +122,7 @@ def _recipe(recipe: Recipe) -> dict[str, JsonValue | list[str]]:
     flat: dict[str, JsonValue | list[str]] = {}
     nested = ("numerics", "adapter", "batch")
     flat |= {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in nested}
-    flat |= asdict(recipe.numerics)
+    flat |= {"sharding": recipe.sharding.name} | asdict(recipe.numerics)
     batch = recipe.batch
     sizes = {name: getattr(batch, name) for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample")}
     flat |= {name: _real(size) for name, size in sizes.items()} | {"padding": batch.padding}

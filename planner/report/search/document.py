@@ -150,7 +150,8 @@ def _maybe(tried: Tried | None) -> RecipePart | None:
 
 def _recipe(tried: Tried) -> RecipePart:
     recipe, prediction = tried.scenario.recipe, tried.prediction
-    names = ("method", "gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload")
+    names = ("method", "gradient_checkpointing", "attention", "loss", "optimizer", "offload")
+    chosen = {name: getattr(recipe, name) for name in names} | {"sharding": recipe.sharding.name}
     memory, sure, hardware = prediction.memory, prediction.uncertainty, tried.scenario.hardware
     times = ("step_s", "samples_per_s", "tokens_per_s", "run_time_s", "cost_usd")
     driver = dict(sure.memory).get("driver") if sure else None
@@ -162,7 +163,7 @@ def _recipe(tried: Tried) -> RecipePart:
             "nodes": hardware.nodes,
             **{name: int(getattr(recipe.batch, name)) for name in ("micro_batch", "grad_accum", "seq_len")},
             "quantization": recipe.numerics.quantization,
-            **{name: getattr(recipe, name) for name in names},
+            **chosen,
             "verdict": prediction.verdict,
             "fits_probability": prediction.fits_probability,
             "limiting_phase": memory.limiting_phase,

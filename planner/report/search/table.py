@@ -57,7 +57,7 @@ def place_text(hardware: Hardware) -> str:
 def recipe_text(scenario: Scenario) -> str:
     """What of a recipe a search varies, in a few words."""
     recipe, defaults = scenario.recipe, scenario.stack.defaults_over(scenario.recipe.numerics.quantization)
-    parts: list[str] = [] if recipe.sharding == "none" else [recipe.sharding]
+    parts: list[str] = [recipe.sharding.name] if recipe.sharding.communicates else []
     parts += [] if recipe.offload == "none" else [f"offload {recipe.offload}"]
     parts.append("checkpointing" if recipe.gradient_checkpointing else "no checkpointing")
     parts += [] if recipe.loss == "hf" else [f"{recipe.loss} loss"]

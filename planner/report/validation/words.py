@@ -19,7 +19,7 @@ def _scenario_label(scenario: Scenario) -> str:
     saved = "+".join(recipe.adapter.modules_to_save) if recipe.adapter else ""
     parts = [
         f"{method_label(recipe)}{f' +{saved}' if saved else ''}",
-        "" if recipe.sharding == "none" else recipe.sharding,
+        recipe.sharding.name if recipe.sharding.communicates else "",
         "" if recipe.offload == "none" else f"offload:{recipe.offload.replace('optimizer', 'opt').replace('params', 'par')}",
         f"{f'{world}x ' if world > 1 else ''}{hardware.gpu.id}",
         f"{plain_number(recipe.batch.micro_batch)}x{plain_number(recipe.batch.seq_len)}",

@@ -403,7 +403,7 @@ def test_offload_needs_a_compiler(driver: Driver, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UsageError, match=r"'c\+\+' is not here: install a C\+\+ compiler"):
         prepare({**said, "offload": "optimizer"}, RunOptions(workload="loop"), machine(driver), force=False)
-    assert prepare(said, RunOptions(workload="loop"), machine(driver), force=False).scenario.recipe.sharding == "zero2"
+    assert prepare(said, RunOptions(workload="loop"), machine(driver), force=False).scenario.recipe.sharding.name == "zero2"
 
 
 def test_a_limit_above_the_card_is_refused(driver: Driver) -> None:

@@ -15,7 +15,8 @@ from tests.extras import import_or_skip
 
 
 def _job(**flags: object) -> Job:
-    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 512, "batch": 4, "stack": "hf-trainer@4-noprep"}
+    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 512, "batch": 4, "stack": "hf-trainer@4"}
+    given |= {"attention": "eager", "switches": "kbit_upcast=none"}
     return job_of(resolve(from_flags({**given, **flags})), Coefficients())
 
 

@@ -14,8 +14,9 @@ LAYERS, HIDDEN, FEED_FORWARD, SEQ = 32, 4096, 11_008, 1_024
 
 def scenario(**flags: object) -> Scenario:
     """QLoRA of Llama 2 7B on one card, with 16-bit inputs: nothing is upcast for k-bit training."""
-    said = {"model": "llama-2-7b", "method": "qlora", "gpu": "rtx3090", "seq": SEQ, "stack": "hf-trainer@4-noprep"}
-    return resolve(from_flags({**said, "attention": "sdpa", "load_dtype": "bf16", **flags}))
+    said = {"model": "llama-2-7b", "method": "qlora", "gpu": "rtx3090", "seq": SEQ, "stack": "hf-trainer@4"}
+    own = {"switches": "kbit_upcast=none"} if "stack" not in flags else {}
+    return resolve(from_flags({**said, **own, "attention": "sdpa", "load_dtype": "bf16", **flags}))
 
 
 def kept_bytes(**flags: object) -> float:
@@ -33,7 +34,7 @@ def test_non_reentrant_checkpointing_keeps_the_inputs_of_4_bit_matrices() -> Non
 def test_parts_that_are_checkpointed_one_by_one_store_four_inputs() -> None:
     """Two norms, attention and MLP of each layer keep their 16-bit inputs where a stack wraps them apart, instead of one."""
     plain = {"method": "lora", "load_dtype": "bf16", "precision": "bf16", "lora_dropout": 0.0}
-    one, four = (kept_bytes(**plain, stack=stack) for stack in ("peft-comparison", "automodel"))
+    one, four = (kept_bytes(**plain, stack=stack) for stack in ("hf-trainer@5", "automodel"))
     assert one == LAYERS * SEQ * 2 * HIDDEN
     assert four == 4 * one
 

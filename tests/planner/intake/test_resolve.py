@@ -263,7 +263,7 @@ def test_every_published_row_becomes_a_scenario() -> None:
         ({"quantization": "nf4"}, "fp32"),
         ({"load_dtype": "fp16", "precision": "fp16-mixed"}, "fp32"),
         ({"load_dtype": "fp16", "precision": "fp16-mixed", "sharding": "zero2", "gpus": 2}, "fp16"),
-        ({"load_dtype": "fp16", "stack": "firefly"}, "fp32"),
+        ({"load_dtype": "fp16", "switches": "prepares_unquantized=true"}, "fp32"),
         ({"load_dtype": "bf16", "stack": "hf-trainer@5"}, "fp32"),
     ],
 )
@@ -323,7 +323,7 @@ def test_gpus_per_node_are_counted_after_the_colon() -> None:
     scenario = scenario_of(gpu="4090:2", nodes=3)
     assert (scenario.hardware.gpus_per_node, scenario.hardware.world_size) == (2, 6)
     assert assumption(scenario, "gpus") == Assumption("gpus", "2", "cli")
-    assert (scenario.recipe.sharding, assumption(scenario, "sharding").origin) == ("ddp", "assumed")
+    assert (scenario.recipe.sharding.name, assumption(scenario, "sharding").origin) == ("ddp", "assumed")
     assert assumption(scenario, "link").value == "pcie"
 
 
@@ -465,9 +465,19 @@ def test_every_host_has_a_source() -> None:
     assert (unknown.cores, unknown.memory_bytes, unknown.memory_bandwidth_bytes_per_s, unknown.pcie_generation) == (None,) * 4
 
 
+OWN_FACTS = """
+[defaults]
+lora_rank = { value = 16, settled_by = "source_code", source = "a test" }
+precision = { value = "bf16-mixed", settled_by = "source_code", source = "a test" }
+[switches]
+fused_mlp = { value = true, settled_by = "source_code", source = "a test" }
+loss_forward = { value = ["compute"], settled_by = "source_code", source = "a test" }
+"""
+
+
 def stack_file(folder: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]) -> Path:
-    """A copy of a stack file with one text replaced, in a catalog of its own."""
-    text = (data_dir() / "stacks" / "trl.toml").read_text(encoding="utf-8")
+    """A copy of a stack file with facts of its own and one text replaced, in a catalog of its own."""
+    text = (data_dir() / "stacks" / "trl.toml").read_text(encoding="utf-8") + OWN_FACTS
     assert change[0] in text
     path = folder / "stacks" / "broken.toml"
     path.parent.mkdir()
@@ -477,27 +487,33 @@ def stack_file(folder: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str,
     return path
 
 
+def test_facts_of_a_stack_lie_over_those_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file says itself wins, and a default also over what packages say of quantised bases."""
+    said = 'adapter_dtype = { value = "fp16", settled_by = "assumed", source = "a test" }\nlora_rank = '
+    stack_file(tmp_path, monkeypatch, ("lora_rank = ", said))
+    stack = load_stack("broken")
+    assert (stack.fused_mlp, stack.loss_forward, stack.defaults_over("nf4").adapter_dtype) == (True, ("compute",), "fp16")
+    assert ("fused_mlp", "source_code", "a test") in stack.settled
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (("schema = 1", "schema = 2"), "key 'schema'"),
-        (("[defaults.lora_rank]", "[defaults.lora_rnk]"), "unknown key 'defaults.lora_rnk'"),
-        (("[switches.fused_mlp]", "[switches.fused_mpl]"), "unknown key 'switches.fused_mpl'"),
+        (("lora_rank = ", "lora_rnk = "), "unknown key 'defaults.lora_rnk'"),
+        (("fused_mlp = ", "fused_mpl = "), "unknown key 'switches.fused_mpl'"),
         (('settled_by = "source_code"', 'settled_by = "rumour"'), "settled_by"),
-        (
-            ("[defaults.precision]\nvalue = ", "[defaults.precision]\ncolour = 1\nvalue = "),
-            "unknown key 'defaults.precision.colour'",
-        ),
+        (("precision = { ", "precision = { colour = 1, "), "unknown key 'defaults.precision.colour'"),
         (('"bf16-mixed"', '"bf17"'), "key 'defaults.precision.value' must be one of bf16, fp16"),
-        (("value = 16\n", "value = 0\n"), "key 'defaults.lora_rank.value' must be from 1 to"),
-        (("value = 16\n", "value = true\n"), "key 'defaults.lora_rank.value' must be a whole number"),
-        (("[switches.loss_forward]\nvalue = [", "[switches.loss_forward]\nvalue = [1, "), "must be a list of compute, float"),
+        (("value = 16,", "value = 0,"), "key 'defaults.lora_rank.value' must be from 1 to"),
+        (("value = 16,", "value = true,"), "key 'defaults.lora_rank.value' must be a whole number"),
+        (('value = ["compute"]', 'value = [1, "compute"]'), "must be a list of compute, float"),
     ],
 )
 def test_a_broken_stack_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], problem: str
 ) -> None:
-    """A stack file states every switch, nothing else, each with what settled it; the message names file and key."""
+    """A stack states known facts only, each with what settled it; the message names file and key."""
     path = stack_file(tmp_path, monkeypatch, change)
     with pytest.raises(InputFileError) as caught:
         load_stack("broken")
@@ -506,14 +522,11 @@ def test_a_broken_stack_file_is_refused(
 
 
 def test_a_stack_without_a_switch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing switch is named: there is no silent default."""
-    table = (data_dir() / "stacks" / "trl.toml").read_text(encoding="utf-8")
-    start = table.index("[switches.pinned_rounding]")
-    end = table.find("\n[", start + 1)
-    path = stack_file(tmp_path, monkeypatch, (table[start : end if end > 0 else len(table)], "\n"))
-    with pytest.raises(InputFileError, match=r"missing key 'switches.pinned_rounding'"):
+    """A switch that neither a package nor the stack settles is named: there is no silent default."""
+    path = stack_file(tmp_path, monkeypatch, ("schema", "schema"))
+    path.write_text(re.sub(r'flash-attn = "[0-9.]+", ', "", path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(InputFileError, match=r"missing key 'switches.flash_generation'"):
         load_stack("broken")
-    assert path.exists()
 
 
 @pytest.mark.parametrize("name", ["", " ", "../stacks/trl", "trl.toml", "x" * 5000, "hf-trainer@", "trl\0"])

@@ -15,7 +15,8 @@ VOCABULARY, HEADS = 32_000, 32
 
 
 def _job(dtype: str = "fp16", **flags: object) -> Job:
-    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 2048, "batch": 4, "stack": "hf-trainer@4-noprep"}
+    given = {"model": "llama-2-7b", "method": "lora", "gpu": "rtx3090", "seq": 2048, "batch": 4, "stack": "hf-trainer@4"}
+    given |= {"attention": "eager", "switches": "kbit_upcast=none"}
     given |= {"gradient_checkpointing": True, "precision": f"{dtype}-mixed", "load_dtype": dtype, "adapter_dtype": "fp32"}
     return job_of(resolve(from_flags({**given, **flags})), Coefficients())
 

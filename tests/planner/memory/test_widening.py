@@ -16,7 +16,9 @@ from planner.units import MIB
 
 
 def _scenario(**flags: object) -> Scenario:
-    given = {"model": "baichuan2-7b", "method": "lora", "gpu": "h800-sxm", "seq": 1024, "batch": 2, "stack": "firefly"}
+    given = {"model": "baichuan2-7b", "method": "lora", "gpu": "h800-sxm", "seq": 1024, "batch": 2, "stack": "hf-trainer@4"}
+    given |= {"switches": "prepares_unquantized=true", "optimizer": "paged_adamw_32bit", "gradient_checkpointing": True}
+    given |= {"lora_rank": 64, "lora_dropout": 0.05}
     return resolve(from_flags({**given, "precision": "fp16-mixed", "load_dtype": "fp16", "padding": "max_length", **flags}))
 
 
@@ -58,7 +60,9 @@ def test_they_stay_reserved_beside_the_logits() -> None:
     assert 5 * 1024 * MIB < more < 11 * 1024 * MIB
 
 
-@pytest.mark.parametrize("flags", [{"method": "qlora"}, {"stack": "hf-trainer@4"}, {"load_dtype": "fp32"}, {"sharding": "zero2"}])
+@pytest.mark.parametrize(
+    "flags", [{"method": "qlora"}, {"switches": "prepares_unquantized=false"}, {"load_dtype": "fp32"}, {"sharding": "zero2"}]
+)
 def test_other_jobs_leave_none(flags: dict[str, str]) -> None:
     """Quantised bases, stacks that prepare none, bases in fp32 and DeepSpeed's engine: nothing is widened as a whole."""
     assert left_by_widening_bytes(_job(**flags)) == 0

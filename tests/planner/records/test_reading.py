@@ -62,6 +62,7 @@ FULL = RunRecord(
     tokens_per_sample=724.9627272727273,
     stack="qwen-finetune",
     versions=("torch==2.0", "cuda==11.8"),
+    switches=("kbit_upcast=none", "drops_long_samples=false"),
     outcome="oom",
     phase_reached="backward",
     peak_memory_mib=24187.9375,

@@ -9,6 +9,7 @@ import pytest
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import ZERO3
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
@@ -116,7 +117,7 @@ class TestSlowestRank:
         own = micro_step(once, PRIORS).length
         excess = slowest(once).length - own
         assert slowest(many).length - own == pytest.approx(excess / 4)
-        meets = replace(many, sharding="zero3")
+        meets = replace(many, sharding=ZERO3)
         assert slowest(meets).length - own == pytest.approx(excess)
 
     def test_equal_lengths_and_sorted_ones_wait_for_nobody(self) -> None:

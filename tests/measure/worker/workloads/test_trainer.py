@@ -11,6 +11,7 @@ import pytest
 from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
 from measure.run.case import Case, RunOptions
 from planner.domain.scenario import Scenario
+from planner.domain.sharding import sharding_named
 from tests.extras import import_or_skip
 
 import_or_skip("torch")
@@ -111,7 +112,7 @@ def test_another_engine_is_no_result(sharding: str, running: Any, right: bool) -
     from measure.worker.workloads.engine import EngineMismatchError
     from measure.worker.workloads.trainer import check_engine
 
-    recipe = replace(scenario(sharding="ddp").recipe, sharding=sharding)
+    recipe = replace(scenario(sharding="ddp").recipe, sharding=sharding_named(sharding))
     if right:
         check_engine(recipe, running, model=None)
     else:

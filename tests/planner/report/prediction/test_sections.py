@@ -18,6 +18,7 @@ from planner.domain.hardware import GpuSpec, Hardware, HostSpec
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import Assumption, RunPlan, Scenario
+from planner.domain.sharding import NONE
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 from planner.errors import ExitCode
 from planner.printing import printable
@@ -88,7 +89,7 @@ def scenario() -> Scenario:
         numerics=Numerics("bf16", "bf16", "nf4", double_quant=True),
         adapter=Adapter(16, ("all-linear",), 0.0, (), "fp32"),
         optimizer="adamw_torch",
-        sharding="none",
+        sharding=NONE,
         offload="none",
         gradient_checkpointing=True,
         checkpoint_reentrant=False,

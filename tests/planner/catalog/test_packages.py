@@ -1,16 +1,18 @@
-"""Switches that follow from the version of a package, and the named amounts that each of them moves."""
+"""Facts that follow from the version of a package, and the named amounts that those of DeepSpeed move."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.calibration.score.rows import score_record
-from planner.catalog import stack_versions
-from planner.catalog.stack_versions import version_settings
-from planner.catalog.stacks import load_stack
+from planner.catalog import packages
+from planner.catalog.packages import TABLES, facts_of, package_names, unread_note
+from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
@@ -67,7 +69,7 @@ def host_term(prediction: Prediction, name: str) -> tuple[float, bool]:
 )
 def test_the_switches_of_each_version_of_deepspeed(version: str, expected: tuple[object, ...]) -> None:
     """Each change holds from its own version on, and the last one for newer versions too."""
-    settings = version_settings("deepspeed", version)
+    settings = facts_of("deepspeed", version)["switches"]
     assert tuple(settings[name].value for name in ("pins_offload", "pins_masters", "zero12_upload")) == expected
 
 
@@ -75,27 +77,95 @@ def test_the_switches_of_each_version_of_deepspeed(version: str, expected: tuple
 def test_what_is_no_version_is_refused(version: str) -> None:
     """Words and half versions are a usage error."""
     with pytest.raises(UsageError, match="is not a version of deepspeed"):
-        version_settings("deepspeed", version)
+        facts_of("deepspeed", version)
 
 
 def test_a_version_that_nobody_read_is_not_modelled() -> None:
     """Nothing is guessed about older versions; a record with one is left out with this reason."""
     with pytest.raises(NotModelledError, match=r"the oldest version that was read is 0\.12\.6"):
-        version_settings("deepspeed", "0.12.5")
+        facts_of("deepspeed", "0.12.5")
     score = score_record(RunRecord(**RECORD, versions=("deepspeed==0.9.5",)), Coefficients())
     assert "deepspeed 0.9.5 is not modelled" in score.not_modelled
 
 
-def test_a_package_without_switches_is_refused_from_a_user_but_not_from_a_record() -> None:
+def test_a_package_that_the_stack_does_not_run_is_refused_from_a_user_but_not_from_a_record() -> None:
     """A user must learn that the version changes nothing; a record states its environment whole."""
     with pytest.raises(UnknownNameError):
-        version_settings("torch", "2.1")
-    with pytest.raises(UsageError, match="no switch follows from the version of 'torch'"):
-        resolve(from_flags({**OFFLOADED, "versions": "torch==2.1"}))
+        facts_of("python", "3.10")
+    for named in ("python==3.10", "litgpt==0.5.13"):
+        with pytest.raises(UsageError, match=r"does not run .*, only bitsandbytes, deepspeed"):
+            resolve(from_flags({**OFFLOADED, "versions": named}))
     with pytest.raises(UsageError, match="name==version"):
         resolve(from_flags({**OFFLOADED, "versions": "deepspeed 0.16.4"}))
-    record = RunRecord(**RECORD, versions=("torch==2.1", "deepspeed==0.14.0"))
+    record = RunRecord(**RECORD, versions=("python==3.10", "litgpt==0.5.13", "deepspeed==0.14.0"))
     assert resolve(from_record(record), force=True).stack.zero12_upload == "cast_on_host"
+
+
+def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed() -> None:
+    """TRL 0.12 over Transformers 4.48 has four copies of the logits, and checkpointing and adapters of that time."""
+    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": "TRL==0.12,Transformers==4.48,peft==0.11.1"}))
+    stack = scenario.stack
+    assert stack.loss_forward == ("compute", "float", "shifted", "log_softmax")
+    assert (stack.defaults.loss, stack.defaults.checkpoint_reentrant, stack.defaults.adapter_dtype) == ("hf", True, "base")
+    assert (stack.sdpa_mask, stack.fused_experts, stack.kbit_upcast) == ("stream", False, "all")
+    assert stack.unread == ()
+    note = next(each.note for each in scenario.assumptions if each.name == "versions")
+    changed = dict(each.split("=") for each in note.removeprefix("changes ").split(", "))
+    assert changed["loss_forward"] == "compute+float+shifted+log_softmax"
+    assert changed["defaults.loss"] == "hf"
+    assert "fused_norm" not in changed
+    before, after = load_stack("trl").facts(), stack.facts()
+    both = before.keys() & after.keys()
+    assert changed.keys() & both == {name for name in both if before[name] != after[name]}
+
+
+def test_versions_that_change_nothing_say_so() -> None:
+    """The version that the stack has anyway."""
+    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": "peft==0.21.2"}))
+    note = next(each.note for each in scenario.assumptions if each.name == "versions")
+    assert note == "no known fact of trl changes"
+    assert replace(scenario.stack, versions=()) == replace(load_stack("trl"), versions=())
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "stands_in"),
+    [
+        ("trl", "1.8", "1.5.0"),
+        ("trl", "1.17", "1.16.0"),
+        ("transformers", "6.0", "5.23.0"),
+        ("trl", "0.26.1", ""),
+        ("torch", "2.13", ""),
+    ],
+)
+def test_versions_outside_the_ranges_that_were_read_are_warned_about(package: str, version: str, stands_in: str) -> None:
+    """Between two ranges and after the last one; inside them there is nothing to say."""
+    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={version}"}))
+    warned = [each for each in scenario.warnings if "was not read" in each]
+    assert len(warned) == bool(stands_in)
+    if stands_in:
+        assert f"{package} {version}: " in warned[0]
+        assert f"{stands_in} stands in" in warned[0]
+        of_older = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={stands_in}"})).stack
+        assert scenario.stack.facts() == of_older.facts()
+
+
+@pytest.mark.parametrize("package", package_names())
+def test_every_fact_of_a_package_has_a_name_that_stacks_know(package: str) -> None:
+    """At the newest version that was read, which is inside its own range."""
+    newest = packages.last_read(package)
+    assert unread_note(package, newest) == ""
+    facts = facts_of(package, newest)
+    assert set(facts) == set(TABLES)
+    assert facts["switches"].keys() <= set(SWITCH_NAMES)
+    for table in ("defaults", "quantized", "usual", "unmodelled"):
+        assert facts[table].keys() <= set(DEFAULT_NAMES)
+
+
+def test_stacks_name_versions_that_were_read() -> None:
+    """A stack stands for versions whose facts are known, and every package with facts is run by one."""
+    used = {(package, version) for stack_id in stack_ids() for package, version in load_stack(stack_id).versions}
+    assert [note for package, version in used if (note := unread_note(package, version))] == []
+    assert {package for package, _ in used} == set(package_names())
 
 
 def test_a_template_of_the_stack_wins_over_the_version() -> None:
@@ -169,25 +239,38 @@ def test_the_table_agrees_with_the_installed_deepspeed() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
 
-    settings = version_settings("deepspeed", __version__)
+    settings = facts_of("deepspeed", __version__)["switches"]
     assert DeepSpeedZeroOffloadOptimizerConfig().pin_memory == settings["pins_offload"].value
     assert DeepSpeedZeroConfig(stage=2).overlap_comm == settings["zero12_overlap"].value
 
 
-GOOD = '[[switches.pins_offload]]\nsince = "{}"\nvalue = false\nsettled_by = "assumed"\nsource = "a test"\n'
+GOOD = '{{ since = "{}", value = false, settled_by = "assumed", source = "a test" }},'
 
 
-@pytest.mark.parametrize("since", [("2.0",), ("1.0", "3.0", "2.0"), ("1.0", "1.0")])
-def test_a_table_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: tuple[str, ...]) -> None:
-    """A list that starts after the oldest version, goes back or repeats one would give a wrong answer without a word."""
-    folder = tmp_path / "stacks" / "versions"
-    folder.mkdir(parents=True)
-    text = 'schema = 1\npackage = "engine"\noldest = "1.0"\n' + "".join(GOOD.format(each) for each in since)
-    (folder / "engine.toml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(stack_versions, "data_dir", lambda: tmp_path)
-    stack_versions.versioned_packages.cache_clear()
+@pytest.mark.parametrize(
+    ("read", "since", "problem"),
+    [
+        ('[["1.0", "3.0"]]', ("0.9", "2.0"), "'switches.pins_offload' must run from the oldest"),
+        ('[["1.0", "3.0"]]', ("1.0", "3.0", "2.0"), "'switches.pins_offload' must run from the oldest"),
+        ('[["1.0", "3.0"]]', ("1.0", "1.0"), "'switches.pins_offload' must run from the oldest"),
+        ('[["1.0", "3.0"]]', (), "'switches.pins_offload' must run from the oldest"),
+        ('[["1.0", "3.0"], ["2.0", "4.0"]]', ("1.0",), "key 'read' must hold pairs"),
+        ('[["1.0"]]', ("1.0",), "key 'read' must hold pairs"),
+        ("[]", ("1.0",), "key 'read'"),
+    ],
+)
+def test_a_table_out_of_order_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, since: tuple[str, ...], problem: str
+) -> None:
+    """A list that starts before the oldest version, goes back or repeats one would give a wrong answer without a word."""
+    (tmp_path / "packages").mkdir()
+    facts = "".join(GOOD.format(each) for each in since)
+    text = f'schema = 1\npackage = "engine"\nread = {read}\n[switches]\npins_offload = [{facts}]\n'
+    (tmp_path / "packages" / "engine.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(packages, "data_dir", lambda: tmp_path)
+    packages.package_names.cache_clear()
     try:
-        with pytest.raises(InputFileError, match="must run from the oldest version"):
-            version_settings("engine", "1.5")
+        with pytest.raises(InputFileError, match=re.escape(problem)):
+            facts_of("engine", "1.5")
     finally:
-        stack_versions.versioned_packages.cache_clear()
+        packages.package_names.cache_clear()
