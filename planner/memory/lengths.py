@@ -81,7 +81,8 @@ def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
     share = job.coefficients.length_cache_share
     lost = maximum(share * _outgrown_bytes(job) - _served_by_tables(job), 0)
     stranded = lost * middle_sum(found) - _ROOM_FOUND * activation_bytes * (1 - found.first)
-    return LengthCache(maximum(stranded, 0), lost * sqrt(found.squares))
+    # A run of one micro-step has no record before its last: its sums are 0 but for rounding, which may be below.
+    return LengthCache(maximum(stranded, 0), lost * sqrt(maximum(found.squares, 0)))
 
 
 def _outgrown_bytes(job: Job) -> Number:

@@ -163,6 +163,11 @@ def cache_serves_more(smaller: Scenario, larger: Scenario) -> bool:
     return step_outgrows_passes(smaller) != step_outgrows_passes(larger) or shares[0] != shares[1]
 
 
+def has_pieces_by_free_memory(scenario: Scenario) -> bool:
+    """Whether more tokens may need less, because the loss then takes them in more pieces (``known_falls.toml`` has the cases)."""
+    return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "free_memory"
+
+
 @PROPERTY
 @given(jobs(), st.integers(1, 64))
 def test_a_larger_batch_never_needs_less(flags: Flags, more: int) -> None:
@@ -172,6 +177,7 @@ def test_a_larger_batch_never_needs_less(flags: Flags, more: int) -> None:
     optimizer makes, their cache serves the step and less is reserved.
     """
     scenario = resolve(from_flags(flags))
+    assume(not has_pieces_by_free_memory(scenario))
     batch = int(scenario.recipe.batch.micro_batch)
     smaller, larger = sized(scenario, batch=batch), sized(scenario, batch=batch + more)
     assert_no_level_falls(smaller, larger, tensors_only=cache_serves_more(smaller, larger))
@@ -219,6 +225,7 @@ def assert_moment_changes(smaller: Scenario, larger: Scenario, label: str) -> No
 def test_a_longer_sequence_never_needs_less(flags: Flags, more: int) -> None:
     """More tokens per sample, never less memory at any level, with the same thresholds."""
     scenario = resolve(from_flags(flags))
+    assume(not has_pieces_by_free_memory(scenario))
     length = int(scenario.recipe.batch.seq_len)
     smaller, larger = sized(scenario, length=length), sized(scenario, length=length + more)
     assert_no_level_falls(smaller, larger, tensors_only=cache_serves_more(smaller, larger))
@@ -245,6 +252,8 @@ def test_a_higher_rank_never_needs_less(flags: Flags, more: int) -> None:
 def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, more: int) -> None:
     """With every adapter tensor above the threshold at both ranks, the 8-bit optimizer is monotone too."""
     scenario = resolve(from_flags(flags))
+    # Under ZeRO-3 the persistence threshold is met as well.
+    assume(scenario.recipe.sharding != "zero3")
     assert scenario.recipe.adapter is not None
     narrowest = min(
         min(linear.in_features, linear.out_features) for group in scenario.model.groups for linear in group.block.linears

@@ -110,7 +110,12 @@ def arguments(draw: st.DrawFn, command: str) -> list[str]:
 _FLAGS = [field.name for field in request_fields()]
 
 
+# One sample in the whole run: one micro-step that is not even full.
+_ONE_SAMPLE = ["--model", "7b", "--method", "full", "--gpu", "4090", "--seq", "1024", "--batch", "3", "--samples", "1"]
+
+
 @examples(40)
+@example(_ONE_SAMPLE)
 @given(arguments(""))
 def test_any_flags_of_a_prediction(words: list[str]) -> None:
     """Any values of up to six flags are answered or refused."""
