@@ -6,11 +6,11 @@ import tomllib
 
 import pytest
 
-from planner.calibration.goals import SEEDS, Goal, percent_text
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison
 from planner.catalog.location import data_dir
 from tests.accuracy.accuracy import stored_accuracy
+from tests.accuracy.goals import SEEDS, Goal, percent_text
 
 # A figure may move by this much without a word: the last digits of a fit follow the machine that it ran on.
 SLACK = 0.01

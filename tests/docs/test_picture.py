@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from blocks import ROOT
 
-from planner.calibration.published import core_validation
 from planner.calibration.score.points import points_of
 from planner.catalog.location import data_dir
 from planner.errors import InputFileError
@@ -20,6 +19,7 @@ from tests.accuracy.drawn import (
     points_csv,
     stored_drawn,
 )
+from tests.accuracy.published import core_validation
 from tests.accuracy.scatter import PICTURE, stored_fingerprint
 from tests.accuracy.tables import token_rate_points
 

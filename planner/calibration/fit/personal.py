@@ -24,7 +24,7 @@ from planner.errors import UsageError
 # How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
 OWN_WEIGHT = 4.0
 # How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is what the published
-# rows choose together (:func:`planner.calibration.anchors.chosen_pull`); a slow test says so when they choose another.
+# rows choose together (:func:`tests.accuracy.anchors.chosen_pull`); a slow test says so when they choose another.
 OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
 OWN_PULL = OWN_PULLS[0]
 

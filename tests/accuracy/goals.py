@@ -8,14 +8,14 @@ from statistics import fmean, median
 
 import numpy as np
 
-from planner.calibration.anchors import AnchorGain
 from planner.calibration.intervals.coverage import Held, held_out
-from planner.calibration.misses import HELD_OUT_AIMS
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.ranking import joined, rank_agreement
 from planner.calibration.score.rows import Comparison, RowScore
 from planner.calibration.score.validate import MIN_GROUP_ROWS, offloads
 from planner.domain.interval import SpreadOf
+from tests.accuracy.anchors import AnchorGain
+from tests.accuracy.misses import HELD_OUT_AIMS
 
 # The four numbered documents that targets are given for.
 SEEDS = ("001", "002", "003", "004")

@@ -1,6 +1,6 @@
 """Published rows that are predicted badly, each with a mechanism and the evidence for it, or "unexplained".
 
-``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
+``python -m tests.accuracy.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
 ``--write`` puts it there: groups and mechanisms stay, rows that are no longer wrong leave, new ones come in as "unexplained".
 Do not redirect the output onto the file: the shell would empty it before its mechanisms are read.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from planner.calibration.published import is_numbered, published_dir, published_validation
 from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
 from planner.errors import InputFileError
 from planner.files.structured import read_toml
+from tests.accuracy.published import is_numbered, published_dir, published_validation
 
 # A row of the numbered documents further off than this must be listed; one that is listed must still be further off than a
 # share of it, so that a small change of the code does not move rows in and out.
@@ -46,7 +46,7 @@ _HEADER = f"""\
 # explain the rows, nothing was tried) or "none" (unexplained, with what would settle it where known).  A test checks that no
 # such row is missing and that every row here is still more than {STALE_SHARE:.0%} of that off.
 # Rows of one pattern stand together; [[memory]] is GPU memory.
-# `python -m planner.calibration.misses --write` brings this file up to date; mechanisms and evidence are kept.
+# `python -m tests.accuracy.misses --write` brings this file up to date; mechanisms and evidence are kept.
 """
 
 
