@@ -21,7 +21,7 @@ CELLS = {cell.key: cell for cell in all_cells()}
 
 
 def test_the_closed_form_is_within_the_limits_of_every_trace_or_has_a_mechanism() -> None:
-    """Each cell is predicted now: peak by peak and term by term, in the middle and at the end; exceptions are known, none is idle.
+    """Each cell is predicted now: peak by peak and term by term, in the middle and at the end; each exception is known.
 
     One test, because the closed form of all cells takes some seconds.
     """
