@@ -17,7 +17,7 @@ from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
-from planner.intake.request import ScenarioRequest
+from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
 
 DEFAULT_STACK = "hf-trainer@5"
@@ -118,9 +118,8 @@ def _refuse_parallel(request: ScenarioRequest) -> None:
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
-    said = ledger.request.values.get("model")
-    if said is None:
-        raise UsageError("say the model: a catalog id, a Hub id, a size such as 7b, or the path of a config.json")
+    require(ledger.request, "model")
+    said = ledger.request.values["model"]
     resolved = load_model(said.value, reader)
     ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
     return resolved.spec
