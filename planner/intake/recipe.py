@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
+from planner.domain.origin import stack_default
 from planner.domain.recipe import (
     METHOD_ALIASES,
     Adapter,
@@ -43,7 +44,7 @@ class Setting:
     @property
     def origin(self) -> str:
         """Origin of a value that the stack sets."""
-        return f"default:{self.stack.id}"
+        return stack_default(self.stack.id)
 
 
 def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack) -> Recipe:

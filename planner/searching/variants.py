@@ -29,7 +29,6 @@ _OF_RECIPE = (
     "loss",
 )
 _OF_NUMERICS = ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
-_UNSAID = ("assumed", "catalog", "default:")
 
 
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
@@ -64,16 +63,20 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     if (adapter := recipe.adapter) is not None:
         values |= {"lora_rank": adapter.rank, "lora_targets": adapter.targets, "lora_dropout": adapter.dropout}
         values |= {"modules_to_save": adapter.modules_to_save, "adapter_dtype": adapter.dtype}
-    origins = {each.name: each.origin for each in scenario.assumptions}
+    entries = {each.name: each for each in scenario.assumptions}
     return ScenarioRequest(
         MappingProxyType(
             {
-                name: Given(value, origins.get(name, "cli"))
+                name: Given(value, entries[name].origin if name in entries else "cli")
                 for name, value in values.items()
-                if value not in (None, ()) and not origins.get(name, "cli").startswith(_UNSAID)
+                if value not in (None, ()) and not (name in entries and _is_open(entries[name]))
             }
         )
     )
+
+
+def _is_open(entry: Assumption) -> bool:
+    return entry.is_assumed or entry.is_from_catalog
 
 
 def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
