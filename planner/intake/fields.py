@@ -28,6 +28,7 @@ from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
 
 __all__ = [
     "CHECKPOINT_DTYPE",
+    "FIELD_OF_COLUMN",
     "LINKS",
     "MAX_NAMES",
     "MAX_SEQ_TOKENS",
@@ -73,7 +74,7 @@ class RequestField:
     ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names`` value is a list with ``;`` or ``,``.
     ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
     ``needed_for``: the part of a job that cannot be settled without this field, because it has no default; ``or_else`` is a field
-    that says enough in its place.
+    that says enough in its place.  ``other_column``: its name in records and documents, where that is another.
     """
 
     name: str
@@ -88,11 +89,17 @@ class RequestField:
     of_tokens: bool = False
     needed_for: Part | None = None
     or_else: str = ""
+    other_column: str = ""
 
     @property
     def flag(self) -> str:
         """The command-line spelling."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def column(self) -> str:
+        """Its name in records and documents."""
+        return self.other_column or self.name
 
     @property
     def range_text(self) -> str:
@@ -243,8 +250,8 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField
     return RequestField(name, "choice", help_text, choices=choices)
 
 
-def _count(name: str, help_text: str, high: int) -> RequestField:
-    return RequestField(name, "integer", help_text, low=1, high=high)
+def _count(name: str, help_text: str, high: int, column: str = "") -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=high, other_column=column)
 
 
 def _degree(name: str, help_text: str) -> RequestField:
@@ -276,7 +283,7 @@ _FIELDS = (
     RequestField(
         "gpu", "text", "GPU: catalog id or alias; X:n means n of them per node", needed_for="hardware", or_else="gpu_memory"
     ),
-    _count("gpus", "GPUs in each node", 1_024),
+    _count("gpus", "GPUs in each node", 1_024, "gpus_per_node"),
     _memory(
         "gpu_memory",
         "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an unlisted card",
@@ -297,8 +304,9 @@ _FIELDS = (
         high=MAX_SEQ_TOKENS,
         of_tokens=True,
         needed_for="recipe",
+        other_column="seq_len",
     ),
-    _count("batch", "Samples per GPU and micro-step", 65_536),
+    _count("batch", "Samples per GPU and micro-step", 65_536, "micro_batch"),
     _count("grad_accum", "Micro-steps per optimizer step", 65_536),
     _one_of(
         "padding",
@@ -328,10 +336,10 @@ _FIELDS = (
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
     RequestField("switches", "names", "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)"),
-    _count("samples", "Training samples of the whole run", TERA),
+    _count("samples", "Training samples of the whole run", TERA, "n_samples"),
     _amount("epochs", "Passes over the samples", 100_000),
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
-    _count("eval_batch", "Samples per GPU and evaluation step", 65_536),
+    _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
     _amount("price", "US dollars per GPU and hour", MEGA),
     _degree("tensor_parallel", "Tensor-parallel degree (not modelled above 1)"),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
@@ -339,6 +347,8 @@ _FIELDS = (
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""
+FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS}
+"""Names in records and documents -> names of fields."""
 
 
 def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:

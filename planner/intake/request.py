@@ -13,7 +13,16 @@ from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 from planner.files.structured import toml_table
-from planner.intake.fields import REQUEST_FIELDS, Part, RequestField, missing_fields, missing_text, show, split_count
+from planner.intake.fields import (
+    FIELD_OF_COLUMN,
+    REQUEST_FIELDS,
+    Part,
+    RequestField,
+    missing_fields,
+    missing_text,
+    show,
+    split_count,
+)
 
 __all__ = [
     "MAX_CONFIG_BYTES",
@@ -27,15 +36,6 @@ __all__ = [
     "merge",
     "require",
 ]
-
-# Record column -> field, where the names differ.  Columns with the name of a field are taken as they are.
-_RECORD_COLUMNS = {
-    "gpus_per_node": "gpus",
-    "micro_batch": "batch",
-    "seq_len": "seq",
-    "n_samples": "samples",
-    "eval_micro_batch": "eval_batch",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ def require(request: ScenarioRequest, *parts: Part, example: str = "", prefix: s
     """
     missing = missing_fields(request.said, parts)
     if missing and request.record_id is not None:
-        columns = {field: column for column, field in _RECORD_COLUMNS.items()}
-        names = ", ".join(columns.get(name, name) for name in missing)
+        names = ", ".join(REQUEST_FIELDS[name].column for name in missing)
         raise NotModelledError(f"record '{request.record_id}' does not say {names}")
     if missing:
         raise UsageError(missing_text(missing, example, prefix))
@@ -139,8 +138,8 @@ def from_record(record: RunRecord) -> ScenarioRequest:
         raise NotModelledError(
             f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
         )
-    columns = {name: name for name in REQUEST_FIELDS if name in RunRecord.__slots__} | _RECORD_COLUMNS
-    said = [(field, getattr(record, column), origin) for column, field in columns.items()]
+    columns = {column: name for column, name in FIELD_OF_COLUMN.items() if column in RunRecord.__slots__}
+    said = [(name, getattr(record, column), origin) for column, name in columns.items()]
     if record.memory_limit_mib is not None:
         said.append(("gpu_memory", f"{record.memory_limit_mib:f} MiB", origin))
     values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))
