@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.stacks import load_stack
 from planner.errors import NotModelledError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import from_flags, from_record
+from planner.intake.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of
@@ -131,3 +132,19 @@ def test_a_switch_that_cannot_be_is_refused(said: str, sentence: str) -> None:
     """Unknown switches list the nearest, wrong values say what can be."""
     with pytest.raises(UsageError, match=re.escape(sentence)):
         scenario_of(switches=said)
+
+
+def test_a_file_that_is_called_assumed_says_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is assumed is asked of the value, and is no matter of what the text of its origin begins with."""
+    file = tmp_path / "assumed.toml"
+    file.write_text('precision = "bf16"\n')
+    monkeypatch.chdir(tmp_path)
+    scenario = resolve(merge(from_toml("assumed.toml"), from_flags(BASE)))
+    entries = {name: scenario.assumption(name) for name in ("precision", "attention", "batch", "gpu_memory")}
+    assert {name: entry.is_assumed for name, entry in entries.items() if entry} == {
+        "precision": False,
+        "attention": True,
+        "batch": True,
+        "gpu_memory": False,
+    }
+    assert scenario.assumption("no_field") is None
