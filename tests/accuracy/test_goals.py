@@ -5,12 +5,15 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from pydantic import ValidationError
 
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison
 from planner.catalog.location import data_dir
 from tests.accuracy.accuracy import stored_accuracy
-from tests.accuracy.goals import SEEDS, Goal, percent_text
+from tests.accuracy.aims import Aims, stored_aims
+from tests.accuracy.goals import Goal, percent_text
+from tests.accuracy.published import CORE_PATTERN, published_dir
 
 # A figure may move by this much without a word: the last digits of a fit follow the machine that it ran on.
 SLACK = 0.01
@@ -69,10 +72,21 @@ def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:
     assert Goal("", "", 1, 0, 0.94, 0.86).better(0.99, 0.85) == 0.85
 
 
+def test_aims_name_published_sources_and_nothing_else() -> None:
+    """The sources are those of the four reports, every name under them is one of theirs, and a misspelt key is refused."""
+    aims = stored_aims()
+    assert {f"{source}.csv" for source in aims.sources.values()} == {path.name for path in published_dir().glob(CORE_PATTERN)}
+    for errors in (aims.in_sample, aims.held_out):
+        for table in (errors.memory_of, errors.throughput_of, errors.host_memory_of, aims.host_bound.above_installed_of):
+            assert table.keys() <= aims.sources.keys()
+    with pytest.raises(ValidationError, match="uncertian"):
+        Aims.model_validate(aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}})
+
+
 def test_every_aim_is_listed() -> None:
     """Memory and throughput of each document, anchors, ranks, other sources, verdicts, coverage by level, widths and host RAM."""
     stored = {(goal["title"], goal["fit"]): goal for goal in stored_accuracy()["goals"]}
-    documents = [*SEEDS]
+    documents = [*stored_aims().sources]
     expected = [("seeds, peak memory, mean error", fit) for fit in ("in-sample", "held out")]
     expected += [(f"{each}, peak memory, mean error", "held out") for each in documents[:3]]
     expected += [(f"{each}, throughput, mean error, without offload", "held out") for each in documents]
