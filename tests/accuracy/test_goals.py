@@ -5,12 +5,15 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from pydantic import ValidationError
 
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison
 from planner.catalog.location import data_dir
-from tests.accuracy.accuracy import stored_accuracy
+from tests.accuracy.aims import Aims, stored_aims
 from tests.accuracy.goals import Goal, percent_text
+from tests.accuracy.published import CORE_PATTERN, published_dir
+from tests.accuracy.stored import stored_accuracy
 
 # A figure may move by this much without a word: the last digits of a fit follow the machine that it ran on.
 SLACK = 0.01
@@ -67,6 +70,17 @@ def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:
     assert Goal("", "", 1, 0, high=0.06).better(0.08, 0.05) == 0.05
     assert Goal("", "", 1, 0, low=0.95).better(0.9, 0.97) == 0.97
     assert Goal("", "", 1, 0, 0.94, 0.86).better(0.99, 0.85) == 0.85
+
+
+def test_aims_name_published_sources_and_nothing_else() -> None:
+    """The sources are those of the four reports, every name under them is one of theirs, and a misspelt key is refused."""
+    aims = stored_aims()
+    assert {f"{source}.csv" for source in aims.sources.values()} == {path.name for path in published_dir().glob(CORE_PATTERN)}
+    for errors in (aims.in_sample, aims.held_out):
+        for table in (errors.memory_of, errors.throughput_of, errors.host_memory_of, aims.host_bound.above_installed_of):
+            assert table.keys() <= aims.sources.keys()
+    with pytest.raises(ValidationError, match="uncertian"):
+        Aims.model_validate(aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}})
 
 
 def test_a_target_that_is_loosened_has_a_reason() -> None:

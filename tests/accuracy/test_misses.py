@@ -11,8 +11,10 @@ from planner.calibration.score.rows import Comparison, RowScore
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from tests.accuracy import misses
+from tests.accuracy.aims import stored_aims
 from tests.accuracy.misses import UNEXPLAINED, MissGroup, over_limit, unlisted, updated_misses
 
+REPORT = stored_aims().sources["001"]
 RECORD = RunRecord(
     id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="qlora", seq_len=512, outcome="ok"
 )
@@ -22,9 +24,9 @@ def test_the_list_of_misses_keeps_mechanisms_and_forgets_what_is_right() -> None
     """A listed row stays while it is more than 12 % off, a new one comes in above 15 %, one that is right leaves."""
     factors = {"kept": 1.13, "fixed": 1.11, "new": 1.16, "unlisted": 1.14}
     errors = {name: Comparison("driver_bytes", 100, 100 * factor) for name, factor in factors.items()}
-    rows = tuple(RowScore(replace(RECORD, id=name, source="001_s"), memory=error) for name, error in errors.items())
+    rows = tuple(RowScore(replace(RECORD, id=name, source=REPORT), memory=error) for name, error in errors.items())
     table = updated_misses(rows, {"memory": [MissGroup("p", "because", ("kept", "fixed"), "suspected")]})
-    new = MissGroup("001_s: qlora, predicted too high", UNEXPLAINED, ("new",), "none")
+    new = MissGroup(f"{REPORT}: qlora, predicted too high", UNEXPLAINED, ("new",), "none")
     assert table["memory"] == [MissGroup("p", "because", ("kept",), "suspected"), new]
     assert table["throughput"] == []
 

@@ -15,7 +15,7 @@ from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.solver import Pull, Solution, solve
 from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
-from planner.calibration.fit.unused import unused_times
+from planner.calibration.fit.unused import unused_readings
 from planner.domain.calibration import Calibration, Offset, Support, applies, formulas_version
 from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
@@ -75,7 +75,7 @@ def calibrate_machine(
         groups=(*base.groups, name),
     )
     untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
-    left_out = (*screened.left_out, *unused_times(screened.used))
+    left_out = (*screened.left_out, *unused_readings(screened.used))
     return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
 
 
