@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.published import core_validation, published_dir
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
@@ -15,6 +14,7 @@ from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.drawn import stored_drawn
+from tests.accuracy.published import core_validation, published_dir
 from tests.accuracy.tables import coverage_by_group, published_tables, scale_and_unit, token_rate_points
 from tests.extras import import_or_skip
 
@@ -98,11 +98,9 @@ def test_times_of_all_kinds_share_one_unit() -> None:
 
 
 def test_the_scatter_is_a_picture(tmp_path: Path) -> None:
-    """All three parts are drawn into one PNG, which carries the fingerprint of its points."""
+    """All three parts are drawn into one PNG."""
     import_or_skip("matplotlib")
-    from tests.accuracy.scatter import stored_fingerprint, write_scatter
+    from tests.accuracy.scatter import write_scatter
 
-    drawn = stored_drawn()
-    write_scatter(drawn, tmp_path / "scatter.png")
+    write_scatter(stored_drawn(), tmp_path / "scatter.png")
     assert (tmp_path / "scatter.png").stat().st_size > 10_000
-    assert stored_fingerprint(tmp_path / "scatter.png") == drawn.fingerprint

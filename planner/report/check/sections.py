@@ -248,7 +248,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
     if defaults:
         taken: dict[str, list[str]] = {}
         for assumption in scenario.assumptions:
-            if assumption.origin.startswith("default of "):
+            if assumption.is_tool_default:
                 taken.setdefault(assumption.origin, []).append(f"{assumption.name}={assumption.value}")
         yield from (Note(f"Not in the file, {origin}: {', '.join(settings)}", "dim") for origin, settings in taken.items())
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.domain.flat_recipe import flat_recipe
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.prediction.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
@@ -149,9 +150,8 @@ def _maybe(tried: Tried | None) -> RecipePart | None:
 
 
 def _recipe(tried: Tried) -> RecipePart:
-    recipe, prediction = tried.scenario.recipe, tried.prediction
-    names = ("method", "gradient_checkpointing", "attention", "loss", "optimizer", "offload")
-    chosen = {name: getattr(recipe, name) for name in names} | {"sharding": recipe.sharding.name}
+    recipe, prediction = flat_recipe(tried.scenario.recipe), tried.prediction
+    names = ("quantization", "method", "gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload")
     memory, sure, hardware = prediction.memory, prediction.uncertainty, tried.scenario.hardware
     times = ("step_s", "samples_per_s", "tokens_per_s", "run_time_s", "cost_usd")
     driver = dict(sure.memory).get("driver") if sure else None
@@ -161,9 +161,8 @@ def _recipe(tried: Tried) -> RecipePart:
             "gpu": hardware.gpu.id,
             "gpus_per_node": hardware.gpus_per_node,
             "nodes": hardware.nodes,
-            **{name: int(getattr(recipe.batch, name)) for name in ("micro_batch", "grad_accum", "seq_len")},
-            "quantization": recipe.numerics.quantization,
-            **chosen,
+            **{name: int(recipe[name]) for name in ("micro_batch", "grad_accum", "seq_len")},
+            **{name: recipe[name] for name in names},
             "verdict": prediction.verdict,
             "fits_probability": prediction.fits_probability,
             "limiting_phase": memory.limiting_phase,

@@ -241,7 +241,7 @@ def _tried(answer: Answer, rows: list[Tried]) -> Section:
     grid = Grid((Column(""), Column("")), tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried))
     found: dict[str, dict[str, None]] = {}
     for each in (each for tried in rows for each in tried.scenario.assumptions):
-        if each.name in _UNSAID and each.origin.startswith(("assumed", "default:")):
+        if each.name in _UNSAID and each.is_assumed:
             found.setdefault(each.name, {})[each.value] = None
     kept = [f"{name}={' or '.join(found[name])}" for name in _UNSAID if name in found]
     blocks: list[Grid | Note] = [grid] if grid.rows else []
