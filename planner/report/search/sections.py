@@ -259,7 +259,7 @@ def _warnings(rows: list[Shown]) -> Section:
     """What the intake warns about, each with the numbers of the recipes, where it is not about all of them."""
     found: dict[str, list[str]] = {}
     for each in rows:
-        for text in dict.fromkeys((*each.tried.scenario.warnings, *each.tried.prediction.warnings)):
+        for text in each.tried.warnings:
             found.setdefault(text, []).append(str(each.number))
     notes = []
     for text, numbers in found.items():
