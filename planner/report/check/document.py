@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from planner.configs.writing.edits import REMOVED
+from planner.documents import Part, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.check.checked import Checked, worst_exit_code
 from planner.report.prediction.schema import AssumptionPart, Bytes, MaybeBytes, Real
-from planner.report.render.json_document import Part, at, at_or_none, document_schema, document_text
 from planner.searching.moves import LeverKind
 from planner.version import __version__
 

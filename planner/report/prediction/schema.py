@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from planner.documents import Part, at, document_schema
 from planner.domain.prediction import Verdict
 from planner.domain.settled import SettledBy
 from planner.domain.term import PHASES, Phase, TermKind, TermName
-from planner.report.render.json_document import Part, at, document_schema
 from planner.searching.moves import LeverKind
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
+from planner.documents import document_text
 from planner.domain.recipe import Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
@@ -11,7 +12,6 @@ from planner.report.prediction.explain import explanations
 from planner.report.prediction.schema import JsonValue, MemoryPart, PredictionDocument
 from planner.report.prediction.settled import settled_coefficients, words_of
 from planner.report.prediction.subject import Subject, exit_code_of, level_of
-from planner.report.render.json_document import document_text
 from planner.version import __version__
 
 

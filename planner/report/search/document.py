@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from planner.documents import Part, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.prediction.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
-from planner.report.render.json_document import Part, at, at_or_none, document_schema, document_text
 from planner.report.search.sections import exit_code
 from planner.searching.answer import Answer, Quantity
 from planner.version import __version__

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from planner.allocator.trace_document import TraceDocument
 from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
-from planner.report.trace.trace_document import TraceDocument
 from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"

@@ -16,13 +16,13 @@ from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.rows import OomResult, RowScore
 from planner.calibration.score.validate import SourceScore, Validation
+from planner.documents import document_text
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
-from planner.report.render.json_document import document_text
 from planner.report.validation.history import HistoryScore
 from planner.report.validation.misses import misses_of
 from planner.report.validation.words import recipe_label

@@ -1,4 +1,4 @@
-"""A document of a published schema: its parts, its JSON Schema, and its text, which any terminal and any pipe can carry."""
+"""Documents of published schemas: their parts, their JSON Schemas, and their text, which any terminal and any pipe can carry."""
 
 from __future__ import annotations
 
