@@ -91,7 +91,7 @@ accuracy: env
 # The order matters: the golden tables show the new calibration, and the README shows the stored accuracy.  The accuracy is measured
 # with the fits that the calibration comes from, so both are written by one command.
 regenerate: env
-	$(BIN)/python -m planner.calibration.misses --write
+	$(BIN)/python -m tests.accuracy.misses --write
 	$(BIN)/python -m tests.accuracy.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
 	$(BIN)/python -m tests.accuracy.accuracy --write
 	$(BIN)/python tests/accuracy/estimators.py

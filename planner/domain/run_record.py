@@ -16,6 +16,12 @@ MemoryKind = Literal["allocated", "reserved", "driver"]
 MemoryScope = Literal["per_gpu", "all_gpus"]
 HostMemoryKind = Literal["rss_peak", "rss_mark", "cgroup", "installed_min"]
 HostMemoryScope = Literal["process", "node"]
+Use = Literal["repeat", "loop_time", "length_at_peak_unknown"]
+"""Why a row is scored but not fitted.
+
+``repeat``: nothing of it is fitted, because it repeats another row.  ``loop_time``: not its time, which is of more than training
+steps.  ``length_at_peak_unknown``: not its memory, because nobody knows the length of its longest batch.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,7 @@ class RunRecord:
     The unit is in each name; memory is in MiB as measured, not converted further.
 
     - ``source_group``: rows of one group are held out together; ``locator``: table and row; ``grade``: how far to trust it.
+    - ``use``: why the row is scored but not fitted, see :data:`Use`; ``notes`` are for people, nothing in them steers a fit.
     - ``optimizer`` is a Hugging Face name and may be one that is not modelled.
     - ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length, or the cap on natural lengths;
       ``tokens_per_sample`` the mean number of real tokens.
@@ -41,6 +48,7 @@ class RunRecord:
     locator: str | None = None
     grade: Grade | None = None
     notes: str | None = None
+    use: Use | None = None
     model: str
     gpu: str
     host: str | None = None

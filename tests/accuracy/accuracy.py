@@ -13,10 +13,6 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from planner.calibration.anchors import AnchorGain, anchor_gains
-from planner.calibration.goals import Goal, goals, percent_text
-from planner.calibration.misses import stored_misses, unlisted
-from planner.calibration.published import published_dir
 from planner.calibration.score.cross_validate import CrossValidation, cross_validate
 from planner.calibration.score.rows import QUANTITIES, RowScore
 from planner.calibration.score.validate import SourceScore, score_source
@@ -27,9 +23,13 @@ from planner.files.structured import read_toml
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration
 from planner.records.previous_calibration import keep_previous
+from tests.accuracy.anchors import AnchorGain, anchor_gains
 from tests.accuracy.budget import beyond_budget, rounded_up, stored_budget
 from tests.accuracy.choices import stored_choices, worst_errors
 from tests.accuracy.drawn import POINTS_FILE, drawn_points_csv
+from tests.accuracy.goals import Goal, goals, percent_text
+from tests.accuracy.misses import stored_misses, unlisted
+from tests.accuracy.published import published_dir
 
 FILE_NAME = "accuracy.toml"
 # How rows are put together: by document, by method, by GPU.

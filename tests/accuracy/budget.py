@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
 
-from planner.calibration.published import published_validation
 from planner.calibration.score.rows import QUANTITIES
 from planner.calibration.score.validate import SourceScore
 from planner.catalog.location import data_dir
 from planner.files.structured import read_toml
+from tests.accuracy.published import published_validation
 
 _FILE_NAME = "error_budget.toml"
 # Two significant digits, but never finer than a thousandth.

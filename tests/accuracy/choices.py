@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from planner.calibration.published import published_dir
 from planner.calibration.score.rows import RowScore, score_record
 from planner.domain.calibration import Calibration
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
 from planner.files.structured import read_toml
+from tests.accuracy.published import published_dir
 
 FILE_NAME = "choices.toml"
 _KEYS = {"source", "question", "cases"}

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from planner.calibration.published import CORE_PATTERN, published_dir
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.rows import RowScore
 from planner.catalog.location import data_dir
 from planner.domain.calibration import Calibration
 from planner.errors import InputFileError
 from planner.files.reading import read_text
+from tests.accuracy.published import CORE_PATTERN, published_dir
 from tests.accuracy.tables import token_rate_points
 
 POINTS_FILE = "drawn_points.csv"

@@ -14,12 +14,12 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from planner.anatomy.parameters import param_counts
-from planner.calibration.published import core_validation
 from planner.calibration.score.points import Point
 from planner.calibration.score.rows import RowScore
 from planner.domain.scenario import Scenario
 from planner.units import GIGA
 from tests.accuracy.drawn import TOOLS_FILE, points_csv
+from tests.accuracy.published import core_validation
 
 STORED = Path(__file__).resolve().parents[2] / "data" / "other_tools.toml"
 STORED_POINTS = STORED.with_name(TOOLS_FILE)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.calibration.score.points import Point, _point
+from planner.calibration.score.points import Point, point_of
 from planner.calibration.score.rows import RowScore
 from planner.units import GIB
 
@@ -28,7 +28,7 @@ def published_tables(rows: Iterable[RowScore], quantity: str) -> tuple[Published
     """The points by document, table and printed quantity; a row that stands in several tables is in each of them."""
     found: dict[tuple[str, str, str], list[Point]] = {}
     for row in rows:
-        point = _point(row, quantity)
+        point = point_of(row, quantity)
         if point is None:
             continue
         for name in _tables_of(row.record.locator):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.calibration.published import published_validation
 from planner.catalog.location import data_dir
 from planner.records.calibration_file import read_calibration
 from tests.accuracy.choices import Case, Choice, stored_choices, worst_errors
+from tests.accuracy.published import published_validation
 
 ROWS = published_validation().rows
 

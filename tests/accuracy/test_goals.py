@@ -1,16 +1,19 @@
-"""What is aimed at beside what is reached: every line of the list, targets both ways, and no quiet loosening."""
+"""What is aimed at beside what is reached: targets both ways, and no quiet loosening."""
 
 from __future__ import annotations
 
 import tomllib
 
 import pytest
+from pydantic import ValidationError
 
-from planner.calibration.goals import SEEDS, Goal, percent_text
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison
 from planner.catalog.location import data_dir
 from tests.accuracy.accuracy import stored_accuracy
+from tests.accuracy.aims import Aims, stored_aims
+from tests.accuracy.goals import Goal, percent_text
+from tests.accuracy.published import CORE_PATTERN, published_dir
 
 # A figure may move by this much without a word: the last digits of a fit follow the machine that it ran on.
 SLACK = 0.01
@@ -69,22 +72,15 @@ def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:
     assert Goal("", "", 1, 0, 0.94, 0.86).better(0.99, 0.85) == 0.85
 
 
-def test_every_aim_is_listed() -> None:
-    """Memory and throughput of each document, anchors, ranks, other sources, verdicts, coverage by level, widths and host RAM."""
-    stored = {(goal["title"], goal["fit"]): goal for goal in stored_accuracy()["goals"]}
-    documents = [*SEEDS]
-    expected = [("seeds, peak memory, mean error", fit) for fit in ("in-sample", "held out")]
-    expected += [(f"{each}, peak memory, mean error", "held out") for each in documents[:3]]
-    expected += [(f"{each}, throughput, mean error, without offload", "held out") for each in documents]
-    expected += [(f"{each}, throughput, mean error", "held out, one anchor row") for each in documents]
-    expected += [(f"{each}, throughput, pairs in the right order", "held out") for each in documents]
-    expected += [(f"other grade-A sources, {each}, macro-average", "held out") for each in ("peak memory", "throughput")]
-    expected += [(f"seeds, {each}", "held out") for each in ("ran out of memory and said to fit", "ran and said not to fit")]
-    expected += [(f"memory {each}, inside the 90 % interval", "held out") for each in ("allocated", "reserved", "driver")]
-    expected += [(f"{each}, median half-width", "held out") for each in ("memory", "time")]
-    expected += [("verdict uncertain, all sources", "held out"), ("004, host RAM, mean error", "held out")]
-    assert not [each for each in expected if each not in stored]
-    assert all(stored[each]["target"] for each in expected)
+def test_aims_name_published_sources_and_nothing_else() -> None:
+    """The sources are those of the four reports, every name under them is one of theirs, and a misspelt key is refused."""
+    aims = stored_aims()
+    assert {f"{source}.csv" for source in aims.sources.values()} == {path.name for path in published_dir().glob(CORE_PATTERN)}
+    for errors in (aims.in_sample, aims.held_out):
+        for table in (errors.memory_of, errors.throughput_of, errors.host_memory_of, aims.host_bound.above_installed_of):
+            assert table.keys() <= aims.sources.keys()
+    with pytest.raises(ValidationError, match="uncertian"):
+        Aims.model_validate(aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}})
 
 
 def test_a_target_that_is_loosened_has_a_reason() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.published import published_dir, published_validation
 from planner.errors import NotModelledError
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
 from planner.records import read_records
+from tests.accuracy.published import published_dir, published_validation
 
 TRANSCRIPTION = Path(__file__).parents[2].parent / "shared" / "records" / "published_extra.csv"
 SOURCES = tuple(sorted(path.stem for path in published_dir().glob("[a-z]*.csv")))

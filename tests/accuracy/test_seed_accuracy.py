@@ -8,12 +8,12 @@ from datetime import date
 
 import pytest
 
-from planner.calibration.misses import STALE_SHARE, misses_toml, over_limit, stored_misses
-from planner.calibration.published import published_dir, published_validation
 from planner.calibration.score.rows import QUANTITIES
 from planner.catalog.location import data_dir
 from tests.accuracy import budget
-from tests.accuracy.budget import beyond_budget, budget_figures, budget_toml, loosened, stored_budget
+from tests.accuracy.budget import beyond_budget, budget_figures, budget_toml, loosened, rounded_up, stored_budget
+from tests.accuracy.misses import STALE_SHARE, misses_toml, over_limit, stored_misses
+from tests.accuracy.published import published_dir, published_validation
 
 SCORES = {score.source: score for score in published_validation().sources}
 REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; the new figures come from `python -m tests.accuracy.budget`"
@@ -38,6 +38,14 @@ def test_a_figure_beyond_the_budget_is_named() -> None:
     """A document that has no figures may have no error, and each of its figures is named with its value."""
     unknown = replace(next(score for score in SCORES.values() if score.memory), source="unknown")
     assert any(line.startswith("unknown: memory_mape is 0.") for line in beyond_budget([unknown]))
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)]
+)
+def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded: float) -> None:
+    """Up, to two significant digits, never finer than a thousandth."""
+    assert rounded_up(value) == rounded
 
 
 def test_the_budget_is_of_uncalibrated_predictions() -> None:
@@ -76,7 +84,7 @@ def test_every_miss_is_listed(quantity: str) -> None:
     listed = {row for group in stored_misses().get(quantity, ()) for row in group.rows}
     over = over_limit(published_validation().rows, quantity)
     missing = {row: round(times, 2) for row, times in over.items() if times > 1 and row not in listed}
-    assert not missing, "run `python -m planner.calibration.misses --write`"
+    assert not missing, "run `python -m tests.accuracy.misses --write`"
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
@@ -85,7 +93,7 @@ def test_no_listed_miss_is_stale(quantity: str) -> None:
     over = over_limit(published_validation().rows, quantity)
     listed = [row for group in stored_misses().get(quantity, ()) for row in group.rows]
     stale = {row: over.get(row) for row in listed if over.get(row, 0.0) <= STALE_SHARE}
-    assert not stale, "run `python -m planner.calibration.misses --write`"
+    assert not stale, "run `python -m tests.accuracy.misses --write`"
 
 
 def test_every_group_of_misses_says_why() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.published import core_validation, published_dir
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
@@ -15,6 +14,7 @@ from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.drawn import stored_drawn
+from tests.accuracy.published import core_validation, published_dir
 from tests.accuracy.tables import coverage_by_group, published_tables, scale_and_unit, token_rate_points
 from tests.extras import import_or_skip
 

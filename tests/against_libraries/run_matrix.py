@@ -17,7 +17,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from matrix.cells import Cell, all_cells, scenario_of
 from matrix.compare import Traced, traced
-from matrix.table import Tables, folder, joined, read_tables, refreshed, row_of, summary_line, write_tables
+from matrix.table import Tables, compared, folder, joined, read_tables, row_of, summary_line, write_tables
 
 from planner.errors import PlannerError
 
@@ -73,11 +73,11 @@ def run_cells(cells: Sequence[Cell], tables: Tables, where: Path, workers: int) 
 
 
 def main() -> None:
-    """Trace what is missing, ask the closed form anew, write both tables and say how far they are apart."""
+    """Trace what is missing, write both tables and say how far the closed form is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="trace every cell, not only those that are not stored yet")
     parser.add_argument("--retry", action="store_true", help="trace again what could not be compared")
-    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing")
+    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing; only say how far apart both are")
     parser.add_argument("--priority", type=int, default=9, help="leave out cells of a higher number")
     parser.add_argument("--match", default="", help="only cells whose key holds this text")
     parser.add_argument("--workers", type=int, default=2)
@@ -91,14 +91,12 @@ def main() -> None:
     known = set() if options.again else set(tables.rows) | (set() if options.retry else set(tables.missing))
     if not options.closed_form_only:
         run_cells([cell for cell in wanted if cell.key not in known], tables, options.folder, options.workers)
-    for cell in cells:
-        if cell.key in tables.rows:
-            tables.rows[cell.key] = refreshed(cell, tables.rows[cell.key])
     write_tables(options.folder, tables, cells)
-    rows = list(tables.rows.values())
-    sys.stdout.write(f"{len(rows)} cells compared, {len(tables.missing)} not\n")
-    for column in ("difference_percent", "worst_terms_percent", "reserved_difference_percent"):
-        sys.stdout.write(f"{column}: {summary_line(rows, column)}\n")
+    apart = compared(tables.rows).values()
+    sys.stdout.write(f"{len(apart)} cells compared, {len(tables.missing)} not\n")
+    sys.stdout.write(f"allocated peak: {summary_line(each.allocated for each in apart)}\n")
+    sys.stdout.write(f"worst group of terms: {summary_line(each.terms for each in apart)}\n")
+    sys.stdout.write(f"reserved peak: {summary_line(each.reserved for each in apart)}\n")
 
 
 if __name__ == "__main__":

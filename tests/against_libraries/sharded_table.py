@@ -1,4 +1,4 @@
-"""Sharded jobs, closed form against trace: this script writes ``data/differential/sharded.csv``."""
+"""Sharded jobs, closed form against trace: this script writes the traces to ``data/differential/sharded.csv``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,13 +24,8 @@ from planner.memory.peak import predict_memory
 KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq", "quant_storage")
 COLUMNS = (
     *KEY,
-    "closed_form_bytes",
     "trace_bytes",
-    "difference_percent",
     "trace_phase",
-    "worst_phase",
-    "worst_phase_percent",
-    "closed_form_reserved_bytes",
     "trace_reserved_bytes",
     "trace_phases_bytes",
     "mechanism",
@@ -106,23 +102,28 @@ def traced(row: Mapping[str, str]) -> Row:
     }
 
 
-def compared(row: Row) -> Row:
-    """``row`` with the closed form as it is now beside its trace."""
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far the closed form is from the trace of one job, in percent of the trace's peak.
+
+    ``in_phase``: in the phase, loading aside, where both are furthest apart; ``worst_phase`` is its name.
+    """
+
+    row: Row
+    allocated: float
+    in_phase: float
+    worst_phase: str
+
+
+def compared(row: Row) -> Apart:
+    """The closed form as it is now beside the trace of ``row``."""
     memory = predict_memory(job_of(scenario_of(row), Coefficients()))
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
     planned = {each.phase: float(each.allocated_bytes) for each in memory.phases}
     apart = {name: 100 * (planned[name] - int(size)) / trace_bytes for name, size in phases.items() if name not in LOADING}
     worst = max(apart, key=lambda name: abs(apart[name]))
-    plan_bytes = round(float(memory.allocated_peak_bytes))
-    return {
-        **row,
-        "closed_form_bytes": str(plan_bytes),
-        "difference_percent": f"{100 * (plan_bytes - trace_bytes) / trace_bytes:.2f}",
-        "worst_phase": worst,
-        "worst_phase_percent": f"{apart[worst]:.2f}",
-        "closed_form_reserved_bytes": str(round(float(memory.reserved_peak_bytes))),
-    }
+    return Apart(row, 100 * (float(memory.allocated_peak_bytes) / trace_bytes - 1), apart[worst], worst)
 
 
 def read() -> list[Row]:
@@ -143,25 +144,28 @@ def write(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Trace what is missing, ask the closed form anew, and say how far they are apart."""
+    """Trace what is missing, and say how far the closed form is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="trace every job, not only those that are not stored yet")
-    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing")
+    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing; only say how far apart both are")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     stored = {key_of(row): row for row in read()}
     rows: list[Row] = []
+    apart: list[Apart] = []
     for job in JOBS:
         row: Row = dict.fromkeys(COLUMNS, "") | stored.get(key_of(job), {}) | job
         if not options.closed_form_only and (options.again or not row["trace_bytes"]):
             row |= traced(job)
         if row["trace_bytes"]:
-            rows.append(compared(row))
-            sys.stdout.write(" ".join((*key_of(job), rows[-1]["difference_percent"], rows[-1]["worst_phase_percent"])) + "\n")
+            rows.append(row)
+            apart.append(compared(row))
+            said = (f"{apart[-1].allocated:.2f}", f"{apart[-1].in_phase:.2f}", apart[-1].worst_phase)
+            sys.stdout.write(" ".join((*key_of(job), *said)) + "\n")
             sys.stdout.flush()
     write(rows)
-    apart = [abs(float(row["difference_percent"])) for row in rows]
-    sys.stdout.write(f"{len(rows)} jobs; allocated peak: median {statistics.median(apart):.2f} %, worst {max(apart):.2f} %\n")
+    sizes = [abs(each.allocated) for each in apart]
+    sys.stdout.write(f"{len(rows)} jobs; allocated peak: median {statistics.median(sizes):.2f} %, worst {max(sizes):.2f} %\n")
 
 
 if __name__ == "__main__":

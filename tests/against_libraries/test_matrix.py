@@ -1,4 +1,4 @@
-"""The table of the differential matrix: what it says is true now, and within the limits."""
+"""The differential matrix: the closed form as it is now is within the limits of the stored traces, and these are true now."""
 
 from __future__ import annotations
 
@@ -8,43 +8,39 @@ from collections.abc import Iterator
 import pytest
 from matrix.cells import Cell, all_cells
 from matrix.models import MODELS
-from matrix.table import Row, exceptions, folder, read_tables, refreshed
+from matrix.table import Apart, compared, exceptions, folder, read_tables
 
 from planner.catalog.models import load_model, model_ids
 from tests.extras import import_or_skip
 
-MEDIAN_PERCENT, WORST_PERCENT = 2.0, 5.0
-PERCENTAGES = ("difference_percent", "worst_terms_percent")
+# Of the trace, by method and kind of checkpointing: peak and terms, and what is reserved.
+MEDIAN_PERCENT, NINE_OF_TEN_PERCENT, WORST_PERCENT = 0.2, 1.6, 5.0
+RESERVED_MEDIAN_PERCENT, RESERVED_WORST_PERCENT = 5.0, 30.0
 TABLES = read_tables(folder())
 CELLS = {cell.key: cell for cell in all_cells()}
 
 
-def size(row: Row, column: str) -> float:
-    """A percentage of a row without its sign."""
-    return abs(float(row[column]))
+def test_the_closed_form_is_within_the_limits_of_every_trace_or_has_a_mechanism() -> None:
+    """Each cell is predicted now: peak by peak and term by term, in the middle and at the end; each exception is known.
 
-
-def test_every_stored_row_is_what_the_closed_form_says_now() -> None:
-    """The closed form's half of each row is recomputed: whoever changes a formula sees what it does to the whole matrix."""
-    stale = [" ".join(key) for key, row in TABLES.rows.items() if refreshed(CELLS[key], row) != row]
-    assert stale == [], "python tests/against_libraries/run_matrix.py --closed-form-only writes the table anew"
-
-
-def test_the_median_is_within_the_limit() -> None:
-    """Half of all cells are closer than two percent, peak by peak and term by term."""
-    for column in PERCENTAGES:
-        assert statistics.median(size(row, column) for row in TABLES.rows.values()) <= MEDIAN_PERCENT
-
-
-def test_every_row_is_within_the_limit_or_has_a_mechanism() -> None:
-    """No cell is more than five percent off, but for those whose mechanism is known; no entry is in vain, or does not know."""
+    One test, because the closed form of all cells takes some seconds.
+    """
+    apart = compared(TABLES.rows)
+    groups: dict[tuple[str, str], list[Apart]] = {}
+    for each in apart.values():
+        groups.setdefault((each.row["method"], each.row["checkpointing"]), []).append(each)
+    for name, some in groups.items():
+        for sizes in (sorted(abs(each.allocated) for each in some), sorted(abs(each.terms) for each in some)):
+            assert statistics.median(sizes) <= MEDIAN_PERCENT, name
+            assert sizes[9 * len(sizes) // 10] <= NINE_OF_TEN_PERCENT, name
+        reserved = [abs(each.reserved) for each in some]
+        assert statistics.median(reserved) <= RESERVED_MEDIAN_PERCENT, name
+        assert max(reserved) <= RESERVED_WORST_PERCENT, name
     listed = exceptions()
+    far = {key for key, each in apart.items() if max(abs(each.allocated), abs(each.terms)) > WORST_PERCENT}
+    assert [" ".join(key) for key in far if not any(each.covers(TABLES.rows[key]) for each in listed)] == []
+    assert [each.mechanism for each in listed if not any(each.covers(TABLES.rows[key]) for key in far)] == []
     assert [each.mechanism for each in listed if "unknown" in each.mechanism.lower()] == []
-    far = {key for key, row in TABLES.rows.items() if max(size(row, column) for column in PERCENTAGES) > WORST_PERCENT}
-    unexplained = [" ".join(key) for key in far if not any(each.covers(TABLES.rows[key]) for each in listed)]
-    assert unexplained == []
-    idle = [each.mechanism for each in listed if not any(each.covers(TABLES.rows[key]) for key in far)]
-    assert idle == []
 
 
 def test_nothing_is_left_out_without_a_reason() -> None:
@@ -71,7 +67,7 @@ def quick_cells() -> Iterator[Cell]:
             yield of_model[5 * number % len(of_model)]
 
 
-@pytest.mark.parametrize("cell", quick_cells(), ids=lambda cell: "-".join(cell.key))
+@pytest.mark.parametrize("cell", list(quick_cells()), ids=lambda cell: "-".join(cell.key))
 def test_the_stored_trace_is_what_the_modules_do(cell: Cell) -> None:
     """The trace of a cell, run now, agrees with the stored one: exactly in the versions of the table, closely in others."""
     import_or_skip("peft")

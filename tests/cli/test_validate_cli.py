@@ -58,7 +58,7 @@ def test_json_has_the_documented_shape(capsys: Captured) -> None:
     """One entry per source and one overall, with the keys of the schema; a source without a quantity says null."""
     document = document_of(capsys, PATTERN)
     ValidationDocument.model_validate_json(json.dumps(document))
-    assert (document["schema"], document["cv"]) == ("planner/validate@1", "none")
+    assert (document["schema"], document["cv"]) == ("planner/validate@2", "none")
     sources = document["sources"]
     assert isinstance(sources, list)
     assert [each["n_rows"] for each in sources] == [32, 83, 32, 10]
@@ -119,10 +119,6 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     in_sample, held_out, prior = (scores["overall"]["memory"]["mape"] for scores in scored)
     # Four documents are too few to say that a fit without one of them is better than none.
     assert in_sample < min(held_out, prior)
-    aims = {(each["title"], each["fit"]): each for each in document["goals"]}
-    seeds = aims["seeds, peak memory, mean error", "held out"]
-    assert seeds["met"] is (seeds["reached"] <= seeds["high"] == 0.06)
-    assert aims["memory, readings further off than 12 %", "held out"]["met"] is None
 
 
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
@@ -134,18 +130,18 @@ def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
         "inside the 90 % interval",
         "each source group is predicted",
         "Order of configurations",
-        "002, throughput, pairs in the right order",
     ):
         assert words in out
 
 
-def test_aims_are_those_that_the_records_speak_of(capsys: Captured) -> None:
-    """Records of one document have the aims of that document only, and the order of configurations is in every report."""
-    out = _printed(capsys, ONE_FILE, "--cv", "source")
-    assert "003, peak memory, mean error" in out
-    assert "002, peak memory" not in out
-    assert "other grade-A sources" not in out
-    assert "pairs by memory" in _printed(capsys, ONE_FILE)
+def test_a_source_that_begins_with_a_number_is_the_users_own(capsys: Captured, tmp_path: Path) -> None:
+    """What a source is called says nothing: another name gives the same document with that name in it."""
+    text = Path(ONE_FILE).read_text(encoding="utf-8")
+    for name in ("001_mine", "mine"):
+        (tmp_path / f"{name}.csv").write_text(text.replace("003_f83f083c0d8bebd6", name), encoding="utf-8")
+    for options in (("--rows",), ("--cv", "source")):
+        numbered, named = (_printed(capsys, str(tmp_path / f"{name}.csv"), *options, "--json") for name in ("001_mine", "mine"))
+        assert numbered.replace("001_mine", "mine") == named
 
 
 def test_an_unknown_cross_validation_lists_the_known_ones(capsys: Captured) -> None:
@@ -227,7 +223,7 @@ def test_the_schema_is_printed(capsys: Captured) -> None:
     """`plan schema validate` describes the document."""
     assert main(["schema", "validate"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert schema["$id"] == "planner/validate@1"
+    assert schema["$id"] == "planner/validate@2"
     assert {"schema", "cv", "sources", "overall"} <= schema["properties"].keys()
 
 

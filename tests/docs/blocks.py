@@ -24,17 +24,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.goals import percent_text
-from planner.calibration.misses import Evidence, over_limit, stored_misses
-from planner.calibration.published import CORE_PATTERN, published_validation
 from planner.catalog.location import data_dir
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.accuracy import stored_accuracy
+from tests.accuracy.goals import percent_text
 from tests.accuracy.longest import answer, longest_table, published_cases
+from tests.accuracy.misses import Evidence, over_limit, stored_misses
 from tests.accuracy.other_tools import stored_other_tools
+from tests.accuracy.published import CORE_PATTERN, published_validation
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "against_libraries"))

@@ -107,8 +107,8 @@ def test_nothing_is_shown_as_measured_that_was_not() -> None:
 
 def test_every_table_is_drawn() -> None:
     """Each table of the four documents becomes a picture of its memory, its time and its host RAM, as far as it has them."""
-    from planner.calibration.published import core_validation
     from planner.calibration.score.rows import QUANTITIES
+    from tests.accuracy.published import core_validation
     from tests.accuracy.tables import published_tables
 
     tables = [table for quantity in QUANTITIES for table in published_tables(core_validation().rows, quantity)]

@@ -11,7 +11,7 @@ from planner.calibration.fit.problem import make_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.split import CrossFit, cross_fit
 from planner.calibration.fit.targets import QUANTITIES, Quantity, Target, targets_of
-from planner.calibration.fit.unused import NotFitted, not_fitted, unused_times
+from planner.calibration.fit.unused import NotFitted, not_fitted, unused_readings
 from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
@@ -63,7 +63,7 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     without = {group: _with_intervals(each, [r for r in residuals if r.group != group]) for group, each in blind.items()}
     whole = _with_intervals(_calibration(name, targets, fits, None), residuals)
     whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
-    left_out = (*screened.left_out, *unused_times(screened.used))
+    left_out = (*screened.left_out, *unused_readings(screened.used))
     machines = {target.record.id: target.host for target in targets}
     return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
 

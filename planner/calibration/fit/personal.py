@@ -15,7 +15,7 @@ from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.solver import Pull, Solution, solve
 from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
-from planner.calibration.fit.unused import unused_times
+from planner.calibration.fit.unused import unused_readings
 from planner.domain.calibration import Calibration, Offset, Support, applies, formulas_version
 from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
@@ -24,7 +24,7 @@ from planner.errors import UsageError
 # How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
 OWN_WEIGHT = 4.0
 # How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is what the published
-# rows choose together (:func:`planner.calibration.anchors.chosen_pull`); a slow test says so when they choose another.
+# rows choose together (:func:`tests.accuracy.anchors.chosen_pull`); a slow test says so when they choose another.
 OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
 OWN_PULL = OWN_PULLS[0]
 
@@ -75,7 +75,7 @@ def calibrate_machine(
         groups=(*base.groups, name),
     )
     untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
-    left_out = (*screened.left_out, *unused_times(screened.used))
+    left_out = (*screened.left_out, *unused_readings(screened.used))
     return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
 
 

@@ -16,7 +16,7 @@ RULES: Mapping[str, str] = {
     "unusable": "a name that no catalog knows, or a value outside its range",
     "cpu_record": "a run without a GPU says nothing of GPU memory or speed",
     "failed_run": "the run neither ended well nor ran out of GPU memory",
-    "repeat": "the notes mark it as a repeat of another row",
+    "repeat": "the column use marks it as a repeat of another row",
     "duplicate": "configuration and readings are those of an earlier row",
     "refused": "plan refuses the combination, so it is not what ran",
     "above_card": ABOVE_CARD,
@@ -24,7 +24,8 @@ RULES: Mapping[str, str] = {
     "no_reading": "nothing measured that can be compared",
     "below_weights": BELOW_WEIGHTS,
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
-    "loop_time": "its notes say that the time is of more than training steps; only its time is left out",
+    "loop_time": "the column use says that its time is of more than training steps; only its time is left out",
+    "length_at_peak_unknown": "the column use says that nobody knows its longest batch; only its memory is left out",
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",
@@ -32,8 +33,6 @@ RULES: Mapping[str, str] = {
     "unreadable": "a line that is no record",
     "unfinished": "a last line that a crash left unfinished",
 }
-_REPEAT_MARK = "REPEAT"
-_LOOP_MARK = "TIME OF A LOOP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +66,6 @@ def screen(records: Iterable[RunRecord]) -> Screened:
     return Screened(tuple(used), tuple(left_out))
 
 
-def times_a_loop(record: RunRecord) -> bool:
-    """Whether the notes mark the time as that of a loop with more in it than training steps."""
-    return _LOOP_MARK in (record.notes or "")
-
-
 def nothing_usable(left_out: Sequence[LeftOut]) -> str:
     """Why there is nothing to fit: how many records each rule left out, with the first of them."""
     by_rule: dict[str, list[LeftOut]] = {}
@@ -83,7 +77,7 @@ def nothing_usable(left_out: Sequence[LeftOut]) -> str:
 
 def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | None, str, str]:
     """(scenario, rule, reason): a scenario where the record can be used, else the rule that leaves it out."""
-    identity = replace(record, id="", locator=None, notes=None, grade=None)
+    identity = replace(record, id="", locator=None, notes=None, use=None, grade=None)
     rule, reason = _unfit(record, seen.get(identity))
     if rule:
         return None, rule, reason
@@ -107,7 +101,7 @@ def _unfit(record: RunRecord, twin: str | None) -> tuple[str, str]:
         return "cpu_record", ""
     if record.outcome not in ("ok", "oom"):
         return "failed_run", f"{RULES['failed_run']}: {record.outcome}"
-    if _REPEAT_MARK in (record.notes or ""):
+    if record.use == "repeat":
         return "repeat", ""
     if twin is not None:
         return "duplicate", f"{RULES['duplicate']}: {twin}"

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from planner.calibration.fit.screen import times_a_loop
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import (
     KIND_WHEN_BLANK,
@@ -93,6 +92,8 @@ def targets_of(record: RunRecord, scenario: Scenario) -> tuple[Target, ...]:
 
 def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
     """The peak; above 93 % of the card it is a ceiling, because the allocator returns its cache there, so only a lower bound."""
+    if record.use == "length_at_peak_unknown":
+        return None
     limit = scenario.hardware.gpu.visible_memory_bytes
     if record.outcome == "oom":
         if limit is None or record.phase_reached in SETUP_PHASES:
@@ -108,7 +109,7 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
     column = throughput_column(record) if record.outcome == "ok" else None
-    if column is None or times_a_loop(record):
+    if column is None or record.use == "loop_time":
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.calibration.fit.problem import MIN_READINGS_PER_LEVEL, Problem
-from planner.calibration.fit.screen import RULES, LeftOut, screen, times_a_loop
+from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.calibration.score.rows import throughput_column
 from planner.domain.calibration import Knob
@@ -17,7 +17,7 @@ from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.records import Quarantined
 
-_DOUBTFUL = frozenset({"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"})
+_DOUBTFUL = frozenset({"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "length_at_peak_unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,16 @@ class NotFitted:
     reason: str
 
 
-def unused_times(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOut, ...]:
-    """Measured times of usable records that a fit leaves out, each by its rule."""
+def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOut, ...]:
+    """Measured peaks and times of usable records that a fit leaves out, each by its rule."""
     found = []
     for record, scenario in pairs:
+        if record.use == "length_at_peak_unknown":
+            found.append(LeftOut(record.id, record.use, RULES[record.use]))
         column = throughput_column(record) if record.outcome == "ok" else None
         if column is None:
             continue
-        if times_a_loop(record):
+        if record.use == "loop_time":
             found.append(LeftOut(record.id, "loop_time", f"{column}: {RULES['loop_time']}"))
             continue
         printed = float(getattr(record, column))
@@ -53,7 +55,7 @@ def doubtful(records: Iterable[RunRecord]) -> tuple[LeftOut, ...]:
     """Records that can be scored, and that a fit would leave out because something is wrong with them."""
     screened = screen(records)
     wrong = tuple(each for each in screened.left_out if each.rule in _DOUBTFUL)
-    return (*wrong, *(each for each in unused_times(screened.used) if each.rule in _DOUBTFUL))
+    return (*wrong, *(each for each in unused_readings(screened.used) if each.rule in _DOUBTFUL))
 
 
 def unread_lines(quarantined: Iterable[Quarantined]) -> tuple[LeftOut, ...]:

@@ -33,10 +33,11 @@ class Point:
 
 def points_of(rows: Iterable[RowScore], quantity: str) -> tuple[Point, ...]:
     """Points of the rows that have ``quantity`` (one of :data:`planner.calibration.score.rows.QUANTITIES`)."""
-    return tuple(point for row in rows if (point := _point(row, quantity)) is not None)
+    return tuple(point for row in rows if (point := point_of(row, quantity)) is not None)
 
 
-def _point(row: RowScore, quantity: str) -> Point | None:
+def point_of(row: RowScore, quantity: str) -> Point | None:
+    """The point of one row; ``None`` where it has no such quantity or was not predicted."""
     comparison: Comparison | None = getattr(row, quantity)
     if comparison is None or row.prediction is None:
         return None

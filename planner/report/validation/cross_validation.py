@@ -9,7 +9,6 @@ from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted
 from planner.calibration.fit.personal import Personal
 from planner.calibration.fit.screen import LeftOut
 from planner.calibration.fit.unused import NotFitted
-from planner.calibration.goals import Goal, goals, percent_text
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.validate import SourceScore
@@ -26,27 +25,13 @@ _QUANTITIES = (("memory", "GPU memory"), ("throughput", "Throughput"), ("host_me
 
 
 def cross_validation_sections(result: CrossValidation, *, with_rows: bool) -> tuple[Section, ...]:
-    """What is aimed at, errors side by side, what was fitted, what was left out, then the held-out validation in full."""
+    """Errors side by side, what was fitted, what was left out, then the held-out validation in full."""
     sections = (
-        _goals(goals(result, ())),
         *(_compared(result, name, title) for name, title in _QUANTITIES),
         *fit_sections(result.fitted),
         *validation_sections(result.held_out, with_rows=with_rows),
     )
     return tuple(section for section in sections if section.blocks)
-
-
-def _goals(found: Sequence[Goal]) -> Section:
-    """Each aim that the records speak of: the target, and what is reached in-sample or held out."""
-    words = {True: "met", False: "missed", None: ""}
-    reached = [percent_text(each.rounded).replace("%", " %") for each in found]
-    rows = tuple(
-        Row((each.title, each.fit, f"{each.n:,}", each.target, text, words[each.met]))
-        for each, text in zip(found, reached, strict=True)
-    )
-    columns = (Column("what"), Column("under"), *(Column(title, "right") for title in ("rows", "target", "reached")), Column(""))
-    note = Note("Gains of one anchor row take longer and are in data/accuracy.toml, which `make accuracy` checks.", "dim")
-    return Section("Aims", (Grid(columns, rows), note) if rows else ())
 
 
 def _compared(result: CrossValidation, name: str, title: str) -> Section:

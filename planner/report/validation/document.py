@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.fit.calibrate import Fitted
 from planner.calibration.fit.screen import LeftOut
-from planner.calibration.goals import Goal, goals
-from planner.calibration.misses import Evidence
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.rows import OomResult, RowScore
@@ -24,15 +22,14 @@ from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
 from planner.report.validation.history import HistoryScore
-from planner.report.validation.misses import misses_of
 from planner.report.validation.words import recipe_label
 
-# The JSON form of ``plan validate``, ``planner/validate@1``.  These models write it and their JSON Schema documents it.
+# The JSON form of ``plan validate``, ``planner/validate@2``.  These models write it and their JSON Schema documents it.
 #
 # Errors are fractions, (predicted - measured) / measured of the quantity as it was printed; bytes are integers; ``null`` means
 # that a source has nothing to compare.
 
-VALIDATE_SCHEMA_ID: Final = "planner/validate@1"
+VALIDATE_SCHEMA_ID: Final = "planner/validate@2"
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0)]
@@ -185,16 +182,6 @@ class RowPart(_Part):
     phases: list[PhasePart] = Field(description="empty where the record carries no readings")
 
 
-class MissPart(_Part):
-    """Rows that are far off, with what is thought to be the reason and how sure that is."""
-
-    quantity: str
-    pattern: str
-    mechanism: str
-    evidence: Evidence
-    rows: list[str]
-
-
 class ScoresPart(_Part):
     """The same records scored with other coefficients."""
 
@@ -242,25 +229,13 @@ class FitPart(_Part):
     scale: dict[str, float]
 
 
-class GoalPart(_Part):
-    """One aim: bounds of the target (null: none), and what is reached over ``n`` rows, pairs or sources; all are fractions."""
-
-    title: str
-    fit: str
-    n: Count
-    low: float | None
-    high: float | None
-    reached: float
-    met: bool | None = Field(description="null where there is no target")
-
-
 class ValidationDocument(_Part):
     """Everything that ``plan validate`` says about some files of records.
 
     With ``cv`` ``source``, ``sources`` are held out: each group is predicted by a fit that never saw it.
     """
 
-    schema_: Literal["planner/validate@1"] = Field(default=VALIDATE_SCHEMA_ID, alias="schema")
+    schema_: Literal["planner/validate@2"] = Field(default=VALIDATE_SCHEMA_ID, alias="schema")
     cv: Literal["none", "source"]
     calibration: str
     sources: list[SourcePart]
@@ -268,7 +243,6 @@ class ValidationDocument(_Part):
         description="errors: unweighted means over source groups with at least 3 compared rows; counts: sums"
     )
     rows: list[RowPart] | None = Field(description="null without --rows")
-    misses: list[MissPart] | None = Field(description="published rows that are far off; null without --rows")
     unread: list[str] = Field(description="lines that a crash left unfinished, of a newer schema, or with an id that was there")
     doubtful: list[UnusedPart] = Field(default=[], description="rows with something wrong, scored all the same")
     phases: list[PhaseErrorPart] = Field(description="by phase, over all records of a GPU that carry readings")
@@ -277,9 +251,6 @@ class ValidationDocument(_Part):
     in_sample: ScoresPart | None = Field(default=None, description="by the fit on all groups; null without --cv source")
     prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
     fit: FitPart | None = Field(default=None, description="null without --cv source")
-    goals: list[GoalPart] | None = Field(
-        default=None, description="aims that the records speak of, without anchors; null without --cv source"
-    )
 
 
 def validation_json_schema() -> dict[str, Any]:
@@ -311,7 +282,6 @@ def validation_document(validation: Validation, *, with_rows: bool) -> Validatio
         sources=[_source(source) for source in validation.sources],
         overall=_source(validation.overall),
         rows=[_row(row, validation) for row in validation.rows] if with_rows else None,
-        misses=_misses(validation) if with_rows else None,
         unread=list(validation.unread),
         phases=[
             PhaseErrorPart(phase=each.phase, level=each.level, errors=_summary(each.errors)) for each in validation.phase_errors
@@ -328,19 +298,6 @@ def _history(record_id: str, score: HistoryScore | str) -> HistoryPart:
     )
 
 
-def _misses(validation: Validation) -> list[MissPart]:
-    return [
-        MissPart(
-            quantity=miss.quantity,
-            pattern=miss.group.pattern,
-            mechanism=miss.group.mechanism,
-            evidence=miss.group.evidence,
-            rows=list(miss.rows),
-        )
-        for miss in misses_of(validation)
-    ]
-
-
 def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
     """The cross-validation as indented JSON, ending in a newline."""
     held_out = validation_document(result.held_out, with_rows=with_rows)
@@ -350,14 +307,9 @@ def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
             "in_sample": _scores(result.in_sample),
             "prior": _scores(result.prior),
             "fit": fit_part(result.fitted),
-            "goals": [_goal(each) for each in goals(result, ())],
         }
     )
     return document_text(document)
-
-
-def _goal(goal: Goal) -> GoalPart:
-    return GoalPart(title=goal.title, fit=goal.fit, n=goal.n, low=goal.low, high=goal.high, reached=goal.reached, met=goal.met)
 
 
 def fit_part(fitted: Fitted) -> FitPart:

@@ -1,10 +1,9 @@
-"""One measured row walked through: what was read, what was predicted, what is known of the difference."""
+"""One measured row walked through: what was read, what was predicted, how they differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.calibration.misses import stored_misses
 from planner.calibration.score.change import Moved, RowChange
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
@@ -32,7 +31,7 @@ _SHORT = {"memory": "memory", "throughput": "time or rate", "host_memory": "host
 
 
 def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, ...]:
-    """Where the row stands, what its source says, and measured against predicted with the mechanism of a large error.
+    """Where the row stands, what its source says, and measured against predicted.
 
     The terms, coefficients and settings behind the prediction are the report of ``plan --explain``, which follows it.
     """
@@ -52,8 +51,7 @@ def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, 
     if not comparisons:
         return (head, Section("", (Note(f"Nothing was compared: the run ended as {record.outcome}.", "warn"),)))
     grid = Grid(_COLUMNS, tuple(_row(row, *each) for each in comparisons))
-    known = tuple(Note(text) for name, _ in comparisons if (text := _mechanism(record.id, name)))
-    return (head, Section("Measured against predicted", (grid, *known)))
+    return (head, Section("Measured against predicted", (grid,)))
 
 
 def change_section(row: RowScore, change: RowChange) -> Section:
@@ -122,12 +120,3 @@ def _row(row: RowScore, name: str, comparison: Comparison) -> Row:
             comparison.note,
         )
     )
-
-
-def _mechanism(row_id: str, quantity: str) -> str:
-    """What ``data/published/misses.toml`` says of this row; empty where it is not listed."""
-    for group in stored_misses().get(quantity, ()):
-        if row_id in group.rows:
-            evidence = "unexplained" if group.evidence == "none" else group.evidence
-            return f"{quantity.replace('_', ' ')}, mechanism {evidence}: {group.mechanism}"
-    return ""

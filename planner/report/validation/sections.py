@@ -12,7 +12,6 @@ from planner.prediction import PRIORS
 from planner.records.reading import MAX_TOLD
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import percent
-from planner.report.validation.misses import misses_section
 from planner.report.validation.phases import phase_sections
 from planner.report.validation.words import amount, compared_label, quantity_label, recipe_label, signed_percent
 
@@ -61,7 +60,7 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
     ]
     if with_rows:
         sections += [_rows(validation.rows, *each) for each in _QUANTITIES]
-        sections += [_verdict_rows(validation.rows), misses_section(validation)]
+        sections += [_verdict_rows(validation.rows)]
     return tuple(section for section in sections if section.blocks)
 
 

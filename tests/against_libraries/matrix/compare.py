@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from matrix.cells import Cell, scenario_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
+from planner.domain.recipe import Number
 from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
+from planner.searching.variants import with_sizes
 
 # Terms that are compared together, because the border between them is where each instrument draws it: what the graph keeps and
 # what one block adds to it; a weight's copy, expanded or cast, and the product that needs it.
@@ -46,8 +50,6 @@ class Planned:
 
     allocated_bytes: int
     reserved_bytes: int
-    phase: str
-    phases: Mapping[str, int]
     terms: Mapping[str, int]
 
 
@@ -70,24 +72,29 @@ def traced(cell: Cell) -> Traced:
     )
 
 
-def planned(cell: Cell, phase: str) -> Planned:
-    """Ask the closed form, and which of its terms are alive in ``phase``."""
-    memory = predict_memory(job_of(scenario_of(cell), Coefficients()))
-    return Planned(
-        round(memory.allocated_peak_bytes),
-        round(memory.reserved_peak_bytes),
-        memory.limiting_phase,
-        {peak.phase: round(peak.allocated_bytes) for peak in memory.phases},
-        _terms_in(memory, phase),
-    )
+def planned(cells: Sequence[Cell], phases: Sequence[str]) -> list[Planned]:
+    """Ask the closed form about cells that differ in length alone, all at once; ``phases``: where each trace peaks."""
+    length = np.array([float(cell.seq_tokens) for cell in cells])
+    scenario = with_sizes(scenario_of(cells[0]), cells[0].batch, length, length)
+    memory = predict_memory(job_of(scenario, Coefficients()), by_phase=False)
+    allocated, reserved = (_one_each(amount, len(cells)) for amount in (memory.allocated_peak_bytes, memory.reserved_peak_bytes))
+    terms = {phase: _terms_in(memory, phase, len(cells)) for phase in dict.fromkeys(phases)}
+    return [
+        Planned(allocated[i], reserved[i], {name: sizes[i] for name, sizes in terms[phase].items()})
+        for i, phase in enumerate(phases)
+    ]
 
 
-def _terms_in(memory: MemoryPrediction, phase: str) -> dict[str, int]:
-    totals: dict[str, int] = {}
+def _terms_in(memory: MemoryPrediction, phase: str, count: int) -> dict[str, list[int]]:
+    totals: dict[str, Number] = {}
     for term in memory.terms:
         if phase in term.phases:
-            totals[term.name] = totals.get(term.name, 0) + round(term.n_bytes)
-    return totals
+            totals[term.name] = totals.get(term.name, 0) + term.n_bytes
+    return {name: _one_each(amount, count) for name, amount in totals.items()}
+
+
+def _one_each(amount: Number, count: int) -> list[int]:
+    return [round(float(each)) for each in np.broadcast_to(np.asarray(amount, dtype=np.float64), (count,))]
 
 
 def worst_group(plan: Mapping[str, int], trace: Mapping[str, int], peak_bytes: int) -> tuple[str, float]:

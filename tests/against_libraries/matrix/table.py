@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matrix.cells import Cell
+from matrix.cells import Cell, all_cells, has_windows
 from matrix.compare import Planned, Traced, planned, worst_group
 from planner.catalog.location import data_dir
 
@@ -22,16 +22,9 @@ COLUMNS = (
     "attention",
     "batch",
     "seq_tokens",
-    "closed_form_bytes",
     "trace_bytes",
-    "difference_percent",
-    "limiting_phase",
     "trace_phase",
-    "worst_terms",
-    "worst_terms_percent",
-    "closed_form_reserved_bytes",
     "trace_reserved_bytes",
-    "reserved_difference_percent",
     "trace_terms_bytes",
     "trace_phases_bytes",
 )
@@ -55,18 +48,48 @@ class Tables:
 
 
 def row_of(cell: Cell, trace: Traced) -> Row:
-    """The row of a cell that was traced; the closed form is asked now."""
-    plan = planned(cell, trace.phase)
-    return dict(zip(COLUMNS, (*cell.key, *_values(plan, trace)), strict=True))
+    """The row of a cell that was traced."""
+    amounts = (trace.allocated_bytes, trace.phase, trace.reserved_bytes, _packed(trace.terms), _packed(trace.phases))
+    return dict(zip(COLUMNS, (*cell.key, *map(str, amounts)), strict=True))
 
 
-def refreshed(cell: Cell, row: Row) -> Row:
-    """``row`` with the closed form as it is now beside the stored trace."""
-    return row_of(cell, trace_of(row))
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far the closed form is from the trace of one row, in percent of the trace.
+
+    ``terms``: of the group of terms that differs most in the phase of the trace's peak; ``worst_terms`` is its name.
+    """
+
+    row: Row
+    allocated: float
+    terms: float
+    reserved: float
+    worst_terms: str
+
+
+def compared(rows: Mapping[Key, Row]) -> dict[Key, Apart]:
+    """The closed form as it is now beside the stored traces."""
+    cells = {cell.key: cell for cell in all_cells()}
+    groups: dict[Key, list[Key]] = {}
+    for key in rows:
+        # A window is reached by a whole array of lengths or by none of it.
+        groups.setdefault(key if has_windows(cells[key]) else key[:-1], []).append(key)
+    found: dict[Key, Apart] = {}
+    for keys in groups.values():
+        traces = [trace_of(rows[key]) for key in keys]
+        plans = planned([cells[key] for key in keys], [trace.phase for trace in traces])
+        found |= {key: _apart(rows[key], plan, trace) for key, plan, trace in zip(keys, plans, traces, strict=True)}
+    return found
+
+
+def _apart(row: Row, plan: Planned, trace: Traced) -> Apart:
+    group, percent = worst_group(plan.terms, trace.terms, trace.allocated_bytes)
+    allocated = 100 * (plan.allocated_bytes / trace.allocated_bytes - 1)
+    return Apart(row, allocated, percent, 100 * (plan.reserved_bytes / trace.reserved_bytes - 1), group)
 
 
 def trace_of(row: Row) -> Traced:
-    """The trace's half of a row."""
+    """What is stored of a trace."""
     return Traced(
         int(row["trace_bytes"]),
         int(row["trace_reserved_bytes"]),
@@ -74,28 +97,6 @@ def trace_of(row: Row) -> Traced:
         _unpacked(row["trace_phases_bytes"]),
         _unpacked(row["trace_terms_bytes"]),
     )
-
-
-def _values(plan: Planned, trace: Traced) -> tuple[str, ...]:
-    group, percent = worst_group(plan.terms, trace.terms, trace.allocated_bytes)
-    return (
-        str(plan.allocated_bytes),
-        str(trace.allocated_bytes),
-        _percent(plan.allocated_bytes, trace.allocated_bytes),
-        plan.phase,
-        trace.phase,
-        group,
-        f"{percent:.2f}",
-        str(plan.reserved_bytes),
-        str(trace.reserved_bytes),
-        _percent(plan.reserved_bytes, trace.reserved_bytes),
-        _packed(trace.terms),
-        _packed(trace.phases),
-    )
-
-
-def _percent(plan_bytes: int, trace_bytes: int) -> str:
-    return f"{100 * (plan_bytes - trace_bytes) / trace_bytes:.2f}"
 
 
 def _packed(amounts: Mapping[str, int]) -> str:
@@ -166,32 +167,32 @@ def exceptions() -> list[Difference]:
     return [Difference(entry["match"], entry["mechanism"]) for entry in entries]
 
 
-def summary_line(rows: Sequence[Row], column: str) -> str:
-    """Median and worst size of a percentage over ``rows``."""
-    sizes = sorted(abs(float(row[column])) for row in rows)
+def summary_line(percentages: Iterable[float]) -> str:
+    """Median and worst size of some percentages."""
+    sizes = sorted(map(abs, percentages))
     return f"median {statistics.median(sizes):.2f} %, worst {sizes[-1]:.2f} %" if sizes else "no rows"
 
 
 def summary_table() -> str:
-    """The stored table in a few lines of markdown: one line a method and kind of checkpointing."""
-    stored = read_tables(folder())
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in stored.rows.values():
-        kept = "checkpointing" if row["checkpointing"] == "true" else "all kept"
-        groups.setdefault((row["method"], kept), []).append(row)
+    """The comparison in a few lines of markdown: one line a method and kind of checkpointing."""
+    everything = list(compared(read_tables(folder()).rows).values())
+    groups: dict[tuple[str, str], list[Apart]] = {}
+    for each in everything:
+        kept = "checkpointing" if each.row["checkpointing"] == "true" else "all kept"
+        groups.setdefault((each.row["method"], kept), []).append(each)
     lines = [
         "| method | activations | cells | allocated peak | within 2 % | terms, of the peak | reserved peak |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    for (method, kept), rows in (*sorted(groups.items()), (("all", ""), list(stored.rows.values()))):
-        close = sum(abs(float(row["difference_percent"])) <= 2 for row in rows) / len(rows)
+    for (method, kept), some in (*sorted(groups.items()), (("all", ""), everything)):
+        close = sum(abs(round(each.allocated, 2)) <= 2 for each in some) / len(some)
         cells = " | ".join(
             (
-                summary_line(rows, "difference_percent"),
+                summary_line(each.allocated for each in some),
                 f"{100 * close:.0f} %",
-                summary_line(rows, "worst_terms_percent"),
-                summary_line(rows, "reserved_difference_percent"),
+                summary_line(each.terms for each in some),
+                summary_line(each.reserved for each in some),
             )
         )
-        lines.append(f"| {method} | {kept} | {len(rows)} | {cells} |")
+        lines.append(f"| {method} | {kept} | {len(some)} | {cells} |")
     return "\n".join(lines) + "\n"

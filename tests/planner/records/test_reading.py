@@ -28,6 +28,7 @@ FULL = RunRecord(
     locator="table 1, row 2",
     grade="A",
     notes='a "quoted" word, a comma,\nand a second line',
+    use="loop_time",
     model="qwen-7b",
     gpu="a100-80-sxm",
     host="server-256g",

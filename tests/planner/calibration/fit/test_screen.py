@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from planner.calibration.fit.calibrate import calibrate
 from planner.calibration.fit.screen import RULES, screen
 from planner.calibration.fit.targets import targets_of
-from planner.calibration.fit.unused import doubtful, unused_times
-from planner.calibration.published import published_dir
+from planner.calibration.fit.unused import doubtful, unused_readings
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.records import read_records
+from tests.accuracy.published import published_dir
 from tests.planner.calibration.simulated import simulated
 
 GOOD = simulated({"doc-d": Coefficients()})[0]
@@ -23,7 +24,7 @@ CASES: dict[str, RunRecord] = {
     "unusable": replace(GOOD, id="x", gpu="rtx9999"),
     "cpu_record": replace(GOOD, id="x", gpu="cpu"),
     "failed_run": replace(GOOD, id="x", outcome="crash"),
-    "repeat": replace(GOOD, id="x", notes="REPEAT of row 3"),
+    "repeat": replace(GOOD, id="x", use="repeat"),
     "duplicate": replace(GOOD, id="x", notes="copied"),
     "refused": replace(GOOD, id="x", lora_targets=("nosuch",)),
     "above_card": replace(GOOD, id="x", peak_memory_mib=61_440.0),
@@ -33,8 +34,13 @@ CASES: dict[str, RunRecord] = {
 # A row with such a time stays, because its memory is as good as any.
 TIMES: dict[str, RunRecord] = {
     "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
-    "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="TIME OF A LOOP: evaluation is inside"),
+    "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, use="loop_time"),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
+}
+PEAKS: dict[str, RunRecord] = {
+    "length_at_peak_unknown": replace(
+        GOOD, id="x", peak_memory_mib=(GOOD.peak_memory_mib or 0) * 2, use="length_at_peak_unknown"
+    ),
 }
 LINES = ("newer_schema", "no_file", "unreadable", "repeated_id", "unfinished")
 
@@ -53,15 +59,33 @@ def test_a_time_that_teaches_nothing_is_left_out_alone(rule: str) -> None:
     """The row's memory is fitted, its time is not, and the rule says so by name."""
     screened = screen([GOOD, TIMES[rule]])
     assert [record.id for record, _ in screened.used] == [GOOD.id, "x"]
-    assert [(each.record_id, each.rule) for each in unused_times(screened.used)] == [("x", rule)]
+    assert [(each.record_id, each.rule) for each in unused_readings(screened.used)] == [("x", rule)]
     assert [target.quantity for target in targets_of(*screened.used[1])] == ["memory"]
+
+
+@pytest.mark.parametrize("rule", PEAKS)
+@pytest.mark.parametrize("outcome", ["ok", "oom"])
+def test_a_peak_that_teaches_nothing_is_left_out_alone(rule: str, outcome: Literal["ok", "oom"]) -> None:
+    """The row's time is fitted, its memory is not, whether it ran or not, and the rule says so by name."""
+    screened = screen([GOOD, replace(PEAKS[rule], outcome=outcome)])
+    assert [(each.record_id, each.rule) for each in unused_readings(screened.used)] == [("x", rule)]
+    assert [target.quantity for target in targets_of(*screened.used[1])] == (["throughput"] if outcome == "ok" else [])
+
+
+def test_notes_are_for_people() -> None:
+    """No word in a note steers the fit."""
+    noted = replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="REPEAT of row 3; TIME OF A LOOP")
+    screened = screen([GOOD, noted])
+    assert [record.id for record, _ in screened.used] == [GOOD.id, "x"]
+    assert unused_readings(screened.used) == ()
+    assert len(targets_of(*screened.used[1])) == len(targets_of(*screened.used[0]))
 
 
 def test_only_what_is_wrong_is_doubtful() -> None:
     """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
-    rows = [GOOD, *CASES.values(), *TIMES.values()]
+    rows = [GOOD, *CASES.values(), *TIMES.values(), *PEAKS.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time"}
+    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "length_at_peak_unknown"}
     assert {each.rule for each in doubtful(named)} == wrong
 
 
@@ -82,7 +106,7 @@ def test_numbers_with_too_few_readings_are_named() -> None:
 
 def test_every_rule_has_a_case() -> None:
     """No rule is listed that nothing can trigger; those of lines and machines are tested where these are read."""
-    assert set(RULES) == {*CASES, *TIMES, *LINES, "other_machine"}
+    assert set(RULES) == {*CASES, *TIMES, *PEAKS, *LINES, "other_machine"}
 
 
 def test_a_total_over_gpus_may_exceed_one_card() -> None:

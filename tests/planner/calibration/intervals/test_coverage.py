@@ -11,9 +11,9 @@ import pytest
 
 from planner.calibration.fit.calibrate import Fitted, calibrate
 from planner.calibration.intervals.coverage import Held, held_out, held_out_twice
-from planner.calibration.published import published_dir
 from planner.domain.coefficients import Coefficients
 from planner.records import read_records
+from tests.accuracy.published import published_dir
 from tests.planner.calibration.simulated import MACHINES, simulated
 
 # What README.md promises: coverage changes by less than two points.

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from planner.calibration.fit.targets import targets_of
-from planner.calibration.published import published_dir
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import score_record
 from planner.domain.coefficients import Coefficients
@@ -19,6 +18,7 @@ from planner.intake.resolve import resolve
 from planner.memory.job import Job, job_of
 from planner.memory.lengths import longest_of_batch_tokens
 from planner.records import read_records
+from tests.accuracy.published import published_dir
 
 CAP, MEAN, BATCH = 768, 202, 4
 # Smallest length in units of the spread, for a deviation of 0.8 of the mean.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
-from planner.calibration import misses
-from planner.calibration.misses import UNEXPLAINED, MissGroup, over_limit, unlisted, updated_misses
 from planner.calibration.score.metrics import average, count_verdicts, summarise, summarise_bounds
 from planner.calibration.score.rows import (
     Comparison,
-    RowScore,
     compare_host,
     compare_host_bound,
     compare_memory,
@@ -27,12 +23,9 @@ from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePea
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
 from planner.records import RecordSet
-from planner.report.render.layout import Note
 from planner.report.validation.document import validation_document
-from planner.report.validation.misses import misses_section
 from planner.report.validation.words import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
-from tests.accuracy.budget import rounded_up
 
 RECORD = RunRecord(
     id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="qlora", seq_len=512, outcome="ok"
@@ -361,75 +354,3 @@ def test_numbers_carry_the_unit_of_their_quantity() -> None:
         "step time",
     ]
     assert signed_percent(-0.0834) == "-8.3 %"
-
-
-@pytest.mark.parametrize(
-    ("value", "rounded"), [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)]
-)
-def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded: float) -> None:
-    """Up, to two significant digits, never finer than a thousandth."""
-    assert rounded_up(value) == rounded
-
-
-def test_the_list_of_misses_keeps_mechanisms_and_forgets_what_is_right() -> None:
-    """A listed row stays while it is more than 12 % off, a new one comes in above 15 %, one that is right leaves."""
-    factors = {"kept": 1.13, "fixed": 1.11, "new": 1.16, "unlisted": 1.14}
-    errors = {name: Comparison("driver_bytes", 100, 100 * factor) for name, factor in factors.items()}
-    rows = tuple(RowScore(replace(RECORD, id=name, source="001_s"), memory=error) for name, error in errors.items())
-    table = updated_misses(rows, {"memory": [MissGroup("p", "because", ("kept", "fixed"), "suspected")]})
-    new = MissGroup("001_s: qlora, predicted too high", UNEXPLAINED, ("new",), "none")
-    assert table["memory"] == [MissGroup("p", "because", ("kept",), "suspected"), new]
-    assert table["throughput"] == []
-
-
-def test_rows_of_other_sources_are_listed_from_twice_what_is_aimed_at() -> None:
-    """Above 20 % of memory and only where a source is fully described; a held-out error counts as one without a fit."""
-    error = Comparison("driver_bytes", 100, 121)
-    rows = [RowScore(replace(RECORD, id=grade, source="s", grade=grade), memory=error) for grade in ("A", "B")]
-    assert over_limit(rows, "memory") == {"A": pytest.approx(0.21 / 0.20)}
-    assert unlisted(rows, {}) == ["A: memory is more than twice its aim off and data/published/misses.toml does not say why"]
-    assert not unlisted(rows, {"memory": [MissGroup("p", "because", ("A",), "suspected")]})
-
-
-MISSES = """
-[[memory]]
-pattern = "p"
-mechanism = "{mechanism}"
-evidence = "{evidence}"
-rows = ["r1"]
-"""
-
-
-@pytest.fixture
-def misses_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A list of misses in a folder of its own, which the program reads in place of the published one."""
-    monkeypatch.setattr(misses, "published_dir", lambda: tmp_path)
-    return tmp_path / "misses.toml"
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "evidence", "complaint"),
-    [
-        ("cache", "sure", "'evidence' in group 1 of 'memory' must be one of tested, suspected, none"),
-        ("cache", "none", "exactly where the mechanism begins"),
-        ("unexplained: a cache", "suspected", "exactly where the mechanism begins"),
-    ],
-)
-def test_a_miss_must_say_how_sure_its_mechanism_is(misses_file: Path, mechanism: str, evidence: str, complaint: str) -> None:
-    """Another word is refused, and so is a mechanism without evidence or evidence for none."""
-    misses_file.write_text(MISSES.format(mechanism=mechanism, evidence=evidence), encoding="utf-8")
-    with pytest.raises(InputFileError, match=complaint):
-        misses.stored_misses()
-
-
-def test_rows_far_off_are_listed_with_mechanism_and_evidence(misses_file: Path) -> None:
-    """--rows says why a listed row is off and that nobody tested it; a row that is right is not mentioned."""
-    misses_file.write_text(MISSES.format(mechanism="a cache", evidence="suspected"), encoding="utf-8")
-    off, right = (validate(record_set(measured("r1", "g", factor, "001_s"))) for factor in (1.3, 1.0))
-    document = validation_document(off, with_rows=True)
-    assert document.misses is not None
-    assert [(miss.mechanism, miss.evidence, miss.rows) for miss in document.misses] == [("a cache", "suspected", ["r1"])]
-    text = " ".join(note.text for note in misses_section(off).blocks if isinstance(note, Note))
-    assert "suspected, not tested" in text
-    assert misses_section(right).blocks == ()
-    assert validation_document(off, with_rows=False).misses is None

@@ -15,11 +15,6 @@ from planner.records import read_records
 CORE_PATTERN = "[0-9]*.csv"
 
 
-def is_numbered(source: str) -> bool:
-    """Whether a source is one of the documents whose names start with a number."""
-    return source[:1].isdigit()
-
-
 def published_dir() -> Path:
     """Folder of the published record files."""
     return data_dir() / "published"

@@ -1,6 +1,6 @@
 """Published rows that are predicted badly, each with a mechanism and the evidence for it, or "unexplained".
 
-``python -m planner.calibration.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
+``python -m tests.accuracy.misses`` prints the content of ``data/published/misses.toml`` as it should be now, and with
 ``--write`` puts it there: groups and mechanisms stay, rows that are no longer wrong leave, new ones come in as "unexplained".
 Do not redirect the output onto the file: the shell would empty it before its mechanisms are read.
 """
@@ -13,22 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from planner.calibration.published import is_numbered, published_dir, published_validation
 from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
 from planner.errors import InputFileError
 from planner.files.structured import read_toml
+from tests.accuracy.aims import stored_aims
+from tests.accuracy.published import published_dir, published_validation
 
-# A row of the numbered documents further off than this must be listed; one that is listed must still be further off than a
-# share of it, so that a small change of the code does not move rows in and out.
-LISTED_ABOVE = 0.15
-# What is aimed at for held-out rows of each numbered document and of other sources: relative errors.
-HELD_OUT_AIMS: Mapping[str, Mapping[str, float]] = {
-    "memory": {"001": 0.08, "002": 0.08, "003": 0.08, "others": 0.10},
-    "throughput": {"001": 0.30, "002": 0.20, "003": 0.20, "004": 0.20, "others": 0.25},
-}
-# Of the other sources those of grade A count, from twice what is aimed at.
-OTHERS_LISTED_ABOVE = {quantity: 2 * aims["others"] for quantity, aims in HELD_OUT_AIMS.items()}
-STALE_SHARE = 0.8
+LISTED_ABOVE = stored_aims().misses.listed_above
+STALE_SHARE = stored_aims().misses.stale_share
+_TIMES = stored_aims().misses.times_the_aim
+# Rows of other sources count where these are fully described (grade A).
+OTHERS_LISTED_ABOVE = {each: _TIMES * stored_aims().held_out.others(each) for each in ("memory", "throughput")}
 _OTHERS = " or ".join(f"{limit:.0%} ({quantity})" for quantity, limit in OTHERS_LISTED_ABOVE.items())
 UNEXPLAINED = "unexplained"
 
@@ -46,7 +41,7 @@ _HEADER = f"""\
 # explain the rows, nothing was tried) or "none" (unexplained, with what would settle it where known).  A test checks that no
 # such row is missing and that every row here is still more than {STALE_SHARE:.0%} of that off.
 # Rows of one pattern stand together; [[memory]] is GPU memory.
-# `python -m planner.calibration.misses --write` brings this file up to date; mechanisms and evidence are kept.
+# `python -m tests.accuracy.misses --write` brings this file up to date; mechanisms and evidence are kept.
 """
 
 
@@ -97,7 +92,7 @@ def _group(entry: Mapping[str, Any], place: str) -> MissGroup:
 
 def listed_above(row: RowScore, quantity: str) -> float | None:
     """The relative error from which a row has to be listed; ``None`` where none has: a source that is not fully described."""
-    if is_numbered(row.record.source):
+    if stored_aims().name_of(row.record.source) is not None:
         return LISTED_ABOVE
     return OTHERS_LISTED_ABOVE.get(quantity) if row.record.grade == "A" else None
 
@@ -116,13 +111,14 @@ def over_limit(rows: Iterable[RowScore], quantity: str) -> dict[str, float]:
 def unlisted(held_out: Iterable[RowScore], stored: MissTable) -> list[str]:
     """A sentence for each held-out row that is further off than twice what is aimed at, and that the list says nothing of."""
     found = []
-    for quantity, aims in HELD_OUT_AIMS.items():
+    aims = stored_aims()
+    for quantity in OTHERS_LISTED_ABOVE:
         listed = {row for group in stored.get(quantity, ()) for row in group.rows}
         for row in held_out:
             comparison: Comparison | None = getattr(row, quantity)
             if comparison is None or listed_above(row, quantity) is None or row.record.id in listed:
                 continue
-            if abs(comparison.error) > 2 * aims.get(row.record.source[:3], aims["others"]):
+            if abs(comparison.error) > _TIMES * aims.held_out.of_source(quantity, aims.name_of(row.record.source)):
                 found.append(
                     f"{row.record.id}: {quantity} is more than twice its aim off and data/published/{_FILE_NAME} does not say why"
                 )

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Literal
 
 import numpy as np
 
-from planner.calibration.anchors import AnchorGain
 from planner.calibration.intervals.coverage import Held, held_out
-from planner.calibration.misses import HELD_OUT_AIMS
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.ranking import joined, rank_agreement
 from planner.calibration.score.rows import Comparison, RowScore
 from planner.calibration.score.validate import MIN_GROUP_ROWS, offloads
 from planner.domain.interval import SpreadOf
+from tests.accuracy.aims import Fit, stored_aims
+from tests.accuracy.anchors import AnchorGain
 
-# The four numbered documents that targets are given for.
-SEEDS = ("001", "002", "003", "004")
 _MEMORY_LEVELS: tuple[SpreadOf, ...] = ("allocated", "reserved", "driver")
-# A wrong verdict is near enough where what must be held lies this close to the limit.
-_NEAR_LIMIT = 0.05
 _OTHERS = "other grade-A sources"
-_HALF_WIDTHS = {"memory": 0.12, "time": 0.25}
 # Rules of the fit that say that a time is not what the record says it is, or is there twice.
 _UNCLEAR = frozenset({"impossible_rate", "loop_time", "repeat", "duplicate"})
 
@@ -92,7 +88,7 @@ def percent_text(share: float) -> str:
 
 def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal, ...]:
     """Every line that the records say something about, in the order in which the targets are listed in the README."""
-    fits = {"in-sample": result.in_sample.rows, "held out": result.held_out.rows}
+    fits: dict[Fit, Sequence[RowScore]] = {"in-sample": result.in_sample.rows, "held out": result.held_out.rows}
     unclear = frozenset(each.record_id for each in result.fitted.left_out if each.rule in _UNCLEAR)
     return (
         *(goal for fit, rows in fits.items() for goal in _memory(fit, rows)),
@@ -101,26 +97,21 @@ def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal,
         *_ranks(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _others(fit, rows, unclear)),
         *(goal for fit, rows in fits.items() for goal in _verdicts(fit, rows)),
-        *_intervals(held_out(result.fitted.residuals), _seed_groups(result.held_out.rows)),
+        *_intervals(held_out(result.fitted.residuals), _named_groups(result.held_out.rows)),
         *_uncertain(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _host(fit, rows)),
     )
 
 
-def _memory(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
-    by_document, pooled, tail = (
-        ({"001": 0.06, "002": 0.04, "003": 0.03}, 0.04, None) if fit == "in-sample" else (_of_documents("memory"), 0.06, 0.12)
-    )
-    errors = _errors(rows, _is_seed, _peak)
-    yield from _mean("seeds, peak memory, mean error", fit, errors, pooled)
+def _memory(fit: Fit, rows: Sequence[RowScore]) -> Iterable[Goal]:
+    aims = stored_aims().errors(fit)
+    errors = _errors(rows, _has_aims, _peak)
+    yield from _mean("seeds, peak memory, mean error", fit, errors, aims.memory)
     if errors:
-        yield Goal("seeds, peak memory, 90th percentile", fit, len(errors), float(np.quantile(errors, 0.9)), tail)
-    for document, target in by_document.items():
-        yield from _mean(f"{document}, peak memory, mean error", fit, _errors(rows, _of(document), _peak), target)
-
-
-def _of_documents(quantity: str) -> Mapping[str, float]:
-    return {document: aim for document, aim in HELD_OUT_AIMS[quantity].items() if document in SEEDS}
+        worse = float(np.quantile(errors, 0.9))
+        yield Goal("seeds, peak memory, 90th percentile", fit, len(errors), worse, aims.memory_90th_percentile)
+    for name, target in aims.memory_of.items():
+        yield from _mean(f"{name}, peak memory, mean error", fit, _errors(rows, _of(name), _peak), target)
 
 
 def _mean(title: str, fit: str, errors: Sequence[float], high: float | None) -> Iterable[Goal]:
@@ -128,27 +119,23 @@ def _mean(title: str, fit: str, errors: Sequence[float], high: float | None) -> 
         yield Goal(title, fit, len(errors), fmean(errors), high)
 
 
-def _throughput(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
+def _throughput(fit: Fit, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
     """Unambiguous rows: not of grade C, and with a time that the fit does not refuse.  Those that offload are apart."""
-    by_document, pooled = (
-        ({"001": 0.15, "002": 0.06, "003": 0.08, "004": 0.12}, 0.08)
-        if fit == "in-sample"
-        else (_of_documents("throughput"), None)
-    )
-    clear = [row for row in rows if _is_seed(row) and row.record.grade != "C" and row.record.id not in unclear]
+    aims = stored_aims().errors(fit)
+    clear = [row for row in rows if _has_aims(row) and row.record.grade != "C" and row.record.id not in unclear]
     apart = _errors(clear, offloads, _time)
     errors = _errors(clear, lambda row: not offloads(row), _time)
-    yield from _mean("seeds, throughput, mean error, without offload", fit, errors, pooled)
-    for document, target in by_document.items():
-        mine = _errors([row for row in clear if _of(document)(row)], lambda row: not offloads(row), _time)
-        yield from _mean(f"{document}, throughput, mean error, without offload", fit, mine, target)
+    yield from _mean("seeds, throughput, mean error, without offload", fit, errors, aims.throughput)
+    for name, target in aims.throughput_of.items():
+        mine = _errors([row for row in clear if _of(name)(row)], lambda row: not offloads(row), _time)
+        yield from _mean(f"{name}, throughput, mean error, without offload", fit, mine, target)
     yield from _mean("seeds, throughput, mean error, offload apart", fit, apart, None)
 
 
 def _anchored(anchors: Sequence[AnchorGain], rows: Sequence[RowScore]) -> Iterable[Goal]:
     """Throughput of a held-out group after one row of its machine: the median over the choice of row."""
-    fit, target = "held out, one anchor row", 0.12
-    names = _seed_groups(rows)
+    fit, target = "held out, one anchor row", stored_aims().predictive.throughput_with_one_row
+    names = _named_groups(rows)
     grade_a = {row.record.source_group for row in rows if row.record.grade == "A"}
     for gain in anchors:
         if gain.group in names:
@@ -159,22 +146,23 @@ def _anchored(anchors: Sequence[AnchorGain], rows: Sequence[RowScore]) -> Iterab
 
 
 def _ranks(rows: Sequence[RowScore]) -> Iterable[Goal]:
+    target = stored_aims().predictive.pairs_in_order
     for title, pick in _PICKS.items():
-        found = {document: rank_agreement(_comparisons(rows, _of(document), pick)) for document in SEEDS}
+        found = {name: rank_agreement(_comparisons(rows, _of(name), pick)) for name in stored_aims().sources}
         pooled = joined(found.values())
         named = {f"seeds, {title}": pooled, **{f"{document}, {title}": each for document, each in found.items()}}
         for name, each in named.items():
             if each is not None:
-                yield Goal(f"{name}, pairs in the right order", "held out", each.n_pairs, each.share, low=0.95)
+                yield Goal(f"{name}, pairs in the right order", "held out", each.n_pairs, each.share, low=target)
 
 
-def _others(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
+def _others(fit: Fit, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
     """Each source counts once, where it has at least three rows of grade A; times that the fit refuses are no part of it."""
-    targets = (0.06, 0.12) if fit == "in-sample" else tuple(HELD_OUT_AIMS[each]["others"] for each in ("memory", "throughput"))
-    for (title, pick), target in zip(_PICKS.items(), targets, strict=True):
+    aims = stored_aims().errors(fit)
+    for (title, pick), target in zip(_PICKS.items(), (aims.others_memory, aims.others_throughput), strict=True):
         by_source: dict[str, list[float]] = {}
         for row in rows:
-            if _is_seed(row) or row.record.grade != "A" or (title == "throughput" and row.record.id in unclear):
+            if _has_aims(row) or row.record.grade != "A" or (title == "throughput" and row.record.id in unclear):
                 continue
             if (comparison := pick(row)) is not None:
                 by_source.setdefault(row.record.source, []).append(abs(comparison.error))
@@ -184,17 +172,18 @@ def _others(fit: str, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iter
 
 
 def _verdicts(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
-    mine = [row for row in rows if _is_seed(row) and row.oom is not None]
+    mine = [row for row in rows if _has_aims(row) and row.oom is not None]
     if not mine:
         return
+    aims = stored_aims().verdicts
     ran_out = [row for row in mine if row.record.outcome == "oom"]
     ran = [row for row in mine if row.record.outcome != "oom"]
     wrong = [row for row in mine if row.oom in ("false_fit", "false_oom")]
     false_fit, false_oom = (sum(row.oom == kind for row in mine) for kind in ("false_fit", "false_oom"))
-    yield Goal("seeds, ran out of memory and said to fit", fit, len(ran_out), false_fit / max(len(ran_out), 1), 0.0)
-    yield Goal("seeds, ran and said not to fit", fit, len(ran), false_oom / max(len(ran), 1), 0.02)
+    yield Goal("seeds, ran out of memory and said to fit", fit, len(ran_out), false_fit / max(len(ran_out), 1), aims.said_to_fit)
+    yield Goal("seeds, ran and said not to fit", fit, len(ran), false_oom / max(len(ran), 1), aims.said_not_to_fit)
     furthest = max((_from_limit(row) for row in wrong), default=0.0)
-    yield Goal("seeds, furthest wrong verdict from the limit", fit, len(wrong), furthest, _NEAR_LIMIT)
+    yield Goal("seeds, furthest wrong verdict from the limit", fit, len(wrong), furthest, aims.from_limit)
 
 
 def _from_limit(row: RowScore) -> float:
@@ -205,28 +194,30 @@ def _from_limit(row: RowScore) -> float:
 
 
 def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Goal]:
-    quantities: dict[str, tuple[SpreadOf, ...]] = {"memory": _MEMORY_LEVELS, "time": ("time",)}
+    quantities: dict[Literal["memory", "time"], tuple[SpreadOf, ...]] = {"memory": _MEMORY_LEVELS, "time": ("time",)}
+    low, high = stored_aims().predictive.inside_interval
     for name, kinds in quantities.items():
+        half_width = stored_aims().predictive.half_width[name]
         mine = [each for each in held if each.residual.of in kinds]
         if not mine:
             continue
-        yield Goal(f"{name}, inside the 90 % interval", "held out", len(mine), _inside(mine), 0.94, 0.86)
+        yield Goal(f"{name}, inside the 90 % interval", "held out", len(mine), _inside(mine), high, low)
         sources = list(dict.fromkeys(each.residual.group for each in mine))
         by_source = fmean(_inside([each for each in mine if each.residual.group == group]) for group in sources)
-        yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source, 0.94, 0.86)
+        yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source, high, low)
         for kind in kinds if len(kinds) > 1 else ():
             level = [each for each in mine if each.residual.of == kind]
             if level:
-                yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), 0.94, 0.86)
-        off = fmean(abs(np.expm1(each.residual.log_ratio)) > _HALF_WIDTHS[name] for each in mine)
-        yield Goal(f"{name}, readings further off than {_HALF_WIDTHS[name]:.0%}".replace("%", " %"), "held out", len(mine), off)
+                yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), high, low)
+        off = fmean(abs(np.expm1(each.residual.log_ratio)) > half_width for each in mine)
+        yield Goal(f"{name}, readings further off than {half_width:.0%}".replace("%", " %"), "held out", len(mine), off)
         seeds = [each for each in mine if each.residual.group in seeds_of]
         others = [each for each in mine if each.residual.group not in seeds_of]
         widths = {"": mine, "seeds, ": seeds, "other sources, ": others}
         for prefix, part in widths.items():
             if part:
                 half = median(each.half_width for each in part)
-                yield Goal(f"{prefix}{name}, median half-width", "held out", len(part), half, _HALF_WIDTHS[name])
+                yield Goal(f"{prefix}{name}, median half-width", "held out", len(part), half, half_width)
 
 
 def _inside(held: Sequence[Held]) -> float:
@@ -237,16 +228,16 @@ def _uncertain(rows: Sequence[RowScore]) -> Iterable[Goal]:
     judged = [row for row in rows if row.oom not in (None, "no_verdict")]
     if judged:
         share = fmean(row.oom in ("uncertain_ok", "uncertain_oom") for row in judged)
-        yield Goal("verdict uncertain, all sources", "held out", len(judged), share, 0.05)
+        yield Goal("verdict uncertain, all sources", "held out", len(judged), share, stored_aims().predictive.uncertain)
 
 
-def _host(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
-    errors = _errors(rows, _of("004"), _host_peak)
-    if errors:
-        yield Goal("004, host RAM, mean error", fit, len(errors), fmean(errors), {"in-sample": 0.10, "held out": 0.20}[fit])
-    above = [row.host_bound.predicted > row.host_bound.measured for row in rows if _of("001")(row) and row.host_bound]
-    if above:
-        yield Goal("001, host RAM above what was installed", fit, len(above), fmean(above), 0.0)
+def _host(fit: Fit, rows: Sequence[RowScore]) -> Iterable[Goal]:
+    for name, target in stored_aims().errors(fit).host_memory_of.items():
+        yield from _mean(f"{name}, host RAM, mean error", fit, _errors(rows, _of(name), _host_peak), target)
+    for name, target in stored_aims().host_bound.above_installed_of.items():
+        above = [row.host_bound.predicted > row.host_bound.measured for row in rows if _of(name)(row) and row.host_bound]
+        if above:
+            yield Goal(f"{name}, host RAM above what was installed", fit, len(above), fmean(above), target)
 
 
 def _errors(
@@ -261,17 +252,20 @@ def _comparisons(
     return [comparison for row in rows if belongs(row) and (comparison := pick(row)) is not None]
 
 
-def _is_seed(row: RowScore) -> bool:
-    return row.record.source.partition("_")[0] in SEEDS
+def _has_aims(row: RowScore) -> bool:
+    """Whether the row is of a source with aims of its own."""
+    return stored_aims().name_of(row.record.source) is not None
 
 
-def _seed_groups(rows: Iterable[RowScore]) -> dict[str, str]:
-    """Numbers of the numbered documents by their source group."""
-    return {row.record.source_group: row.record.source.partition("_")[0] for row in rows if _is_seed(row)}
+def _named_groups(rows: Iterable[RowScore]) -> dict[str, str]:
+    """Names of the sources with aims of their own by their source group."""
+    named = ((row.record.source_group, stored_aims().name_of(row.record.source)) for row in rows)
+    return {group: name for group, name in named if name is not None}
 
 
-def _of(document: str) -> Callable[[RowScore], bool]:
-    return lambda row: row.record.source.startswith(f"{document}_")
+def _of(name: str) -> Callable[[RowScore], bool]:
+    source = stored_aims().sources[name]
+    return lambda row: row.record.source == source
 
 
 def _peak(row: RowScore) -> Comparison | None:
