@@ -46,7 +46,7 @@ OPTIONS: OwnOptions = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TraceOutput:
     """How to answer, beside what the job is."""
 
     fits: str | None
@@ -59,7 +59,7 @@ class Answer:
 
 def trace(**said: Any) -> int:
     """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU."""
-    answer = Answer(**{field.name: said.pop(field.name) for field in fields(Answer)})
+    answer = TraceOutput(**{field.name: said.pop(field.name) for field in fields(TraceOutput)})
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     settings = parse_settings(answer.allocator or "")
@@ -98,7 +98,7 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
     return model
 
 
-def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
+def _write_files(answer: TraceOutput, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
     if answer.plot is not None:
         from measure.trace.plot import draw_timeline
 

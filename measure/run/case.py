@@ -64,7 +64,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RunCase:
     """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
 
     values: Mapping[str, Any]
@@ -85,15 +85,15 @@ class Case:
         return {"values": dict(self.values), "options": asdict(self.options), "force": self.force}
 
 
-def case_from_json(data: Mapping[str, Any]) -> Case:
+def case_from_json(data: Mapping[str, Any]) -> RunCase:
     """The case that :meth:`Case.to_json` wrote."""
     options = dict(data["options"])
     options["lengths"] = tuple(options["lengths"])
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()}
-    return Case(values, RunOptions(**options), bool(data["force"]))
+    return RunCase(values, RunOptions(**options), bool(data["force"]))
 
 
-def case_key(case: Case, scenario: Scenario) -> str:
+def case_key(case: RunCase, scenario: Scenario) -> str:
     """Twelve hex digits that name what is measured: the same for a value that was said and one that was filled in."""
     recipe, hardware = scenario.recipe, scenario.hardware
     options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}
@@ -143,7 +143,7 @@ def _sharding_text(recipe: Recipe) -> str:
     return recipe.sharding if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
 
 
-def check_runnable(case: Case, scenario: Scenario) -> None:
+def check_runnable(case: RunCase, scenario: Scenario) -> None:
     """Refuse what no workload runs, before anything is started.
 
     Raises:
@@ -176,7 +176,7 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         )
 
 
-def _check_sharding(case: Case, scenario: Scenario) -> None:
+def _check_sharding(case: RunCase, scenario: Scenario) -> None:
     recipe = scenario.recipe
     if recipe.sharding == "none":
         if scenario.hardware.world_size > 1:
@@ -187,7 +187,7 @@ def _check_sharding(case: Case, scenario: Scenario) -> None:
             raise NotModelledError(reason)
 
 
-def _sharding_refusals(case: Case, scenario: Scenario) -> tuple[tuple[str, bool], ...]:
+def _sharding_refusals(case: RunCase, scenario: Scenario) -> tuple[tuple[str, bool], ...]:
     """Why a sharded job cannot be run, each with whether that is so."""
     recipe, options = scenario.recipe, case.options
     on_cpu, in_trainer = scenario.hardware.gpu.id == CPU, options.workload == "trainer"

@@ -12,7 +12,7 @@ from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
 from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
 from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
-from planner.report.render.layout import Block, Choice, Choices, Column, Grid, Note, Row, Section, Segment, StackedBar
+from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section, Segment, StackedBar
 from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, plain_number, rate, whole_percent
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.unsaid import Unsaid
@@ -399,9 +399,9 @@ def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
     return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)), texts=not title)
 
 
-def _lever(lever: Lever) -> Choice:
+def _lever(lever: Lever) -> FlagChoice:
     saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
-    return Choice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
+    return FlagChoice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
 
 
 def _cost(lever: Lever) -> str:
@@ -457,5 +457,5 @@ def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
     for each in moving:
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
         speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
-        rows.append(Choice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
+        rows.append(FlagChoice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
     return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
@@ -32,10 +32,6 @@ VALIDATE_SCHEMA_ID: Final = "planner/validate@2"
 
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0)]
-
-
-def _count(counted: Sized | int) -> int:
-    return len(counted) if isinstance(counted, Sized) else counted
 
 
 class ErrorSummaryPart(Part):
@@ -99,7 +95,7 @@ class SourcePart(Part):
 
     source: str
     n_rows: Count
-    not_modelled: Annotated[Count, BeforeValidator(_count)]
+    not_modelled: Count
     memory: ErrorSummaryPart | None
     throughput: ErrorSummaryPart | None
     offload_throughput: ErrorSummaryPart | None
@@ -109,8 +105,8 @@ class SourcePart(Part):
     oom: OomPart
     host_bound: BoundPart | None = Field(description="installed memory, an upper bound; in no mean error")
     censored: Count = at("n_censored")
-    not_modelled_rows: list[LeftOutPart] = at("not_modelled")
-    not_timed_rows: list[LeftOutPart] = at("not_timed")
+    not_modelled_rows: list[LeftOutPart]
+    not_timed_rows: list[LeftOutPart]
 
 
 class ComparisonPart(Part):
