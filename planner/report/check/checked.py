@@ -9,8 +9,8 @@ from planner.configs.writing.edits import Edit
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.prediction.subject import Subject, exit_code_of
-from planner.report.render.numbers import plain_number
 from planner.searching.levers import Lever
+from planner.units import plain_number
 
 # Several jobs: the first of these that any of them has is the code of all.
 _WORST_FIRST = (
