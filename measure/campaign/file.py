@@ -18,7 +18,7 @@ from measure.run.options import checked_options, memory_limit_bytes
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.structured import read_toml
 from planner.intake.fields import REQUEST_FIELDS, show
-from planner.intake.request import from_flags
+from planner.intake.request import from_flags, require
 
 SCHEMA = 1
 MAX_CASES = 10_000
@@ -125,10 +125,9 @@ def _planned(entry: Mapping[str, Any], folder: Path) -> Iterator[PlannedCase]:
     model = said.get("model")
     if isinstance(model, str) and (model.startswith(".") or model.endswith(".json")):
         said["model"] = str(folder / model)
-    for needed in ("model", "method", "seq"):
-        if needed not in said:
-            raise UsageError(f"'{needed}' is missing")
-    values = {name: given.value for name, given in from_flags(said).values.items()}
+    request = from_flags(said)
+    require(request, "model", "recipe")
+    values = {name: given.value for name, given in request.values.items()}
     options = checked_options(chosen)
     for number in range(repeat):
         yield PlannedCase(values, options, number)

@@ -11,7 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import UsageError, how_to_install
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.fields import show
-from planner.intake.request import Given, ScenarioRequest, from_flags, merge
+from planner.intake.request import Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 
@@ -56,12 +56,12 @@ def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:
     Raises:
         UsageError: the model or the method is missing.
     """
-    if any(request.get(name) is None for name in ("model", "method")):
-        raise UsageError(f"say at least --model and --method; for example: {example}")
-    if request.get("seq") is not None:
+    with_one = merge(ScenarioRequest({"seq": Given(_ASSUMED_SEQ, "assumed")}), request)
+    require(with_one, "model", "recipe", example=example, prefix="--")
+    if request.said("seq"):
         return request
     write_remark(f"no --seq was said: {_ASSUMED_SEQ} tokens are assumed")
-    return merge(ScenarioRequest({"seq": Given(_ASSUMED_SEQ, "assumed")}), request)
+    return with_one
 
 
 def size_bytes(flag: str, text: str) -> int:

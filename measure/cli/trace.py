@@ -16,6 +16,7 @@ from planner.allocator.events import AllocEvent
 from planner.allocator.settings import parse_settings
 from planner.allocator.summary import Summary, summarize, timeline_of
 from planner.catalog.hf_config import model_from_config
+from planner.domain.job_line import recomputation_words, short_job_line
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
@@ -110,14 +111,6 @@ def _write_files(answer: TraceOutput, scenario: Scenario, events: list[AllocEven
 
 
 def _title(scenario: Scenario) -> str:
-    recipe, batch = scenario.recipe, scenario.recipe.batch
-    method = recipe.method if recipe.numerics.quantization == "none" else f"{recipe.method} on {recipe.numerics.quantization}"
-    parts = (
-        scenario.model.id,
-        method,
-        recipe.optimizer,
-        f"{batch.micro_batch} x {batch.seq_len} tokens",
-        "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
-        *([f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []),
-    )
-    return ", ".join(parts)
+    recipe = scenario.recipe
+    also = (recipe.optimizer, *(recomputation_words(recipe) or ("no checkpointing",)))
+    return short_job_line(scenario, with_gpus=False, also=also)

@@ -16,7 +16,7 @@ from measure.run.launcher import Event, RunResult
 from measure.run.pace import interquartile_range
 from measure.run.quality import is_censored, judge
 from measure.run.readings.environment import environment_key
-from planner.domain.recipe import Recipe
+from planner.domain.flat_recipe import flat_recipe
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
@@ -75,47 +75,19 @@ def _notes(case: RunCase, scenario: Scenario) -> str | None:
 def scenario_columns(scenario: Scenario) -> dict[str, Any]:
     """The job in the columns of a record, nothing left to defaults."""
     recipe, hardware = scenario.recipe, scenario.hardware
-    numerics, batch = recipe.numerics, recipe.batch
+    flat = flat_recipe(recipe)
+    flat |= {name: int(flat[name]) for name in ("micro_batch", "grad_accum", "seq_len", "lora_rank") if name in flat}
+    flat |= {} if recipe.gradient_checkpointing else {"checkpoint_reentrant": None}
+    flat |= {} if recipe.rebuilds_some else {"checkpoint_every": None}
     return {
         "model": _model_name(scenario),
         "gpu": hardware.gpu.id,
         "nodes": hardware.nodes,
         "gpus_per_node": hardware.gpus_per_node,
         "link": hardware.link,
-        "method": recipe.method,
-        "quantization": numerics.quantization,
-        "double_quant": numerics.double_quant,
-        "quant_storage": numerics.quant_storage,
-        "load_dtype": numerics.load_dtype,
-        "precision": numerics.precision,
-        **_adapter_columns(recipe),
-        "optimizer": recipe.optimizer,
-        "sharding": recipe.sharding,
-        "offload": recipe.offload,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        "checkpoint_reentrant": recipe.checkpoint_reentrant if recipe.gradient_checkpointing else None,
-        "checkpoint_every": recipe.checkpoint_every if recipe.rebuilds_some else None,
-        "attention": recipe.attention,
-        "loss": recipe.loss,
-        "micro_batch": int(batch.micro_batch),
-        "grad_accum": int(batch.grad_accum),
-        "seq_len": int(batch.seq_len),
-        "padding": batch.padding,
-        "tokens_per_sample": float(batch.tokens_per_sample),
+        **flat,
+        "tokens_per_sample": float(recipe.batch.tokens_per_sample),
         "stack": scenario.stack.id,
-    }
-
-
-def _adapter_columns(recipe: Recipe) -> dict[str, Any]:
-    adapter = recipe.adapter
-    if adapter is None:
-        return {}
-    return {
-        "adapter_dtype": adapter.dtype,
-        "lora_rank": int(adapter.rank),
-        "lora_targets": adapter.targets,
-        "lora_dropout": adapter.dropout,
-        "modules_to_save": adapter.modules_to_save,
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from planner.domain.recipe import Recipe
+from planner.domain.job_line import recomputation_words, short_job_line
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.request import Given, ScenarioRequest
@@ -110,37 +110,17 @@ def case_key(case: RunCase, scenario: Scenario) -> str:
 
 
 def describe(scenario: Scenario, options: RunOptions) -> str:
-    """The case in a line, for progress and tables."""
+    """The case in a line, for progress and tables: the job, and what differs from most, so that no two cases read alike."""
     recipe = scenario.recipe
-    numerics = recipe.numerics
-    method = recipe.method if numerics.quantization == "none" else f"{recipe.method}-{numerics.quantization}"
-    parts = [scenario.model.id, method, f"seq {recipe.batch.seq_len}", f"batch {recipe.batch.micro_batch}"]
-    if recipe.batch.grad_accum > 1:
-        parts.append(f"x{recipe.batch.grad_accum}")
-    parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
-    parts += _unusual(recipe, options)
-    parts += [f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []
-    parts += [options.workload] if options.workload != RunOptions().workload else []
-    parts += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
-    return " ".join(str(part) for part in parts)
-
-
-def _unusual(recipe: Recipe, options: RunOptions) -> list[str]:
-    """What differs from what most jobs are, so that no two cases of a campaign read alike."""
-    said = {
-        "checkpointing": recipe.gradient_checkpointing and not recipe.checkpoint_reentrant,
-        "reentrant checkpointing": recipe.gradient_checkpointing and recipe.checkpoint_reentrant,
+    unusual = {
         recipe.attention: recipe.attention != "sdpa",
         f"{recipe.loss} loss": recipe.loss != "hf",
         f"lengths {recipe.batch.padding}": bool(options.lengths),
+        options.workload: options.workload != RunOptions().workload,
     }
-    return [text for text, applies in said.items() if applies]
-
-
-def _sharding_text(recipe: Recipe) -> str:
-    if recipe.sharding == "none":
-        return ""
-    return recipe.sharding if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
+    also = [recipe.optimizer, *recomputation_words(recipe), *(text for text, applies in unusual.items() if applies)]
+    also += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
+    return short_job_line(scenario, with_gpus=False, also=also)
 
 
 def check_runnable(case: RunCase, scenario: Scenario) -> None:

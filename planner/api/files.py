@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.api.job import How, answer_request, require
+from planner.api.job import How, answer_request
 from planner.configs.sharding import Beside
 from planner.errors import ExitCode, PlannerError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import ScenarioRequest
+from planner.intake.fields import PARTS, REQUEST_FIELDS
+from planner.intake.request import ScenarioRequest, require
 from planner.report.check.checked import Checked
 
 _EXAMPLE = "plan check train.yaml --gpu 4090"
@@ -56,7 +56,7 @@ def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: C
         NotModelledError: understood, but no formula covers it.
     """
     request = with_flags(read, said)
-    require(request, _EXAMPLE)
+    require(request, *PARTS, example=_EXAMPLE, prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False))
     remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
     return Checked(config, read.tool, subject, flags=flags_of(request), remarks=remarks, ignored=read.ignored)

@@ -9,15 +9,13 @@ from planner.api.calibration_choice import calibration_for
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.errors import UsageError
-from planner.intake.request import ScenarioRequest, from_flags
+from planner.intake.fields import PARTS
+from planner.intake.request import ScenarioRequest, from_flags, require
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.report.prediction.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
-# Each of these has no default; a card that is not in the catalog may be given by its memory alone.
-_REQUIRED = (("model",), ("method",), ("gpu", "gpu_memory"), ("seq",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
         NotModelledError: understood, but no formula covers it.
     """
     request, notes = read_request(flags, config)
-    require(request, EXAMPLE)
+    require(request, *PARTS, example=EXAMPLE, prefix="--")
     return answer_request(request, how or How(), notes)
 
 
@@ -72,18 +70,6 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
 
     read = read_config_file(config)
     return with_flags(read, request), read.notes
-
-
-def require(request: ScenarioRequest, example: str, prefix: str = "--") -> None:
-    """Check that everything without a default was said; ``prefix`` is how names are typed.
-
-    Raises:
-        UsageError: something was not; names the flags.
-    """
-    missing = [names[0] for names in _REQUIRED if all(request.get(name) is None for name in names)]
-    if missing:
-        flags = ", ".join(f"{prefix}{name}" for name in missing)
-        raise UsageError(f"missing {flags}; for example: {example}")
 
 
 def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:

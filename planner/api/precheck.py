@@ -26,7 +26,7 @@ from planner.api.held import (
     spec_of,
     trained_and_frozen,
 )
-from planner.api.job import How, answer_request, require
+from planner.api.job import How, answer_request
 from planner.api.keywords import JobFlags, job_flags
 from planner.configs.keys import Keys
 from planner.configs.read import TOOLS
@@ -35,7 +35,8 @@ from planner.configs.sharding import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.config_file import config_of, with_flags
-from planner.intake.request import Given, ScenarioRequest, from_flags, merge
+from planner.intake.fields import PARTS
+from planner.intake.request import Given, ScenarioRequest, from_flags, merge, require
 from planner.report.prediction.subject import Subject
 
 _HOW = ("model_config", "peft_config", "calibration", "force")
@@ -89,7 +90,7 @@ def precheck_held(held: TrainerJob, flags: Mapping[str, object], how: How) -> An
     spec = None if "model" in flags else spec_of(held)
     if spec is not None:
         request = merge(ScenarioRequest({"model": Given(spec.id, "model.config")}), request)
-    require(request, _EXAMPLE, prefix="")
+    require(request, *PARTS, example=_EXAMPLE)
     subject = answer_request(request, how, read.notes, spec)
     return answer_of(_with_counts(held, subject))
 

@@ -9,7 +9,7 @@ from planner.api.calibration_choice import calibration_for
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.config_file import read_config_file
-from planner.intake.fields import RequestField
+from planner.intake.fields import RequestField, missing_fields, missing_text
 from planner.searching.answer import QUANTITIES, Answer, Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
 from planner.searching.choose import choose
@@ -88,7 +88,6 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
         if global_batch is None and read.total_batch is not None:
             global_batch = read.total_batch[0]
         space = Space(fixed, choices, read, global_batch, options.config)
-    missing = [names[0] for names in (("model",), ("gpu", "gpu_memory")) if not any(map(space.said, names))]
-    if missing:
-        raise UsageError(f"missing {', '.join(f'--{name}' for name in missing)}; for example: {EXAMPLE}")
+    if missing := missing_fields(space.said, ("model", "hardware")):
+        raise UsageError(missing_text(missing, EXAMPLE, "--"))
     return space

@@ -121,6 +121,8 @@ _UNMODELLED = {
 }
 # Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11 utils/models.py:294, 0.8.0:928).
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
+# axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
+_MICRO_BATCH = 1
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
     "context_parallel_size": "a context-parallel degree",
@@ -182,7 +184,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
-    reading.default("batch", 1, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
+    reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
     _read_method(keys, reading, of_2023=of_2023)
@@ -273,7 +275,7 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
 
 def _read_total(keys: Keys, reading: Reading) -> None:
     """``batch_size`` counts the micro-batches of one GPU (utils/config/__init__.py normalize_config)."""
-    total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or 1
+    total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
     if total is not None and reading.value("grad_accum") is None:
         reading.say(
             "grad_accum", max(total // micro, 1), keys.where("batch_size"), f"batch_size {total} / micro_batch_size {micro}"

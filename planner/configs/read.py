@@ -52,8 +52,6 @@ TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
-# What a file without the key leaves open, in the words of the flags.
-_NEEDS = {"model": "--model", "method": "--method", "seq": "--seq"}
 
 
 def read_config(path: Path, tool: str | None = None, beside: Beside | None = None) -> Reading:
@@ -81,9 +79,6 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     if beside.accelerate == _NO_FILE:
         beside = replace(beside, accelerate=None, look=False)
     chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
-    for name, flag in _NEEDS.items():
-        if reading.value(name) is None:
-            reading.needs.setdefault(name, f"{path}: does not say the {name}: say {flag}")
     reading.say_switches()
     reading.finish(keys)
     return reading

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.keys import Keys
+from planner.domain.origin import tool_default
 from planner.errors import UsageError
 
 
@@ -79,7 +80,7 @@ class Reading:
     def default(self, name: str, value: Any, place: str) -> None:
         """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""
         if name not in self.said:
-            self.said[name] = Said(name, value, f"default of {self.tool}", place)
+            self.said[name] = Said(name, value, tool_default(self.tool), place)
 
     def remark(self, origin: str, text: str) -> None:
         """Enter a key that is known but not counted as it stands."""

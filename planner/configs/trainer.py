@@ -14,6 +14,7 @@ from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
+from planner.domain.scenario import EVAL_BATCH
 from planner.errors import UsageError, show
 
 _SIZES = {
@@ -62,8 +63,6 @@ _REMARKS = {
     "optim_target_modules": "all trained weights are counted as this optimizer's",
 }
 _FSDP_VERSION = 2
-# transformers 5.23.0 training_args.py: per_device_eval_batch_size.
-_EVAL_BATCH = 8
 
 
 def read_trainer(keys: Keys, reading: Reading) -> None:
@@ -169,7 +168,7 @@ def ends_by_steps(keys: Keys, reading: Reading) -> bool:
 
 def remark_on_evaluation(keys: Keys, reading: Reading, name: str) -> None:
     """Say that evaluation is not in the peak, where its batch is larger than the one trained on."""
-    batch, evaluated = reading.value("batch"), reading.value("eval_batch") or _EVAL_BATCH
+    batch, evaluated = reading.value("batch"), reading.value("eval_batch") or EVAL_BATCH
     if isinstance(batch, int) and isinstance(evaluated, int) and evaluated > batch:
         text = f"evaluates {evaluated} samples at once, more than the {batch} of training: that memory is not counted"
         reading.remark(keys.where(name), text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
+from planner.domain.origin import tool_default
 from planner.errors import show
 from planner.units import TERA
 
@@ -166,7 +167,7 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
     """Buckets of stages 1 and 2: ``auto`` is hidden size squared, which the switch writes as 0."""
     size = zero.get("reduce_bucket_size")
     elements = 0 if size == AUTO else _number(zero, "reduce_bucket_size") or _BUCKET
-    place = zero.where("reduce_bucket_size") if zero.has("reduce_bucket_size") else f"default of {TOOL}"
+    place = zero.where("reduce_bucket_size") if zero.has("reduce_bucket_size") else tool_default(TOOL)
     reading.switch("zero12_bucket_elements", elements, place)
     gathered = _number(zero, "allgather_bucket_size")
     if gathered is not None and gathered > (elements or gathered):
@@ -174,7 +175,7 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
             zero.where("allgather_bucket_size"), f"{gathered:,} is not taken over: reduce_bucket_size is counted for both"
         )
     overlap = None if zero.get("overlap_comm") == AUTO else zero.flag("overlap_comm")
-    place = zero.where("overlap_comm") if overlap is not None else f"default of {TOOL}"
+    place = zero.where("overlap_comm") if overlap is not None else tool_default(TOOL)
     reading.switch("zero12_overlap", bool(overlap), place)
     zero.skip(_STAGE_3)
 
@@ -183,7 +184,7 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
     """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own; other numbers are remarked on."""
     values = {name: zero.get(name) for name in _STAGE_3}
     auto = [name for name, value in values.items() if value == AUTO]
-    place = zero.where(auto[0]) if auto else f"default of {TOOL}"
+    place = zero.where(auto[0]) if auto else tool_default(TOOL)
     reading.switch("zero_auto_buckets", bool(auto), place)
     for name, usual in _STAGE_3.items():
         number = None if name in auto else _number(zero, name)

@@ -136,8 +136,8 @@ def lengths_of(scenario: Scenario) -> Lengths:
     batch = scenario.recipe.batch
     if batch.padding != "longest":
         return "fixed"
-    origins = {each.name: each.origin for each in scenario.assumptions}
-    said = not origins.get("padding", "assumed").startswith(("assumed", "default"))
+    padding = scenario.assumption("padding")
+    said = padding is not None and not (padding.is_assumed or padding.is_tool_default)
     return "natural" if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario)) else "fixed"
 
 
@@ -147,7 +147,8 @@ def lengths_are_unknown(scenario: Scenario) -> bool:
 
 
 def _mean_is_assumed(scenario: Scenario) -> bool:
-    return all(each.origin == "assumed" for each in scenario.assumptions if each.name == "tokens_per_sample")
+    mean = scenario.assumption("tokens_per_sample")
+    return mean is None or mean.is_assumed
 
 
 def method_of(scenario: Scenario) -> str:

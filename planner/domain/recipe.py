@@ -108,7 +108,7 @@ class Batch:
     @property
     def is_padded(self) -> bool:
         """Whether batches hold padding, so that attention needs a mask.  In a grid: whether any of its scenarios does."""
-        if self.padding == "packed" or self.tokens_per_sample is self.seq_len:
+        if self.padding == "packed":
             return False
         shorter: Any = self.tokens_per_sample < self.seq_len
         return shorter if isinstance(shorter, bool) else bool(shorter.any())

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.domain import origin as origins
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Recipe
 from planner.domain.stack import Stack
 
+EVAL_BATCH = 8
+"""Samples of one evaluation step where nobody says any: transformers 5.23.0 training_args.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One resolved value.
-
-    ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default:<stack>``, ``default of <tool>``, ``catalog``, ``assumed`` or
-    ``derived``.
-    """
+    """One resolved value.  ``origin`` (:mod:`planner.domain.origin`) is for people: code asks the properties."""
 
     name: str
     value: str
     origin: str
     note: str = ""
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody said the value: it is our assumption, or what the stack does by itself."""
+        return origins.is_assumed(self.origin)
+
+    @property
+    def is_tool_default(self) -> bool:
+        """Whether the value is what the tool of a config file does where the file is silent."""
+        return origins.is_tool_default(self.origin)
+
+    @property
+    def is_from_catalog(self) -> bool:
+        """Whether the catalog holds the value."""
+        return self.origin == origins.CATALOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class RunPlan:
     epochs: float = 1.0
     usd_per_gpu_hour: float | None = None
     eval_samples: int | None = None
-    eval_micro_batch: int = 8
+    eval_micro_batch: int = EVAL_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +64,7 @@ class Scenario:
     run: RunPlan = field(default_factory=RunPlan)
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def assumption(self, name: str) -> Assumption | None:
+        """The entry of one field; ``None`` where none was made."""
+        return next((each for each in self.assumptions if each.name == name), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +11,7 @@ from planner.configs.read import TOOL_NAMES, read_config
 from planner.configs.reading import Reading, Remark
 from planner.configs.sharding import Beside
 from planner.errors import InputFileError, UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.request import Given, ScenarioRequest, from_toml, merge
 
 OWN_TOOL = "plan"
@@ -57,7 +57,13 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
         return ConfigFile(from_toml(file), OWN_TOOL)
-    return config_of(read_config(file, tool, beside))
+    config = config_of(read_config(file, tool, beside))
+    left_open = missing_fields(config.request.said, ("model", "recipe"))
+    asked = {name: f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}" for name in left_open}
+    return replace(
+        config,
+        needs=MappingProxyType({**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}),
+    )
 
 
 def config_of(reading: Reading) -> ConfigFile:
@@ -155,6 +161,5 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
 
 def _gpus(request: ScenarioRequest) -> int:
     """GPUs of the whole job, as flags or the file say them."""
-    gpu = request.get("gpu") or ""
-    counted = gpu.rpartition(":")[2] if ":" in gpu else ""
-    return (int(counted) if counted.isdecimal() else request.get("gpus") or 1) * (request.get("nodes") or 1)
+    _, counted = split_count(request.get("gpu") or "")
+    return (counted or request.get("gpus") or 1) * (request.get("nodes") or 1)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from planner.domain.recipe import (
     ATTENTIONS,
@@ -27,17 +28,27 @@ from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
 
 __all__ = [
     "CHECKPOINT_DTYPE",
+    "FIELD_OF_COLUMN",
     "LINKS",
     "MAX_NAMES",
     "MAX_SEQ_TOKENS",
     "MAX_TEXT_CHARS",
+    "PARTS",
     "REQUEST_FIELDS",
     "Kind",
+    "Part",
     "RequestField",
+    "missing_fields",
+    "missing_text",
     "show",
+    "split_count",
 ]
 
 Kind = Literal["text", "choice", "integer", "number", "size", "flag", "names"]
+
+Part = Literal["model", "hardware", "recipe"]
+"""The parts of a job.  A file of a trainer or a campaign says model and recipe; what is measured here has its hardware."""
+PARTS: tuple[Part, ...] = get_args(Part)
 
 LINKS = ("nvlink", "pcie", "qpi")
 # A load dtype that only the model can name.
@@ -62,6 +73,8 @@ class RequestField:
     ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes for a ``size``;
     ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names`` value is a list with ``;`` or ``,``.
     ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
+    ``needed_for``: the part of a job that cannot be settled without this field, because it has no default; ``or_else`` is a field
+    that says enough in its place.  ``other_column``: its name in records and documents, where that is another.
     """
 
     name: str
@@ -74,11 +87,19 @@ class RequestField:
     below_high: bool = False
     on_command_line: bool = True
     of_tokens: bool = False
+    needed_for: Part | None = None
+    or_else: str = ""
+    other_column: str = ""
 
     @property
     def flag(self) -> str:
         """The command-line spelling."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def column(self) -> str:
+        """Its name in records and documents."""
+        return self.other_column or self.name
 
     @property
     def range_text(self) -> str:
@@ -229,8 +250,8 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField
     return RequestField(name, "choice", help_text, choices=choices)
 
 
-def _count(name: str, help_text: str, high: int, *, of_tokens: bool = False) -> RequestField:
-    return RequestField(name, "integer", help_text, low=1, high=high, of_tokens=of_tokens)
+def _count(name: str, help_text: str, high: int, column: str = "") -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=high, other_column=column)
 
 
 def _degree(name: str, help_text: str) -> RequestField:
@@ -246,17 +267,23 @@ def _memory(name: str, help_text: str, low: int, high: int) -> RequestField:
 
 
 _FIELDS = (
-    RequestField("model", "text", "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json"),
-    _one_of(
+    RequestField(
+        "model", "text", "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json", needed_for="model"
+    ),
+    RequestField(
         "method",
+        "choice",
         "full, lora, qlora (lora on an nf4 base with double quantisation) or int8 (lora on an int8 base)",
-        tuple(METHOD_ALIASES),
+        choices=tuple(METHOD_ALIASES),
+        needed_for="recipe",
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
     RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
     _one_of("quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES),
-    RequestField("gpu", "text", "GPU: catalog id or alias; X:n means n of them per node"),
-    _count("gpus", "GPUs in each node", 1_024),
+    RequestField(
+        "gpu", "text", "GPU: catalog id or alias; X:n means n of them per node", needed_for="hardware", or_else="gpu_memory"
+    ),
+    _count("gpus", "GPUs in each node", 1_024, "gpus_per_node"),
     _memory(
         "gpu_memory",
         "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an unlisted card",
@@ -268,14 +295,18 @@ _FIELDS = (
     _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
     _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
     _count("nodes", "Nodes in the job", 100_000),
-    _count(
+    RequestField(
         "seq",
+        "integer",
         "Sequence length in tokens, such as 4096 or 4k (the same; 1m is 1,048,576): padded or packed length, or the cap on "
         "natural lengths",
-        MAX_SEQ_TOKENS,
+        low=1,
+        high=MAX_SEQ_TOKENS,
         of_tokens=True,
+        needed_for="recipe",
+        other_column="seq_len",
     ),
-    _count("batch", "Samples per GPU and micro-step", 65_536),
+    _count("batch", "Samples per GPU and micro-step", 65_536, "micro_batch"),
     _count("grad_accum", "Micro-steps per optimizer step", 65_536),
     _one_of(
         "padding",
@@ -305,10 +336,10 @@ _FIELDS = (
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
     RequestField("switches", "names", "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)"),
-    _count("samples", "Training samples of the whole run", TERA),
+    _count("samples", "Training samples of the whole run", TERA, "n_samples"),
     _amount("epochs", "Passes over the samples", 100_000),
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
-    _count("eval_batch", "Samples per GPU and evaluation step", 65_536),
+    _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
     _amount("price", "US dollars per GPU and hour", MEGA),
     _degree("tensor_parallel", "Tensor-parallel degree (not modelled above 1)"),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
@@ -316,3 +347,35 @@ _FIELDS = (
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""
+FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS}
+"""Names in records and documents -> names of fields."""
+
+
+def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
+    """Fields without a default that ``said`` answers no to, of these parts of a job."""
+    wanted = [field for field in REQUEST_FIELDS.values() if field.needed_for in set(parts)]
+    return tuple(field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else))))
+
+
+def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> str:
+    """The message about fields that were not said; ``prefix`` is how their names are typed, ``example`` a call that works."""
+    missing = "missing " + ", ".join(f"{prefix}{name}" for name in names)
+    if example:
+        return f"{missing}; for example: {example}"
+    return f"{missing} ({'; '.join(REQUEST_FIELDS[name].help for name in names)})"
+
+
+def split_count(gpu: str) -> tuple[str, int | None]:
+    """Card and GPUs per node of ``X:n``; ``None`` where no number is written.
+
+    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole: the catalog says how to go on.
+
+    Raises:
+        UsageError: no card before the colon, or no number after it.
+    """
+    if ":" not in gpu or "mig" in gpu.lower():
+        return gpu, None
+    name, _, count = gpu.rpartition(":")
+    if not name.strip():
+        raise UsageError(f"gpu '{show(gpu)}' names no card before ':'")
+    return name.strip(), int(REQUEST_FIELDS["gpus"].parse(count))

@@ -11,8 +11,9 @@ from planner.domain.board import server_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
 from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.fields import split_count
 from planner.intake.ledger import Ledger
+from planner.intake.request import require
 from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"
@@ -26,7 +27,9 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
         UnknownNameError: no such GPU (and no ``gpu_memory`` to stand for it) or host.
         UsageError: two different counts of GPUs.
     """
-    name, counted = _split_count(ledger)
+    require(ledger.request, "hardware")
+    said: str | None = ledger.request.get("gpu")
+    name, counted = (None, None) if said is None else split_count(said)
     gpu = _resolve_gpu(ledger, name)
     gpus = _resolve_count(ledger, counted)
     nodes = ledger.choose("nodes", 1, "assumed")
@@ -66,18 +69,6 @@ def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> N
     ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)
 
 
-def _split_count(ledger: Ledger) -> tuple[str | None, int | None]:
-    """Card and count of ``X:n``."""
-    said: str | None = ledger.request.get("gpu")
-    # A MIG slice is written with a colon too; the catalog says how to go on.
-    if said is None or ":" not in said or "mig" in said.lower():
-        return said, None
-    name, _, count = said.rpartition(":")
-    if not name.strip():
-        raise UsageError(f"gpu '{show(said)}' names no card before ':'")
-    return name.strip(), REQUEST_FIELDS["gpus"].parse(count)
-
-
 def _resolve_count(ledger: Ledger, counted: int | None) -> int:
     said: int | None = ledger.request.get("gpus")
     if counted is None:
@@ -90,8 +81,6 @@ def _resolve_count(ledger: Ledger, counted: int | None) -> int:
 
 def _resolve_gpu(ledger: Ledger, name: str | None) -> GpuSpec:
     memory: int | None = ledger.request.get("gpu_memory")
-    if name is None and memory is None:
-        raise UsageError("say which GPU with gpu, or its memory with gpu_memory")
     try:
         gpu = load_gpu(name) if name is not None else _unlisted(UNLISTED_CARD)
     except UnknownNameError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from planner.domain.origin import ASSUMED, stack_of
 from planner.domain.scenario import Assumption
 from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest
@@ -41,10 +42,10 @@ class Ledger:
             self.enter(name, given.value, given.origin, given.note)
             value: ValueT = given.value
             return value
-        if self.request.record_id is not None and origin.startswith("default:"):
+        if self.request.record_id is not None and (stack := stack_of(origin)) is not None:
             # A source that is silent did not choose the default: that it used it is our assumption.
-            silent = f"the source does not say; {origin.removeprefix('default:')} does this"
-            origin, note = "assumed", f"{silent}; {note}" if note else silent
+            silent = f"the source does not say; {stack} does this"
+            origin, note = ASSUMED, f"{silent}; {note}" if note else silent
         self.enter(name, default, origin, note)
         return default
 

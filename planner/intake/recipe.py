@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
+from planner.domain.origin import stack_default
 from planner.domain.recipe import (
     METHOD_ALIASES,
     Adapter,
@@ -22,10 +23,10 @@ from planner.domain.recipe import (
     Sharding,
 )
 from planner.domain.stack import Stack, StackDefaults
-from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
+from planner.intake.request import require
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
@@ -43,7 +44,7 @@ class Setting:
     @property
     def origin(self) -> str:
         """Origin of a value that the stack sets."""
-        return f"default:{self.stack.id}"
+        return stack_default(self.stack.id)
 
 
 def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack) -> Recipe:
@@ -51,7 +52,9 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
 
     Raises:
         UsageError: something that has no default was not said.
+        NotModelledError: the same of a record.
     """
+    require(ledger.request, "recipe")
     method, quantization, double_quant = _resolve_method(ledger)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
@@ -91,9 +94,7 @@ class _Basis:
 
 
 def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
-    said = ledger.request.values.get("method")
-    if said is None:
-        raise UsageError("say the method: full, lora, qlora or int8")
+    said = ledger.request.values["method"]
     method, quantization, double_quant = METHOD_ALIASES[said.value]
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", said.value, said.origin, meaning)
@@ -204,11 +205,7 @@ def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> 
 
 
 def _resolve_batch(ledger: Ledger, setting: Setting) -> Batch:
-    seq: int | None = ledger.request.get("seq")
-    if seq is None:
-        if ledger.request.record_id is not None:
-            raise NotModelledError(f"record '{ledger.request.record_id}' does not say the sequence length")
-        raise UsageError("say the sequence length in tokens with seq")
+    seq: int = ledger.request.get("seq")
     return Batch(
         micro_batch=ledger.choose("batch", 1, "assumed"),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),

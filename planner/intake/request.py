@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,16 @@ from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 from planner.files.structured import toml_table
-from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+from planner.intake.fields import (
+    FIELD_OF_COLUMN,
+    REQUEST_FIELDS,
+    Part,
+    RequestField,
+    missing_fields,
+    missing_text,
+    show,
+    split_count,
+)
 
 __all__ = [
     "MAX_CONFIG_BYTES",
@@ -25,19 +34,8 @@ __all__ = [
     "from_record",
     "from_toml",
     "merge",
+    "require",
 ]
-
-# What is said: name as written, value, and where.
-Said = tuple[str, object, str]
-
-# Record column -> field, where the names differ.  Columns with the name of a field are taken as they are.
-_RECORD_COLUMNS = {
-    "gpus_per_node": "gpus",
-    "micro_batch": "batch",
-    "seq_len": "seq",
-    "n_samples": "samples",
-    "eval_micro_batch": "eval_batch",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,25 @@ class ScenarioRequest:
         """The value of one field, or ``None`` when it was not said."""
         given = self.values.get(name)
         return None if given is None else given.value
+
+    def said(self, name: str) -> bool:
+        """Whether anything is said about this field."""
+        return self.values.get(name) is not None
+
+
+def require(request: ScenarioRequest, *parts: Part, example: str = "", prefix: str = "") -> None:
+    """Check that everything without a default is said about these parts of the job; see :func:`missing_text`.
+
+    Raises:
+        UsageError: something is not.
+        NotModelledError: something is not, and a record speaks.
+    """
+    missing = missing_fields(request.said, parts)
+    if missing and request.record_id is not None:
+        names = ", ".join(REQUEST_FIELDS[name].column for name in missing)
+        raise NotModelledError(f"record '{request.record_id}' does not say {names}")
+    if missing:
+        raise UsageError(missing_text(missing, example, prefix))
 
 
 def from_flags(flags: Mapping[str, object]) -> ScenarioRequest:
@@ -121,8 +138,8 @@ def from_record(record: RunRecord) -> ScenarioRequest:
         raise NotModelledError(
             f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
         )
-    columns = {name: name for name in REQUEST_FIELDS if name in RunRecord.__slots__} | _RECORD_COLUMNS
-    said = [(field, getattr(record, column), origin) for column, field in columns.items()]
+    columns = {column: name for column, name in FIELD_OF_COLUMN.items() if column in RunRecord.__slots__}
+    said = [(name, getattr(record, column), origin) for column, name in columns.items()]
     if record.memory_limit_mib is not None:
         said.append(("gpu_memory", f"{record.memory_limit_mib:f} MiB", origin))
     values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))
@@ -133,17 +150,16 @@ def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
     """``base`` with everything that ``override`` says put over it: a config file and the flags beside it."""
     values = dict(base.values)
     # `X:n` says the count as well, so it is also a word about `gpus`.
-    counted = {name for name, side in (("base", base), ("override", override)) if ":" in (side.get("gpu") or "")}
-    if "override" in counted and "gpus" not in override.values:
+    card, count = split_count(base.get("gpu") or "")
+    if split_count(override.get("gpu") or "")[1] is not None and "gpus" not in override.values:
         values.pop("gpus", None)
-    if "base" in counted and "gpus" in override.values and "gpu" not in override.values:
-        given = values["gpu"]
-        values["gpu"] = Given(given.value.rpartition(":")[0], given.origin)
+    if count is not None and "gpus" in override.values and "gpu" not in override.values:
+        values["gpu"] = replace(values["gpu"], value=card)
     return ScenarioRequest(MappingProxyType(values | dict(override.values)), override.record_id or base.record_id)
 
 
-def _parse_all(said: Iterable[Said], *, on_command_line: bool = False) -> Mapping[str, Given]:
-    """Parsed values by field name."""
+def _parse_all(said: Iterable[tuple[str, object, str]], *, on_command_line: bool = False) -> Mapping[str, Given]:
+    """Parsed values by field name; ``said`` are names as written, values, and where."""
     values: dict[str, Given] = {}
     prefix = "--" if on_command_line else ""
     for written, value, origin in said:

@@ -10,19 +10,18 @@ from planner.catalog.stack_versions import versioned_packages
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.scenario import Assumption, RunPlan, Scenario
+from planner.domain.origin import stack_default
+from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
-from planner.intake.request import ScenarioRequest
+from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
 
 DEFAULT_STACK = "hf-trainer@5"
-# ``per_device_eval_batch_size`` of transformers 5.23 training_args.py.
-_EVAL_BATCH = 8
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
@@ -104,7 +103,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     ledger = Ledger(request, found.entries)
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
-        ledger.enter("versions", tuple(map("==".join, found.stack.versions)), f"default:{found.stack.id}")
+        ledger.enter("versions", tuple(map("==".join, found.stack.versions)), stack_default(found.stack.id))
     scenario = Scenario(found.model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
@@ -118,9 +117,8 @@ def _refuse_parallel(request: ScenarioRequest) -> None:
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
-    said = ledger.request.values.get("model")
-    if said is None:
-        raise UsageError("say the model: a catalog id, a Hub id, a size such as 7b, or the path of a config.json")
+    require(ledger.request, "model")
+    said = ledger.request.values["model"]
     resolved = load_model(said.value, reader)
     ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
     return resolved.spec
@@ -179,7 +177,7 @@ def _resolve_run(ledger: Ledger) -> RunPlan:
     price: float | None = ledger.request.get("price")
     epochs: float = ledger.request.get("epochs") or 1.0
     eval_samples: int | None = ledger.request.get("eval_samples")
-    eval_batch: int = ledger.request.get("eval_batch") or _EVAL_BATCH
+    eval_batch: int = ledger.request.get("eval_batch") or EVAL_BATCH
     for name, default in (("samples", samples), ("epochs", epochs), ("price", price), ("eval_samples", eval_samples)):
         if ledger.said(name) or (name == "epochs" and samples is not None):
             ledger.choose(name, default, "assumed")

@@ -13,7 +13,7 @@ from planner.memory.sharding import reduce_bucket_elements
 _MIN_8BIT_ELEMENTS = 4096
 _8BIT_BLOCK = 256
 # Elements per part when stage 3 takes a gradient's norm.  Source: DeepSpeed 0.19.8 zero/stage3.py _constant_buffered_norm2.
-_NORM_PART_ELEMENTS = 250_000_000
+NORM_PART_ELEMENTS = 250_000_000
 _FP64_BYTES = 8
 
 _EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
@@ -66,7 +66,7 @@ def offload_norm_bytes(job: Job) -> Number:
         return 0
     largest, part = job.counts.largest, job.trained / job.optimizer_shards
     if recipe.sharding == "zero3":
-        return _FP64_BYTES * minimum(largest / job.optimizer_shards, _NORM_PART_ELEMENTS)
+        return _FP64_BYTES * minimum(largest / job.optimizer_shards, NORM_PART_ELEMENTS)
     copied = largest * job.regime.gradient if largest > reduce_bucket_elements(job) else 0
     return _FP64_BYTES * minimum(largest, part) + copied
 

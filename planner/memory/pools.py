@@ -8,6 +8,7 @@ from planner.domain.term import Phase
 from planner.memory.activations import Activations
 from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
+from planner.memory.optimizer import NORM_PART_ELEMENTS
 from planner.memory.sharding import (
     MAX_LIVE_PARAMS,
     Gathered,
@@ -16,9 +17,6 @@ from planner.memory.sharding import (
     largest_adapter_elements,
     reduce_bucket_elements,
 )
-
-# Elements per part when a gradient's norm is taken in fp64.  Source: DeepSpeed 0.19 zero/stage3.py _constant_buffered_norm2.
-_NORM_PART = 250_000_000
 
 
 def gather_pool_bytes(job: Job, gathered: Gathered) -> Number:
@@ -60,7 +58,7 @@ def reduction_stream_bytes(job: Job) -> Number:
         return sent
     largest = job.counts.largest if job.recipe.method == "full" else minimum(job.trained, largest_adapter_elements(job))
     part = largest / job.optimizer_shards
-    return sent + part * job.regime.gradient + maximum(8 * minimum(part, _NORM_PART), 4 * part)
+    return sent + part * job.regime.gradient + maximum(8 * minimum(part, NORM_PART_ELEMENTS), 4 * part)
 
 
 def gradient_pool_bytes(job: Job) -> Number:

@@ -15,9 +15,9 @@ _OFFLOADS_ACTIVATIONS = frozenset({"trl", "axolotl", "llama-factory", "unsloth",
 
 def stack_is_open(scenario: Scenario) -> bool:
     """Whether nobody said the software stack, nor anything about its versions and switches."""
-    origins = {each.name: each.origin for each in scenario.assumptions}
-    said = any(not origins.get(name, "assumed").startswith(("assumed", "default:")) for name in ("versions", "switches"))
-    return origins.get("stack") == "assumed" and not said
+    stack = scenario.assumption("stack")
+    said = any((entry := scenario.assumption(name)) is not None and not entry.is_assumed for name in ("versions", "switches"))
+    return stack is not None and stack.is_assumed and not said
 
 
 def offloads_activations(stack: Stack) -> bool:

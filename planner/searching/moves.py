@@ -134,8 +134,8 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
 
 def _own_memory(scenario: Scenario) -> dict[str, None]:
     """Leaves ``--gpu-memory`` out where it was said: another card has its own."""
-    said = any(each.name == "gpu_memory" and each.origin not in ("catalog", "assumed") for each in scenario.assumptions)
-    return {"gpu-memory": None} if said else {}
+    memory = scenario.assumption("gpu_memory")
+    return {} if memory is None or memory.is_from_catalog or memory.is_assumed else {"gpu-memory": None}
 
 
 def _size_text(card: GpuSpec) -> str:

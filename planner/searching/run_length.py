@@ -32,7 +32,8 @@ def at_example_length(scenario: Scenario, prediction: Prediction, model: Coeffic
     ``None`` where no run is asked for, where the length of samples is given, or where it changes nothing that is predicted.
     """
     tokens = int(scenario.recipe.batch.seq_len) // EXAMPLE_SHARE
-    is_given = not any(each.name == "tokens_per_sample" and each.origin == "assumed" for each in scenario.assumptions)
+    mean = scenario.assumption("tokens_per_sample")
+    is_given = mean is None or not mean.is_assumed
     if prediction.time is None or prediction.time.run_time_s is None or is_given or tokens < _LEAST_TOKENS:
         return None
     try:

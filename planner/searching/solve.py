@@ -9,7 +9,7 @@ from functools import partial
 
 from planner.domain.recipe import Number
 from planner.errors import UsageError
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.fields import REQUEST_FIELDS, split_count
 from planner.searching.answer import Answer, Group, Quantity, answer_of, place_of
 from planner.searching.attempt import Model, ModelFor, Tried, rank
 from planner.searching.choose import all_options, by_place, try_sizes
@@ -224,7 +224,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
         raise UsageError("--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has")
     for card in space.places():
         fitted: Counter[Training] = Counter()
-        counts = [place for place in _counted(space, card) if _divides(space, place)]
+        counts = [place for place in counted_places(space, card) if _divides(space, place)]
         if not counts:
             raise UsageError(f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another")
         for place in counts:
@@ -240,13 +240,12 @@ def _divides(space: Space, place: Said) -> bool:
     return any(sizes(space, int(str(place["gpus"])) * int(str(place.get("nodes", 1)))))
 
 
-def _counted(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
+def counted_places(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
     """The place with 1, 2, 4... GPUs of a node, then with whole nodes; ``X:n`` and ``--gpus`` say how many one node has."""
-    place, said = dict(card), str(card.get("gpu") or space.of_file("gpu") or "")
-    per_node = space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
-    if ":" in said and "mig" not in said.lower():
-        place["gpu"], _, count = said.rpartition(":")
-        per_node = int(REQUEST_FIELDS["gpus"].parse(count))
+    place, per_node = dict(card), space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
+    name, counted = split_count(str(card.get("gpu") or space.of_file("gpu") or ""))
+    if counted is not None:
+        place["gpu"], per_node = name, counted
     below = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
     for count in (*below, per_node):
         yield {**place, "gpus": str(count)}

@@ -9,6 +9,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
+from planner.domain.origin import is_tool_default
 from planner.domain.recipe import Offload, Sharding
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
@@ -29,7 +30,6 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """What is tried where no micro-batch is said, up to the first that does not fit."""
 ASSUMED_SEQ_TOKENS = 2048
 """Length where none is said, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
-_DEFAULT_OF_TOOL = "default of "
 _VARIED = frozenset({"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"})
 CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
 _CHOICES_OF_RECIPE = (
@@ -86,7 +86,7 @@ class Space:
     def of_file(self, name: str) -> Any:
         """What the file says of a field; ``None`` where it says nothing."""
         given = self.config.request.values.get(name)
-        by_itself = given is not None and given.origin.startswith(_DEFAULT_OF_TOOL) and name in _VARIED
+        by_itself = given is not None and is_tool_default(given.origin) and name in _VARIED
         return None if given is None or by_itself else given.value
 
     def values_of(self, name: str) -> tuple[int, ...]:

@@ -32,7 +32,6 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "grad_accum": {"1": ("8",)},
     }
 )
-_UNSAID = ("assumed", "default:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
 
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Settings that the answer rests on and nobody said, with the value that was taken."""
-    unsaid = {each.name: each.value for each in scenario.assumptions if each.origin.startswith(_UNSAID)}
+    unsaid = {each.name: each.value for each in scenario.assumptions if each.is_assumed}
     # Versions and switches that were said are those of this stack: beside them no other version of it is what was meant.
     if any(each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions):
         unsaid.pop("stack", None)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from planner.domain.flat_recipe import flat_recipe, with_flat
 from planner.domain.hardware import Hardware
 from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.fields import FIELD_OF_COLUMN, REQUEST_FIELDS
 from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import Given, ScenarioRequest
@@ -17,19 +18,6 @@ from planner.intake.rules import RULES, Case
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
 Flags = Mapping[str, str | bool | None]
-_OF_RECIPE = (
-    "method",
-    "optimizer",
-    "sharding",
-    "offload",
-    "gradient_checkpointing",
-    "checkpoint_reentrant",
-    "checkpoint_every",
-    "attention",
-    "loss",
-)
-_OF_NUMERICS = ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
-_UNSAID = ("assumed", "catalog", "default:")
 
 
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
@@ -56,24 +44,21 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 
 def request_of(scenario: Scenario) -> ScenarioRequest:
     """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
-    recipe, batch, numerics = scenario.recipe, scenario.recipe.batch, scenario.recipe.numerics
-    values: dict[str, object] = {name: getattr(recipe, name) for name in _OF_RECIPE}
-    values |= {name: getattr(numerics, name) for name in _OF_NUMERICS}
-    values |= {"batch": batch.micro_batch, "grad_accum": batch.grad_accum, "seq": batch.seq_len}
-    values |= {"padding": batch.padding, "tokens_per_sample": batch.tokens_per_sample}
-    if (adapter := recipe.adapter) is not None:
-        values |= {"lora_rank": adapter.rank, "lora_targets": adapter.targets, "lora_dropout": adapter.dropout}
-        values |= {"modules_to_save": adapter.modules_to_save, "adapter_dtype": adapter.dtype}
-    origins = {each.name: each.origin for each in scenario.assumptions}
+    values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
+    entries = {each.name: each for each in scenario.assumptions}
     return ScenarioRequest(
         MappingProxyType(
             {
-                name: Given(value, origins.get(name, "cli"))
+                name: Given(value, entries[name].origin if name in entries else "cli")
                 for name, value in values.items()
-                if value not in (None, ()) and not origins.get(name, "cli").startswith(_UNSAID)
+                if value not in (None, ()) and not (name in entries and _is_open(entries[name]))
             }
         )
     )
+
+
+def _is_open(entry: Assumption) -> bool:
+    return entry.is_assumed or entry.is_from_catalog
 
 
 def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
@@ -84,16 +69,15 @@ def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[
 
 def with_sizes(scenario: Scenario, micro_batch: Number, seq_len: Number, tokens_per_sample: Number) -> Scenario:
     """The scenario with another micro-batch and another length in tokens; arrays for a grid."""
-    batch = replace(scenario.recipe.batch, micro_batch=micro_batch, seq_len=seq_len, tokens_per_sample=tokens_per_sample)
-    return replace(scenario, recipe=replace(scenario.recipe, batch=batch))
+    sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "tokens_per_sample": tokens_per_sample}
+    return replace(scenario, recipe=with_flat(scenario.recipe, sizes))
 
 
 def with_rank(scenario: Scenario, rank: Number) -> Scenario:
     """The scenario with another LoRA rank, an array for a grid; a full fine-tune stays as it is."""
-    adapter = scenario.recipe.adapter
-    if adapter is None:
+    if scenario.recipe.adapter is None:
         return scenario
-    return replace(scenario, recipe=replace(scenario.recipe, adapter=replace(adapter, rank=rank)))
+    return replace(scenario, recipe=with_flat(scenario.recipe, {"lora_rank": rank}))
 
 
 def refusals(scenario: Scenario) -> dict[str, str]:

@@ -81,7 +81,7 @@ def test_without_torch_the_extra_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trace"], "say at least --model and --method"),
+        (["trace"], "missing --model, --method; for example: measure trace"),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"], "--fits must be a size with a unit"),
         (
             ["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "0GiB"],

@@ -9,8 +9,8 @@ from planner.configs.writing.edits import Edit
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.prediction.subject import Subject, exit_code_of
-from planner.report.render.numbers import plain_number
 from planner.searching.levers import Lever
+from planner.units import plain_number
 
 # Several jobs: the first of these that any of them has is the code of all.
 _WORST_FIRST = (
@@ -130,14 +130,14 @@ def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = 
 
 def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
     scenario = subject.scenario
-    origins = {each.name: each.origin for each in scenario.assumptions}
+    assumed = {each.name for each in scenario.assumptions if each.is_assumed}
     recipe, batch = scenario.recipe, scenario.recipe.batch
-    plain = recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and origins.get("sharding") == "assumed"
+    plain = recipe.sharding == "ddp" and scenario.hardware.world_size > 1 and "sharding" in assumed
     if plain and not checked.launch_file:
         text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
         named = [f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}" for name in checked.candidates]
         yield Assumed("sharding", "ddp", text, (*(named[:_MOST_NAMED] or ["--accelerate FILE"]), "--sharding NAME"))
-    if batch.padding != "packed" and origins.get("tokens_per_sample") == "assumed":
+    if batch.padding != "packed" and "tokens_per_sample" in assumed:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
         yield Assumed("tokens_per_sample", length, text, ("--tokens-per-sample N",))

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
+from planner.domain.job_line import short_job_line
 from planner.errors import ExitCode
 from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
-from planner.report.prediction.sections import VERDICTS, short_job_line, step_note
+from planner.report.prediction.sections import VERDICTS, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.prediction.verdict import uses_text, verdict_note
 from planner.report.render.layout import Block, Column, Commands, Grid, Note, Row, Section, Tone
@@ -248,7 +249,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
     if defaults:
         taken: dict[str, list[str]] = {}
         for assumption in scenario.assumptions:
-            if assumption.origin.startswith("default of "):
+            if assumption.is_tool_default:
                 taken.setdefault(assumption.origin, []).append(f"{assumption.name}={assumption.value}")
         yield from (Note(f"Not in the file, {origin}: {', '.join(settings)}", "dim") for origin, settings in taken.items())
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from planner.documents import document_text
+from planner.domain.flat_recipe import flat_recipe
 from planner.domain.recipe import Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
@@ -13,6 +14,8 @@ from planner.report.prediction.schema import JsonValue, MemoryPart, PredictionDo
 from planner.report.prediction.settled import settled_coefficients, words_of
 from planner.report.prediction.subject import Subject, exit_code_of, level_of
 from planner.version import __version__
+
+_NUMBERS = ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "lora_rank")
 
 
 def to_json(subject: Subject) -> str:
@@ -54,18 +57,10 @@ def prediction_document(subject: Subject) -> PredictionDocument:
 
 
 def _recipe(recipe: Recipe) -> dict[str, JsonValue | list[str]]:
-    """The recipe as one flat table; names of adapter fields are those of the flags."""
-    flat: dict[str, JsonValue | list[str]] = {}
-    nested = ("numerics", "adapter", "batch")
-    flat |= {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in nested}
-    flat |= asdict(recipe.numerics)
-    batch = recipe.batch
-    sizes = {name: getattr(batch, name) for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample")}
-    flat |= {name: _real(size) for name, size in sizes.items()} | {"padding": batch.padding}
-    if (adapter := recipe.adapter) is not None:
-        flat |= {"lora_rank": _real(adapter.rank), "lora_dropout": adapter.dropout, "adapter_dtype": adapter.dtype}
-        flat |= {"lora_targets": list(adapter.targets), "modules_to_save": list(adapter.modules_to_save)}
-    return flat
+    """The recipe as one flat table of what JSON holds."""
+    flat = flat_recipe(recipe)
+    flat |= {name: _real(flat[name]) for name in _NUMBERS if name in flat}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
 def _term(term: Term, limiting_phase: Phase) -> dict[str, object]:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from planner.report.prediction.sections import lever_choices
 from planner.report.prediction.subject import EXIT_CODES, rests_on_unknown_host
 from planner.report.render.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.render.numbers import chance_text, gib, percent, plain_number, rate, whole_percent
+from planner.report.render.numbers import chance_text, gib, percent, rate, whole_percent
 from planner.report.search.table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.searching.answer import Answer, Group, OtherStack, Quantity
 from planner.searching.attempt import Tried, state_of
 from planner.searching.solve import pace, size_of
-from planner.units import format_count
+from planner.units import format_count, plain_number
 
 _COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being said is printed.
@@ -241,7 +241,7 @@ def _tried(answer: Answer, rows: list[Tried]) -> Section:
     grid = Grid((Column(""), Column("")), tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried))
     found: dict[str, dict[str, None]] = {}
     for each in (each for tried in rows for each in tried.scenario.assumptions):
-        if each.name in _UNSAID and each.origin.startswith(("assumed", "default:")):
+        if each.name in _UNSAID and each.is_assumed:
             found.setdefault(each.name, {})[each.value] = None
     kept = [f"{name}={' or '.join(found[name])}" for name in _UNSAID if name in found]
     blocks: list[Grid | Note] = [grid] if grid.rows else []

@@ -560,3 +560,19 @@ def test_the_weights_may_be_loaded_in_the_dtype_of_the_checkpoint() -> None:
     """``checkpoint`` is the dtype that the model's file names, with the place where it was asked for."""
     entry = assumption(scenario_of(stack="trl", load_dtype="checkpoint"), "load_dtype")
     assert (entry.value, entry.origin, entry.note) == ("fp16", "cli", "the dtype of the checkpoint")
+
+
+def test_a_file_that_is_called_assumed_says_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is assumed is asked of the value, and is no matter of what the text of its origin begins with."""
+    file = tmp_path / "assumed.toml"
+    file.write_text('precision = "bf16"\n')
+    monkeypatch.chdir(tmp_path)
+    scenario = resolve(merge(from_toml("assumed.toml"), from_flags(BASE)))
+    entries = {name: scenario.assumption(name) for name in ("precision", "attention", "batch", "gpu_memory")}
+    assert {name: entry.is_assumed for name, entry in entries.items() if entry} == {
+        "precision": False,
+        "attention": True,
+        "batch": True,
+        "gpu_memory": False,
+    }
+    assert scenario.assumption("no_field") is None

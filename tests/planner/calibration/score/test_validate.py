@@ -278,7 +278,7 @@ def test_two_documents_of_one_group_count_once() -> None:
         ({"optimizer": "galore_adamw"}, "galore_adamw"),
         ({"gradient_checkpointing": "selective"}, "selective"),
         ({"sharding": "none", "offload": "params"}, "loader of the program's own"),
-        ({"seq_len": None}, "sequence length"),
+        ({"seq_len": None}, "does not say seq_len"),
     ],
 )
 def test_what_is_not_modelled_is_counted_with_its_reason(columns: dict[str, object], reason: str) -> None:

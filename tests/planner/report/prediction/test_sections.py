@@ -15,6 +15,7 @@ from rich.console import Console
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware, HostSpec
+from planner.domain.job_line import job_line
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import Assumption, RunPlan, Scenario
@@ -23,7 +24,7 @@ from planner.errors import ExitCode
 from planner.printing import printable
 from planner.report.prediction.explain import formula_text
 from planner.report.prediction.schema import PredictionDocument, prediction_json_schema
-from planner.report.prediction.sections import build_sections, job_line
+from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import MAX_LINES, Room, short_sections, short_text
 from planner.report.prediction.subject import Subject, exit_code_of, terms_at_peak
 from planner.report.prediction.to_json import prediction_document, to_json
