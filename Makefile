@@ -9,7 +9,7 @@ XDIST ?= 2
 # The fits multiply many small matrices: threads of numpy's library cost them more than they bring, and get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy regenerate clean
+.PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
@@ -20,8 +20,9 @@ help:
 	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
-	@echo "make accuracy    refit, cross-validate and compare held-out errors with data/accuracy.toml"
-	@echo "make regenerate  everything that follows from the formulas: misses, calibration, budget, golden tables, README"
+	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"
+	@echo "make regenerate  everything that follows from the formulas: misses, calibration, accuracy.json, golden tables, README"
+	@echo "make pictures    the README's picture and the outputs of the notebooks"
 	@echo "make clean   remove the environments and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -92,13 +93,15 @@ accuracy: env
 # with the fits that the calibration comes from, so both are written by one command.
 regenerate: env
 	$(BIN)/python -m tests.accuracy.misses --write
-	$(BIN)/python -m tests.accuracy.budget > data/error_budget.new && mv data/error_budget.new data/error_budget.toml
 	$(BIN)/python -m tests.accuracy.accuracy --write
-	$(BIN)/python tests/accuracy/estimators.py
-	$(BIN)/python -m tests.accuracy.scatter
+	$(BIN)/python -m tests.accuracy.estimators
 	$(BIN)/python tests/golden/regenerate.py
-	$(BIN)/python tests/notebooks/execute.py
 	$(BIN)/python tests/docs/update_docs.py
+
+# What shows figures as pictures: the README's scatter, which says of which day they are, and the outputs of the notebooks.
+pictures: env
+	$(BIN)/python -m tests.accuracy.scatter
+	$(BIN)/python tests/notebooks/execute.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

@@ -1,8 +1,8 @@
-"""Held-out accuracy on the published rows, kept in ``data/accuracy.toml``, shown in the README and checked by ``make accuracy``.
+"""Accuracy on the published rows, kept in ``data/accuracy.json`` (``stored.py`` has its parts).
 
-``python -m tests.accuracy.accuracy --write`` cross-validates (about half a minute) and writes the file, and beside it the
-calibration that ships, which is a part of the same fits; ``--check`` fails where a held-out error has grown beyond its stored
-figure, or an error without any fit beyond ``data/error_budget.toml``.
+``python -m tests.accuracy.accuracy --write`` cross-validates (about half a minute) and writes it, and beside it the calibration
+that ships, which is a part of the same fits.  ``--check`` prints the aims and fails where the file is stale: where a held-out
+error or one without any fit has grown beyond its stored figure, or where any figure is another one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from planner.calibration.score.validate import SourceScore, score_source
 from planner.catalog.location import data_dir
 from planner.domain.calibration import method_of
 from planner.errors import ExitCode
-from planner.files.structured import read_toml
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration
 from planner.records.previous_calibration import keep_previous
 from tests.accuracy.anchors import AnchorGain, anchor_gains
-from tests.accuracy.budget import beyond_budget, rounded_up, stored_budget
+from tests.accuracy.budget import beyond_budget, budget_part, rounded_up
 from tests.accuracy.choices import stored_choices, worst_errors
-from tests.accuracy.drawn import POINTS_FILE, drawn_points_csv
+from tests.accuracy.drawn import drawn_points
 from tests.accuracy.goals import Goal, goals, percent_text
 from tests.accuracy.misses import stored_misses, unlisted
-from tests.accuracy.published import published_dir
+from tests.accuracy.published import published_dir, published_validation
+from tests.accuracy.stored import accuracy_text, differences, stored_accuracy, stored_or_empty, write_accuracy
 
-FILE_NAME = "accuracy.toml"
+# Places that `--check` prints; the rest is counted.
+_MOST_TOLD = 20
 # How rows are put together: by document, by method, by GPU.
 PARTS: Mapping[str, Callable[[RowScore], str]] = {
     "documents": lambda row: row.record.source,
@@ -39,16 +40,6 @@ PARTS: Mapping[str, Callable[[RowScore], str]] = {
     "gpus": lambda row: row.record.gpu,
 }
 _FITS = ("unfitted", "in_sample", "held_out")
-_HEADER = """\
-# Mean absolute errors on the published rows: unfitted (priors only), in-sample (fitted to all rows) and held out (by a fit that
-# never saw the source group).  Fractions, rounded up at the second digit.  held_out figures of documents are also limits: `make
-# accuracy` fails where one of them has grown.  anchors: throughput of a held-out group before and after one measured row of its
-# machine (median over the choice of row).  worst_reading: held out, with each choice of data/published/choices.toml read
-# the other way where that is worse.  coverage: of 90 % intervals whose scale and quantiles are made from the other sources;
-# scale: how much each cause of scatter counts in the intervals that ship.  goals: what is aimed at beside what is reached; best
-# is the best figure that a goal ever had, and where reached is worse by more than a point, data/loosened.toml says why.
-# Written by: python -m tests.accuracy.accuracy --write
-"""
 
 
 def accuracy_figures(result: CrossValidation) -> dict[str, dict[str, dict[str, float]]]:
@@ -102,64 +93,45 @@ def worst_figures(result: CrossValidation) -> dict[str, dict[str, float]]:
     return found
 
 
-def stored_accuracy() -> dict[str, Any]:
-    """Content of ``data/accuracy.toml``.
-
-    Raises:
-        InputFileError: missing or malformed.
-    """
-    return read_toml(data_dir() / FILE_NAME)
-
-
-def accuracy_toml(result: CrossValidation, anchors: Sequence[AnchorGain]) -> str:
-    """Content of the file for a cross-validation."""
-    calibration = result.fitted.calibration
-    worst = worst_figures(result)
-    lines = [
-        _HEADER,
-        f"date = {datetime.now(UTC).date().isoformat()}",
-        f'formulas = "{calibration.formulas}"',
-        f"free_numbers = {result.fitted.free_numbers}",
-        f"rows = {calibration.n_rows}",
-        f"groups = {len(calibration.groups)}",
-        "",
-        "[coverage]",
-        *(f"{of} = {share:.3f}" for of, share in calibration.coverage),
-        "",
-        "[scale]",
-        *(f"{each.name} = {float(getattr(calibration.scale, each.name))}" for each in fields(calibration.scale)),
-    ]
-    for goal in goals(result, anchors):
-        lines += ["", "[[goals]]", *_goal_lines(goal, best_reached())]
-    for gain in anchors:
-        lines += ["", f'[anchors."{gain.group}"]', f"n = {gain.n_rows}"]
-        lines += [f"before = {rounded_up(gain.before)}", f"after = {rounded_up(gain.after)}"]
-    for part, table in accuracy_figures(result).items():
-        for name, figures in table.items():
-            all_figures = figures | (worst.get(name, {}) if part == "documents" else {})
-            lines += ["", f'[{part}."{name}"]', *(f"{key} = {value}" for key, value in all_figures.items())]
-    return "\n".join(lines) + "\n"
+def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain]) -> dict[str, Any]:
+    """The parts of the file that follow from a cross-validation: all but other estimators."""
+    calibration, figures, worst = result.fitted.calibration, accuracy_figures(result), worst_figures(result)
+    figures["documents"] = {name: each | worst.get(name, {}) for name, each in figures["documents"].items()}
+    stored = stored_or_empty()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "formulas": calibration.formulas,
+        "free_numbers": result.fitted.free_numbers,
+        "rows": calibration.n_rows,
+        "groups": len(calibration.groups),
+        "coverage": {of: round(share, 3) for of, share in calibration.coverage},
+        "scale": {each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
+        "goals": [_goal_part(goal, best_reached(stored)) for goal in goals(result, anchors)],
+        "anchors": {
+            gain.group: {"n": gain.n_rows, "before": rounded_up(gain.before), "after": rounded_up(gain.after)} for gain in anchors
+        },
+        **figures,
+        "budget": budget_part(published_validation().sources),
+        "points": drawn_points(result.held_out.rows),
+    }
 
 
-def _goal_lines(goal: Goal, best: Mapping[str, float]) -> list[str]:
+def _goal_part(goal: Goal, best: Mapping[str, float]) -> dict[str, Any]:
     reached = goal.rounded
-    before = best.get(goal.key, reached)
-    return [
-        f'title = "{goal.title}"',
-        f'fit = "{goal.fit}"',
-        f"n = {goal.n}",
-        f'target = "{goal.target}"',
-        f"reached = {reached}",
-        f"best = {goal.better(before, reached)}",
-        *([] if goal.met is None else [f"met = {str(goal.met).lower()}"]),
-    ]
+    return {
+        "title": goal.title,
+        "fit": goal.fit,
+        "n": goal.n,
+        "target": goal.target,
+        "reached": reached,
+        "best": goal.better(best.get(goal.key, reached), reached),
+        **({} if goal.met is None else {"met": goal.met}),
+    }
 
 
-def best_reached() -> dict[str, float]:
-    """The best figure that each goal ever had, as the stored file keeps it; empty without one."""
-    if not (data_dir() / FILE_NAME).is_file():
-        return {}
-    return {f"{each['title']}, {each['fit']}": each["best"] for each in stored_accuracy().get("goals", [])}
+def best_reached(stored: Mapping[str, Any]) -> dict[str, float]:
+    """The best figure that each goal ever had."""
+    return {f"{each['title']}, {each['fit']}": each["best"] for each in stored.get("goals", [])}
 
 
 def goals_text(found: Sequence[Goal]) -> str:
@@ -183,28 +155,31 @@ def grown(result: CrossValidation, stored: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _told(over: Sequence[str]) -> str:
+    if not over:
+        return "data/accuracy.json is up to date\n"
+    more = [f"and {len(over) - _MOST_TOLD} more"] if len(over) > _MOST_TOLD else []
+    return "\n".join([*over[:_MOST_TOLD], *more, "data/accuracy.json is stale: `make regenerate` writes it"]) + "\n"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Cross-validate the published rows; write the file, or check against it, or print it."""
     records = read_records([published_dir() / "*.csv", *sorted((data_dir() / "measurements").glob("*/*.jsonl"))])
     result = cross_validate(records)
     anchors = anchor_gains(result.fitted, records.records)
+    parts = accuracy_parts(result, anchors)
     if "--check" in arguments:
-        published = [score for score in result.prior.sources if score.source in stored_budget()]
-        over = [*beyond_budget(published), *grown(result, stored_accuracy()), *unlisted(result.held_out.rows, stored_misses())]
-        sys.stdout.write(goals_text(goals(result, anchors)) + "\n")
-        sys.stdout.write(
-            "\n".join(over or ["errors are within data/error_budget.toml (no fit) and data/accuracy.toml (held out)"]) + "\n"
-        )
+        stored = stored_accuracy()
+        over = [*beyond_budget(published_validation().sources), *grown(result, stored)]
+        over += [*unlisted(result.held_out.rows, stored_misses()), *differences(stored, parts)]
+        sys.stdout.write(goals_text(goals(result, anchors)) + "\n" + _told(over))
         return int(ExitCode.INTERNAL_ERROR if over else ExitCode.FITS)
-    text = accuracy_toml(result, anchors)
     if "--write" in arguments:
-        (data_dir() / FILE_NAME).write_text(text, encoding="utf-8")
-        points = drawn_points_csv(result.held_out.rows, result.fitted.calibration)
-        (data_dir() / POINTS_FILE).write_text(points, encoding="utf-8")
+        write_accuracy(parts)
         keep_previous(result.fitted.calibration, data_dir() / "calibration")
         write_calibration(result.fitted.calibration, data_dir() / "calibration")
     else:
-        sys.stdout.write(text)
+        sys.stdout.write(accuracy_text(stored_or_empty() | parts))
     return int(ExitCode.FITS)
 
 

@@ -1,35 +1,22 @@
-"""The error budget: how wrong the uncalibrated predictions are on each published document.
+"""The error budget: how wrong the predictions are on each published document with nothing fitted to these or any other rows.
 
-``python -m tests.accuracy.budget`` prints the content of ``data/error_budget.toml`` as it is now.
+It is the part ``budget`` of ``data/accuracy.json``: reached errors, rounded up at the second digit, not targets.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from planner.calibration.score.rows import QUANTITIES
 from planner.calibration.score.validate import SourceScore
-from planner.catalog.location import data_dir
-from planner.files.structured import read_toml
-from tests.accuracy.published import published_validation
+from tests.accuracy.stored import stored_accuracy, stored_or_empty
 
-_FILE_NAME = "error_budget.toml"
 # Two significant digits, but never finer than a thousandth.
 _FINEST_EXPONENT = -3
 # An error may grow by this much, a fraction, before somebody has to say why.
 _SLACK = 0.01
-_HEADER = """\
-# Errors of the predictions on each published document.  A test fails when one of them grows beyond its figure here.
-# All figures are UNCALIBRATED: no coefficient is fitted to these or any other rows.  They are reached errors, rounded up at the
-# second digit, not targets.  *_mape: mean absolute relative error, a fraction.  false_fit, false_oom: wrong verdicts, a count.
-# best: the lowest figure that there ever was, where it was lower; a figure that has grown beyond it by a point, or by a verdict
-# or a row, stands in data/loosened.toml with the reason.
-# Written by `make regenerate`: python -m tests.accuracy.budget into another file, which then replaces this one.
-"""
 
 
 def budget_figures(score: SourceScore) -> dict[str, float]:
@@ -52,12 +39,12 @@ def rounded_up(value: float) -> float:
 
 
 def stored_budget() -> Mapping[str, Mapping[str, float]]:
-    """Figures of ``data/error_budget.toml`` by document.
+    """Stored figures by document.
 
     Raises:
         InputFileError: missing or malformed.
     """
-    documents: Mapping[str, Mapping[str, float]] = read_toml(data_dir() / _FILE_NAME)["documents"]
+    documents: Mapping[str, Mapping[str, float]] = stored_accuracy()["budget"]["documents"]
     return documents
 
 
@@ -67,7 +54,7 @@ def best_figures() -> Mapping[str, Mapping[str, float]]:
     Raises:
         InputFileError: missing or malformed.
     """
-    best: Mapping[str, Mapping[str, float]] = read_toml(data_dir() / _FILE_NAME).get("best", {})
+    best: Mapping[str, Mapping[str, float]] = stored_accuracy()["budget"]["best"]
     return best
 
 
@@ -94,24 +81,16 @@ def loosened() -> tuple[str, ...]:
     return tuple(found)
 
 
-def budget_toml() -> str:
-    """Content of the file for the code as it is; what was best is taken over from the file, so that it is not lost."""
-    before, best = stored_budget(), best_figures()
-    validation = published_validation()
-    lines = [_HEADER, f"date = {datetime.now(UTC).date().isoformat()}", f'calibration = "{validation.calibration}"']
-    for score in validation.sources:
-        figures = _stored_figures(score)
-        lines += ["", f'[documents."{score.source}"]', *(f"{name} = {value}" for name, value in figures.items())]
-    for score in validation.sources:
-        figures, old = _stored_figures(score), {**before.get(score.source, {}), **best.get(score.source, {})}
-        lower = [f"{name} = {old[name]}" for name, value in figures.items() if old.get(name, value) < value]
-        lines += ["", f'[best."{score.source}"]', *lower] if lower else []
-    return "\n".join(lines) + "\n"
+def budget_part(scores: Sequence[SourceScore]) -> dict[str, dict[str, dict[str, float]]]:
+    """The part of the file for the code as it is; what was best is taken over from the file, so that it is not lost."""
+    stored = stored_or_empty().get("budget", {})
+    documents, best = {score.source: _stored_figures(score) for score in scores}, dict[str, dict[str, float]]()
+    for name, figures in documents.items():
+        old = {**stored.get("documents", {}).get(name, {}), **stored.get("best", {}).get(name, {})}
+        if lower := {key: old[key] for key, value in figures.items() if old.get(key, value) < value}:
+            best[name] = lower
+    return {"documents": documents, "best": best}
 
 
 def _stored_figures(score: SourceScore) -> dict[str, float]:
     return {name: rounded_up(value) if name.endswith("_mape") else value for name, value in budget_figures(score).items()}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(budget_toml())

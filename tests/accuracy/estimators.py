@@ -1,29 +1,22 @@
 """Other estimators on the published rows: DeepSpeed's and accelerate's own code, and LLaMA-Factory's published rule.
 
-``python tests/accuracy/estimators.py`` writes ``data/other_tools.toml``.
+``python -m tests.accuracy.estimators`` writes the part ``other_tools`` of ``data/accuracy.json``.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from planner.anatomy.parameters import param_counts
 from planner.calibration.score.points import Point
 from planner.calibration.score.rows import RowScore
 from planner.domain.scenario import Scenario
 from planner.units import GIGA
-from tests.accuracy.drawn import TOOLS_FILE, points_csv
+from tests.accuracy.drawn import stored_points
 from tests.accuracy.published import core_validation
-
-STORED = Path(__file__).resolve().parents[2] / "data" / "other_tools.toml"
-STORED_POINTS = STORED.with_name(TOOLS_FILE)
-HEADER = "# Written by: python tests/accuracy/estimators.py.  GPU memory errors on the four numbered documents; fractions.\n"
+from tests.accuracy.stored import write_accuracy
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ TOOLS = (
 
 
 def compare(tool: Tool, rows: tuple[RowScore, ...]) -> dict[str, object]:
-    """Errors of one estimator, and ours on the same rows."""
+    """GPU memory errors of one estimator, and ours on the same rows; its answers as points."""
     answers = list(_answers(tool, rows))
     errors = [point.predicted / point.measured - 1 for point, _ in answers]
     ours = [abs(error) for _, error in answers]
@@ -105,6 +98,7 @@ def compare(tool: Tool, rows: tuple[RowScore, ...]) -> dict[str, object]:
         "mape": round(statistics.fmean(map(abs, errors)), 3),
         "median_signed": round(statistics.median(errors), 3),
         "ours_mape": round(statistics.fmean(ours), 3),
+        "points": stored_points([point for point, _ in answers]),
     }
 
 
@@ -120,23 +114,10 @@ def _answers(tool: Tool, rows: tuple[RowScore, ...]) -> Iterator[tuple[Point, fl
             yield Point(row.record.id, tool.short, tool.short, row.memory.quantity, *numbers, None), row.memory.error
 
 
-def points() -> str:
-    """The stored points as they should be now."""
-    rows = core_validation().rows
-    return points_csv([point for tool in TOOLS for point, _ in _answers(tool, rows)])
-
-
-def document() -> str:
-    """The stored file as it should be now."""
-    rows = core_validation().rows
-    parts = []
-    for tool in TOOLS:
-        found = compare(tool, rows).items()
-        lines = [f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}" for key, value in found]
-        parts.append("[[tool]]\n" + "\n".join(lines) + "\n")
-    return HEADER + "\n" + "\n".join(parts)
+def other_tools_part() -> list[dict[str, object]]:
+    """The part of the file as it should be now."""
+    return [compare(tool, core_validation().rows) for tool in TOOLS]
 
 
 if __name__ == "__main__":
-    STORED.write_text(document(), encoding="utf-8")
-    STORED_POINTS.write_text(points(), encoding="utf-8")
+    write_accuracy({"other_tools": other_tools_part()})

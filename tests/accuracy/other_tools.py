@@ -1,18 +1,13 @@
-"""What other estimators say of the same published rows: their errors, kept in ``data/other_tools.toml``.
+"""What other estimators say of the same published rows: their errors, a part of ``data/accuracy.json``.
 
-The file is written by ``python tests/accuracy/estimators.py``, which calls the estimators' own code; here it is only read.
+It is written by ``python -m tests.accuracy.estimators``, which calls the estimators' own code; here it is only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from planner.catalog.location import data_dir
-from planner.files.structured import read_toml
-
-FILE_NAME = "other_tools.toml"
+from tests.accuracy.stored import stored_accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +25,11 @@ class ToolError:
     ours_mape: float
 
 
-def stored_other_tools(path: Path | None = None) -> tuple[ToolError, ...]:
+def stored_other_tools() -> tuple[ToolError, ...]:
     """The stored comparison.
 
     Raises:
-        InputFileError: the file is missing or not TOML.
+        InputFileError: the file is missing or malformed.
     """
-    content: Mapping[str, object] = read_toml(path or data_dir() / FILE_NAME)
-    tools = content["tool"]
-    assert isinstance(tools, list)
+    tools = [{name: value for name, value in tool.items() if name != "points"} for tool in stored_accuracy()["other_tools"]]
     return tuple(ToolError(**tool) for tool in tools)

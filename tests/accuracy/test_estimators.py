@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.accuracy.estimators import other_tools_part
 from tests.accuracy.other_tools import stored_other_tools
+from tests.accuracy.stored import stored_accuracy
 from tests.extras import import_or_skip
-
-_SPEC = importlib.util.spec_from_file_location("estimators", Path(__file__).with_name("estimators.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-other_tools = importlib.util.module_from_spec(_SPEC)
-sys.modules["estimators"] = other_tools
-_SPEC.loader.exec_module(other_tools)
 
 
 def test_the_stored_comparison_is_what_the_estimators_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's and accelerate's functions, run on the same rows, give the stored errors."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     import_or_skip("deepspeed")
-    assert other_tools.STORED.read_text(encoding="utf-8") == other_tools.document()
-    assert other_tools.STORED_POINTS.read_text(encoding="utf-8") == other_tools.points()
+    assert stored_accuracy()["other_tools"] == other_tools_part()
 
 
 def test_each_estimator_is_asked_about_some_rows() -> None:

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison
 from planner.catalog.location import data_dir
-from tests.accuracy.accuracy import stored_accuracy
 from tests.accuracy.aims import Aims, stored_aims
 from tests.accuracy.goals import Goal, percent_text
 from tests.accuracy.published import CORE_PATTERN, published_dir
+from tests.accuracy.stored import stored_accuracy
 
 # A figure may move by this much without a word: the last digits of a fit follow the machine that it ran on.
 SLACK = 0.01

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import pickle
 import pickletools
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from measure.cli.main import main
 from planner.domain.term import ALLOCATED_TERMS
 from tests.extras import needs
 
@@ -52,10 +57,18 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 FOLDER = "in the project's folder"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """One call of the command."""
+def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One call of the command in a process of its own, which imports torch anew."""
     command = [sys.executable, "-m", "measure", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One call of the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def test_help_works_without_torch() -> None:
@@ -105,7 +118,7 @@ def test_wrong_use_is_one_sentence(arguments: list[str], says: str) -> None:
 @needs_torch
 def test_a_trace_in_json_adds_up(config: str) -> None:
     """Phases in order, terms that sum up to the allocated peak, reserved at least as much, and where the peak is."""
-    done = run("trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json")
+    done = run_process("trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     phases = {each["phase"]: each for each in answer["phases"]}
@@ -180,20 +193,15 @@ def test_a_target_that_cannot_be_written_is_said_first(config: str, tmp_path: Pa
 
 
 @needs_torch
-def test_an_interrupt_leaves_no_files(config: str, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_files(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted while the snapshot is being written: exit code 130, no traceback, and no file, whole or half."""
-    program = (
-        "import json, pickle, sys\n"
-        "from measure.cli.main import main\n"
-        "def dump(value, stream, **_):\n"
-        "    stream.write(b'half')\n"
-        "    raise KeyboardInterrupt\n"
-        "pickle.dump = dump\n"
-        "sys.exit(main(json.loads(sys.argv[1])))\n"
-    )
-    arguments = ["trace", "--model", config, "--method", "lora", "--seq", "64", "--export", str(tmp_path / "a.pickle")]
-    command = [sys.executable, "-c", program, json.dumps(arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    def dump(_value: object, stream: BinaryIO, **_: object) -> None:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pickle, "dump", dump)
+    done = run("trace", "--model", config, "--method", "lora", "--seq", "64", "--export", str(tmp_path / "a.pickle"))
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
@@ -234,5 +242,5 @@ def test_the_version_is_printed() -> None:
     """One distribution, one version."""
     from planner.version import __version__
 
-    done = run("--version")
+    done = run_process("--version")
     assert (done.returncode, done.stdout) == (0, f"measure {__version__}\n")

@@ -29,12 +29,12 @@ from planner.cli.main import main
 from planner.intake.rules import rules_markdown
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB
-from tests.accuracy.accuracy import stored_accuracy
 from tests.accuracy.goals import percent_text
 from tests.accuracy.longest import answer, longest_table, published_cases
 from tests.accuracy.misses import Evidence, over_limit, stored_misses
 from tests.accuracy.other_tools import stored_other_tools
 from tests.accuracy.published import CORE_PATTERN, published_validation
+from tests.accuracy.stored import stored_accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "against_libraries"))
@@ -277,7 +277,7 @@ def other_accuracy_table() -> str:
 
 
 def held_out_tables() -> str:
-    """Errors by source, method and GPU, as ``data/accuracy.toml`` has them."""
+    """Errors by source, method and GPU, as ``data/accuracy.json`` has them."""
     stored = stored_accuracy()
     facts = (
         f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups, with "
@@ -288,7 +288,7 @@ def held_out_tables() -> str:
 
 
 def aims_table() -> str:
-    """What is aimed at and missed, as ``data/accuracy.toml`` has it."""
+    """What is aimed at and missed, as ``data/accuracy.json`` has it."""
     goals = stored_accuracy()["goals"]
     return f"{_missed(goals)}\n\n{_goals(goals)}\n"
 
@@ -336,7 +336,7 @@ _SUMMARY = (
 
 
 def accuracy_summary() -> str:
-    """The held-out figures that matter most to a user, from ``data/accuracy.toml``."""
+    """The held-out figures that matter most to a user, from ``data/accuracy.json``."""
     goals = {goal["title"]: goal for goal in stored_accuracy()["goals"] if goal["fit"] == "held out"}
     lines = ["| held out | four tuning reports | other sources |", "|---|--:|--:|"]
     lines += [f"| {title} | {_reached(goals[ours])} | {_reached(goals[others])} |" for title, ours, others in _SUMMARY]

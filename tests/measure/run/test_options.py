@@ -10,7 +10,9 @@ import pytest
 from measure.campaign.file import read_campaign
 from measure.cli.main import main
 from measure.cli.options import RUN_OPTIONS, run_options
-from planner.errors import InputFileError
+from measure.run.options import checked_options, duration_s, memory_limit_bytes
+from planner.errors import InputFileError, UsageError
+from planner.units import GIB
 
 RUN = ["run", "--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "64", "--gpu", "cpu"]
 CASE = 'schema = 1\n[[case]]\nmodel = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 64\n'
@@ -90,3 +92,26 @@ def test_zero_is_a_number_where_it_may_be_said() -> None:
     said = dict.fromkeys(RUN_OPTIONS) | {"warmup": 0, "seed": 0, "history": False}
     options = run_options(said)
     assert (options.warmup, options.seed, options.steps, options.history) == (0, 0, 5, False)
+
+
+def test_a_memory_limit_is_a_size_or_a_card() -> None:
+    """Sizes as everywhere; a card stands for what it makes visible to CUDA."""
+    assert memory_limit_bytes("24GiB") == 24 * GIB
+    assert 23 * GIB < memory_limit_bytes("4090") < 24 * GIB
+    with pytest.raises(UsageError):
+        memory_limit_bytes("2409O")
+
+
+def test_more_counted_steps_than_the_limit_raise_the_limit() -> None:
+    """Who asks for 100 steps gets them."""
+    assert checked_options({"steps": 100}).max_steps == 100
+    with pytest.raises(UsageError, match="steps must be"):
+        checked_options({"steps": 0})
+
+
+def test_times_are_read_with_their_units() -> None:
+    """Hours, minutes, seconds and bare seconds."""
+    assert [duration_s("--time-budget", text) for text in ("9m", "90", "1h30m", "45s", "1m30s")] == [540, 90, 5400, 45, 90]
+    for text in ("", "0", "soon", "-5m"):
+        with pytest.raises(UsageError, match="must be a time"):
+            duration_s("--time-budget", text)

@@ -1,0 +1,27 @@
+"""A job of few words, and what the intake makes of it."""
+
+from __future__ import annotations
+
+from planner.domain.run_record import RunRecord
+from planner.domain.scenario import Assumption, Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+BASE = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}
+
+
+RECORD = RunRecord(
+    id="doc-1", source="doc", source_group="doc", model="llama-2-7b", gpu="rtx4090", method="lora", outcome="ok",
+    gpus_per_node=2, micro_batch=4, seq_len=512, n_samples=1100, lora_targets=("q_proj",), precision="fp16-mixed",
+)  # fmt: skip
+
+
+def scenario_of(**flags: object) -> Scenario:
+    """The scenario of BASE with these flags."""
+    return resolve(from_flags(BASE | flags))
+
+
+def assumption(scenario: Scenario, name: str) -> Assumption:
+    """The one entry about a value."""
+    (entry,) = [entry for entry in scenario.assumptions if entry.name == name]
+    return entry

@@ -1,0 +1,57 @@
+"""Cards, their number and memory, and the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.scenario import Assumption
+from planner.errors import UsageError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.units import GIB
+from tests.planner.intake.jobs import BASE, assumption, scenario_of
+
+
+def test_gpus_per_node_are_counted_after_the_colon() -> None:
+    """`X:n` is n per node, with the origin of the flag, and shards nothing unless told to."""
+    scenario = scenario_of(gpu="4090:2", nodes=3)
+    assert (scenario.hardware.gpus_per_node, scenario.hardware.world_size) == (2, 6)
+    assert assumption(scenario, "gpus") == Assumption("gpus", "2", "cli")
+    assert (scenario.recipe.sharding, assumption(scenario, "sharding").origin) == ("ddp", "assumed")
+    assert assumption(scenario, "link").value == "pcie"
+
+
+@pytest.mark.parametrize("gpu", ["4090:0", "4090:x", "4090:", ":2", "4090:1025", "4090:-1"])
+def test_a_count_that_is_none_is_refused(gpu: str) -> None:
+    """What follows the colon must be a number of GPUs."""
+    with pytest.raises(UsageError):
+        scenario_of(gpu=gpu)
+
+
+def test_two_counts_must_agree() -> None:
+    """`--gpu X:2 --gpus 4` contradicts itself; the same number twice does not."""
+    with pytest.raises(UsageError, match="give the count once"):
+        scenario_of(gpu="4090:2", gpus=4)
+    assert scenario_of(gpu="4090:2", gpus=2).hardware.gpus_per_node == 2
+
+
+def test_memory_given_replaces_the_catalog() -> None:
+    """A vGPU or a MIG slice is its parent card with another memory, which then has the user as its origin."""
+    scenario = scenario_of(gpu_memory="10GiB", gpu_reserved="600MiB")
+    assert scenario.hardware.gpu.visible_memory_bytes == 10 * GIB
+    assert scenario.hardware.gpu.origin_of("visible_memory_bytes") == "user"
+    assert assumption(scenario, "gpu_reserved") == Assumption("gpu_reserved", "600.0 MiB", "cli")
+
+
+def test_an_unlisted_card_is_usable_with_its_memory() -> None:
+    """A card that no catalog knows has a memory verdict when its memory is said, and nothing is invented about its speed."""
+    gpu = scenario_of(gpu="rtx6090", gpu_memory="48GiB").hardware.gpu
+    assert (gpu.id, gpu.visible_memory_bytes, gpu.bf16_flop_per_s) == ("rtx6090", 48 * GIB, None)
+    assert resolve(from_flags({**BASE, "gpu": None, "gpu_memory": "48GiB"})).hardware.gpu.id == "unlisted"
+
+
+def test_the_host_is_unknown_unless_said() -> None:
+    """Host RAM comes from the host's entry, from the user, or stays unknown."""
+    assert scenario_of().hardware.host.memory_bytes is None
+    assert scenario_of(host="server-256g").hardware.host.memory_bytes == 256 * GIB
+    assert scenario_of(host="server-256g", host_memory="64GiB").hardware.host.memory_bytes == 64 * GIB
