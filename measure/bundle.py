@@ -25,7 +25,7 @@ _OLDER_NAMES = ("manylinux2014", "manylinux2010", "manylinux1")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WheelTarget:
     """What the wheels are for: a Python such as ``3.12`` and a machine such as ``x86_64``."""
 
     python: str
@@ -62,13 +62,13 @@ class Fetched:
     needs: tuple[str, ...] = ()
 
 
-def download_command(folder: Path, target: Target, fetched: Sequence[Fetched]) -> list[str]:
+def download_command(folder: Path, target: WheelTarget, fetched: Sequence[Fetched]) -> list[str]:
     """The call of pip that fills ``folder`` with these wheels and no others."""
     exact = [f"{each.name}=={each.version}" for each in fetched]
     return [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *_settings(target), *exact]
 
 
-def report_command(folder: Path, target: Target, wanted: Sequence[str]) -> list[str]:
+def report_command(folder: Path, target: WheelTarget, wanted: Sequence[str]) -> list[str]:
     """The call of pip that says what it would fetch and fetches no wheel: it needs a ``folder`` and leaves it empty.
 
     Source: pip 26.3, ``pip install --dry-run --report``; both are there since pip 22.2.
@@ -77,12 +77,12 @@ def report_command(folder: Path, target: Target, wanted: Sequence[str]) -> list[
     return [sys.executable, "-m", "pip", "install", "--quiet", *dry, *_settings(target), *wanted]
 
 
-def _settings(target: Target) -> list[str]:
+def _settings(target: WheelTarget) -> list[str]:
     platforms = [part for tag in target.platforms for part in ("--platform", tag)]
     return ["--only-binary=:all:", "--implementation", "cp", "--python-version", target.python, *platforms]
 
 
-def plan_bundle(target: Target, without: Sequence[str]) -> tuple[Fetched, ...]:
+def plan_bundle(target: WheelTarget, without: Sequence[str]) -> tuple[Fetched, ...]:
     """What :func:`make_bundle` fetches, beside the wheel of this package, by name.
 
     Packages of ``without`` are left out, and what only they need with them: of torch that is gigabytes.
@@ -105,7 +105,7 @@ def plan_bundle(target: Target, without: Sequence[str]) -> tuple[Fetched, ...]:
     return tuple(found[name] for name in sorted(_needed(found, asked, missing, target)))
 
 
-def _needed(found: Mapping[str, Fetched], asked: Sequence[str], missing: AbstractSet[str], target: Target) -> set[str]:
+def _needed(found: Mapping[str, Fetched], asked: Sequence[str], missing: AbstractSet[str], target: WheelTarget) -> set[str]:
     """Packages of ``found`` that ``asked`` comes to without going through ``missing``."""
     seen: set[tuple[str, frozenset[str]]] = set()
     left = [_requirement(text) for text in asked]
@@ -126,7 +126,7 @@ class _Wanted:
     extras: frozenset[str]
     marker: Any
 
-    def applies(self, target: Target, extras: AbstractSet[str]) -> bool:
+    def applies(self, target: WheelTarget, extras: AbstractSet[str]) -> bool:
         """Whether the other machine needs it, when it takes its package with ``extras``."""
         place = {"python_version": target.python, "platform_machine": target.machine, "sys_platform": "linux"}
         return self.marker is None or any(self.marker.evaluate({**place, "extra": extra}) for extra in ("", *extras))
@@ -145,7 +145,7 @@ def _canonical(name: str) -> str:
     return canonicalize_name(name)
 
 
-def make_bundle(folder: Path, target: Target, without: Sequence[str]) -> tuple[Path, ...]:
+def make_bundle(folder: Path, target: WheelTarget, without: Sequence[str]) -> tuple[Path, ...]:
     """Fill ``folder`` with wheels of the package and of what it needs; returns them.
 
     Raises:
@@ -162,7 +162,7 @@ def make_bundle(folder: Path, target: Target, without: Sequence[str]) -> tuple[P
     return tuple(sorted(folder.glob("*.whl")))
 
 
-def _run_pip(command: Sequence[str], target: Target) -> str:
+def _run_pip(command: Sequence[str], target: WheelTarget) -> str:
     """What pip wrote.
 
     Raises:

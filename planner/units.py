@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import SupportsFloat
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -69,6 +70,12 @@ def format_bytes(n_bytes: float) -> str:
     if size >= KIB:
         return f"{n_bytes / KIB:.1f} KiB"
     return f"{n_bytes:.0f} B"
+
+
+def plain_number(value: SupportsFloat) -> str:
+    """A size as the user would type it: whole numbers without a decimal point."""
+    number = float(value)
+    return f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
 def format_count(n: float) -> str:

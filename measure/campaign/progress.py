@@ -7,14 +7,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from measure.output import write_remark
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from planner.printing import moves_the_cursor, printable, width_of
 from planner.units import MIB, format_bytes, format_seconds
 
 _ROWS = 12
 
 
-def result_row(label: str, measured: Measured) -> tuple[str, str, str, str, str]:
+def result_row(label: str, measured: MeasuredRecord) -> tuple[str, str, str, str, str]:
     """A finished case for a table: label, outcome, reserved memory, step time, quality."""
     record = measured.record
     memory = "-" if record.peak_memory_mib is None else format_bytes(record.peak_memory_mib * MIB)
@@ -43,7 +43,7 @@ class PlainProgress:
         eta = "" if eta_s is None else f", about {format_seconds(eta_s)} left"
         write_remark(f"[{self._number}/{self._total}] {label}{eta}")
 
-    def end(self, label: str, measured: Measured) -> None:
+    def end(self, label: str, measured: MeasuredRecord) -> None:
         """A case is over."""
         _, outcome, memory, step, quality = result_row(label, measured)
         write_remark(f"    {outcome}, reserved {memory}, step {step}, {quality}")
@@ -78,7 +78,7 @@ class LiveProgress:
         self._bar.update(self._task, description=printable(f"{label}{eta}"))
         self._draw()
 
-    def end(self, label: str, measured: Measured) -> None:
+    def end(self, label: str, measured: MeasuredRecord) -> None:
         """A case is over."""
         self._rows.append(result_row(label, measured))
         self._bar.advance(self._task)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.case import CPU, case_key, describe
 from measure.run.launcher import Launcher
 from measure.run.readings.environment import setup_key
@@ -40,7 +40,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCase:
     """A case that cannot run here, and why."""
 
     label: str
@@ -56,7 +56,7 @@ class Agenda:
 
     queue: tuple[Queued, ...]
     recorded: int
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedCase, ...]
     left_out: str | None = None
 
 
@@ -64,7 +64,7 @@ class Agenda:
 class Tally:
     """What came of a campaign so far."""
 
-    measured: list[tuple[str, Measured]] = field(default_factory=list)
+    measured: list[tuple[str, MeasuredRecord]] = field(default_factory=list)
     warm_up_s: float = 0.0
     left: int = 0
     stopped: bool = False
@@ -83,7 +83,7 @@ class Progress(Protocol):
     def begin(self, label: str, eta_s: float | None) -> None:
         """A case begins; ``eta_s`` is about how long the rest takes, ``None`` before the first."""
 
-    def end(self, label: str, measured: Measured) -> None:
+    def end(self, label: str, measured: MeasuredRecord) -> None:
         """A case is over and recorded."""
 
 
@@ -101,12 +101,12 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
     queue, refused, recorded = [], [], 0
     for planned in in_teaching_order(campaign.cases):
         if not machine.gpus and "gpu" not in planned.values:
-            refused.append(Refused(_plain_label(planned), machine.unusable or _NO_GPU))
+            refused.append(RefusedCase(_plain_label(planned), machine.unusable or _NO_GPU))
             continue
         try:
             prepared = prepare(planned.values, planned.options, machine, force=force)
         except PlannerError as error:
-            refused.append(Refused(_plain_label(planned), str(error)))
+            refused.append(RefusedCase(_plain_label(planned), str(error)))
             continue
         key = (case_key(prepared.case, prepared.scenario), setup)
         if counts[key] > 0:
@@ -160,7 +160,7 @@ def _least_time_s(durations_s: Sequence[float]) -> float:
     return _MARGIN * statistics.median(durations_s) if durations_s else _SHORTEST_CASE_S
 
 
-def _ran_out_of_budget(measured: Measured, end_s: float | None) -> bool:
+def _ran_out_of_budget(measured: MeasuredRecord, end_s: float | None) -> bool:
     """Whether the campaign's own end killed the case, which says nothing about the case."""
     return measured.record.outcome == "timeout" and end_s is not None and time.monotonic() >= end_s
 

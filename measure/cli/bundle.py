@@ -25,9 +25,9 @@ def bundle(
 ) -> int:
     """Write wheels of this package and of everything that measuring needs, to carry to a machine without a network."""
     need("measure", "packaging")
-    from measure.bundle import Target, install_line, make_bundle, plan_bundle, size_bytes
+    from measure.bundle import WheelTarget, install_line, make_bundle, plan_bundle, size_bytes
 
-    out, target = Path(folder), Target(python, machine)
+    out, target = Path(folder), WheelTarget(python, machine)
     skipped = [name.strip() for name in without.split(",") if name.strip()]
     if dry_run:
         fetched = plan_bundle(target, skipped)

@@ -16,6 +16,7 @@ from planner.allocator.events import AllocEvent
 from planner.allocator.settings import parse_settings
 from planner.allocator.summary import Summary, summarize, timeline_of
 from planner.catalog.hf_config import model_from_config
+from planner.domain.job_line import recomputation_words, short_job_line
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
@@ -46,7 +47,7 @@ OPTIONS: OwnOptions = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TraceOutput:
     """How to answer, beside what the job is."""
 
     fits: str | None
@@ -59,7 +60,7 @@ class Answer:
 
 def trace(**said: Any) -> int:
     """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU."""
-    answer = Answer(**{field.name: said.pop(field.name) for field in fields(Answer)})
+    answer = TraceOutput(**{field.name: said.pop(field.name) for field in fields(TraceOutput)})
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     settings = parse_settings(answer.allocator or "")
@@ -98,7 +99,7 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
     return model
 
 
-def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
+def _write_files(answer: TraceOutput, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
     if answer.plot is not None:
         from measure.trace.plot import draw_timeline
 
@@ -110,14 +111,6 @@ def _write_files(answer: Answer, scenario: Scenario, events: list[AllocEvent], s
 
 
 def _title(scenario: Scenario) -> str:
-    recipe, batch = scenario.recipe, scenario.recipe.batch
-    method = recipe.method if recipe.numerics.quantization == "none" else f"{recipe.method} on {recipe.numerics.quantization}"
-    parts = (
-        scenario.model.id,
-        method,
-        recipe.optimizer,
-        f"{batch.micro_batch} x {batch.seq_len} tokens",
-        "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
-        *([f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []),
-    )
-    return ", ".join(parts)
+    recipe = scenario.recipe
+    also = (recipe.optimizer, *(recomputation_words(recipe) or ("no checkpointing",)))
+    return short_job_line(scenario, with_gpus=False, also=also)

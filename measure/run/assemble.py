@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from measure.run.case import CPU, Case, case_key
+from measure.run.case import CPU, RunCase, case_key
 from measure.run.evidence import evidence_of
-from measure.run.launcher import Event, Run
+from measure.run.launcher import Event, RunResult
 from measure.run.pace import interquartile_range
 from measure.run.quality import is_censored, judge
 from measure.run.readings.environment import environment_key
@@ -31,7 +31,7 @@ _CPU_NOTE = "CPU run: device memory does not exist here and is not recorded; hos
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRecord:
     """A record and what travels with it."""
 
     record: RunRecord
@@ -39,7 +39,7 @@ class Measured:
     history: bytes | None = None
 
 
-def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> Measured:
+def assemble(case: RunCase, scenario: Scenario, run: RunResult, environment: Mapping[str, Any]) -> MeasuredRecord:
     """The record of one run."""
     counted = [event for event in _steps(run) if not event["warmup"]]
     evidence = evidence_of(case, run, scenario, _steps(run), environment)
@@ -53,14 +53,14 @@ def assemble(case: Case, scenario: Scenario, run: Run, environment: Mapping[str,
         censored=is_censored(evidence),
         notes=_notes(case, scenario),
     )
-    return Measured(
+    return MeasuredRecord(
         record,
         {"raw": raw, "environment": dict(environment), "quality": {"verdict": verdict, "reasons": list(reasons)}},
         run.history,
     )
 
 
-def _notes(case: Case, scenario: Scenario) -> str | None:
+def _notes(case: RunCase, scenario: Scenario) -> str | None:
     on_cpu = scenario.hardware.gpu.id == CPU
     notes = [_CPU_NOTE] if on_cpu else []
     if case.options.history:
@@ -112,7 +112,7 @@ def _identity(raw: Mapping[str, Any], environment: Mapping[str, Any], scenario: 
     }
 
 
-def _measured_columns(scenario: Scenario, run: Run, counted: Sequence[Event]) -> dict[str, Any]:
+def _measured_columns(scenario: Scenario, run: RunResult, counted: Sequence[Event]) -> dict[str, Any]:
     """Outcome, memory and speed; rates only of a run that was measured to its end."""
     peaks = [peak for peak in (_rank_peak(events, "reserved_peak_bytes") for events in run.events) if peak is not None]
     host = run.host.rss_process_bytes
@@ -149,7 +149,7 @@ def _rates(scenario: Scenario, counted: Sequence[Event]) -> dict[str, float]:
     }
 
 
-def _phase_reached(run: Run) -> Phase | None:
+def _phase_reached(run: RunResult) -> Phase | None:
     """The phase that failed; of a run that did not fail, the last one that it went through."""
     if run.outcome != "ok":
         return next((phase for phase in PHASES if phase == run.phase), None)
@@ -162,17 +162,17 @@ def _rank_peak(events: Sequence[Event], name: str) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _steps(run: Run) -> list[Event]:
+def _steps(run: RunResult) -> list[Event]:
     return [event for event in run.events[0] if event["event"] == "step"]
 
 
-def _limit_mib(case: Case, scenario: Scenario) -> float | None:
+def _limit_mib(case: RunCase, scenario: Scenario) -> float | None:
     """The limit on device memory; a CPU has none, its limit on the process is in ``raw``."""
     limit_bytes = case.options.memory_limit_bytes
     return None if limit_bytes is None or scenario.hardware.gpu.id == CPU else limit_bytes / MIB
 
 
-def _raw(case: Case, scenario: Scenario, run: Run, environment: Mapping[str, Any]) -> dict[str, Any]:
+def _raw(case: RunCase, scenario: Scenario, run: RunResult, environment: Mapping[str, Any]) -> dict[str, Any]:
     model = next((event for event in run.events[0] if event["event"] == "model"), {})
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(case.options).items()}
     return {

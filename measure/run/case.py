@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from planner.domain.recipe import Recipe
+from planner.domain.job_line import recomputation_words, short_job_line
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import DDP, FSDP1
 from planner.errors import NotModelledError, UsageError
@@ -65,7 +65,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RunCase:
     """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
 
     values: Mapping[str, Any]
@@ -86,15 +86,15 @@ class Case:
         return {"values": dict(self.values), "options": asdict(self.options), "force": self.force}
 
 
-def case_from_json(data: Mapping[str, Any]) -> Case:
+def case_from_json(data: Mapping[str, Any]) -> RunCase:
     """The case that :meth:`Case.to_json` wrote."""
     options = dict(data["options"])
     options["lengths"] = tuple(options["lengths"])
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()}
-    return Case(values, RunOptions(**options), bool(data["force"]))
+    return RunCase(values, RunOptions(**options), bool(data["force"]))
 
 
-def case_key(case: Case, scenario: Scenario) -> str:
+def case_key(case: RunCase, scenario: Scenario) -> str:
     """Twelve hex digits that name what is measured: the same for a value that was said and one that was filled in."""
     recipe, hardware = scenario.recipe, scenario.hardware
     options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}
@@ -111,40 +111,20 @@ def case_key(case: Case, scenario: Scenario) -> str:
 
 
 def describe(scenario: Scenario, options: RunOptions) -> str:
-    """The case in a line, for progress and tables."""
+    """The case in a line, for progress and tables: the job, and what differs from most, so that no two cases read alike."""
     recipe = scenario.recipe
-    numerics = recipe.numerics
-    method = recipe.method if numerics.quantization == "none" else f"{recipe.method}-{numerics.quantization}"
-    parts = [scenario.model.id, method, f"seq {recipe.batch.seq_len}", f"batch {recipe.batch.micro_batch}"]
-    if recipe.batch.grad_accum > 1:
-        parts.append(f"x{recipe.batch.grad_accum}")
-    parts += [text for text in (recipe.optimizer, _sharding_text(recipe)) if text]
-    parts += _unusual(recipe, options)
-    parts += [f"every {recipe.checkpoint_every} layers"] if recipe.rebuilds_some else []
-    parts += [options.workload] if options.workload != RunOptions().workload else []
-    parts += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
-    return " ".join(str(part) for part in parts)
-
-
-def _unusual(recipe: Recipe, options: RunOptions) -> list[str]:
-    """What differs from what most jobs are, so that no two cases of a campaign read alike."""
-    said = {
-        "checkpointing": recipe.gradient_checkpointing and not recipe.checkpoint_reentrant,
-        "reentrant checkpointing": recipe.gradient_checkpointing and recipe.checkpoint_reentrant,
+    unusual = {
         recipe.attention: recipe.attention != "sdpa",
         f"{recipe.loss} loss": recipe.loss != "hf",
         f"lengths {recipe.batch.padding}": bool(options.lengths),
+        options.workload: options.workload != RunOptions().workload,
     }
-    return [text for text, applies in said.items() if applies]
+    also = [recipe.optimizer, *recomputation_words(recipe), *(text for text, applies in unusual.items() if applies)]
+    also += [f"within {format_bytes(options.memory_limit_bytes)}"] if options.memory_limit_bytes is not None else []
+    return short_job_line(scenario, with_gpus=False, also=also)
 
 
-def _sharding_text(recipe: Recipe) -> str:
-    if not recipe.sharding.communicates:
-        return ""
-    return recipe.sharding.name if recipe.offload == "none" else f"{recipe.sharding}+{recipe.offload}"
-
-
-def check_runnable(case: Case, scenario: Scenario) -> None:
+def check_runnable(case: RunCase, scenario: Scenario) -> None:
     """Refuse what no workload runs, before anything is started.
 
     Raises:
@@ -177,7 +157,7 @@ def check_runnable(case: Case, scenario: Scenario) -> None:
         )
 
 
-def _check_sharding(case: Case, scenario: Scenario) -> None:
+def _check_sharding(case: RunCase, scenario: Scenario) -> None:
     recipe = scenario.recipe
     if not recipe.sharding.communicates:
         if scenario.hardware.world_size > 1:
@@ -188,7 +168,7 @@ def _check_sharding(case: Case, scenario: Scenario) -> None:
             raise NotModelledError(reason)
 
 
-def _sharding_refusals(case: Case, scenario: Scenario) -> tuple[tuple[str, bool], ...]:
+def _sharding_refusals(case: RunCase, scenario: Scenario) -> tuple[tuple[str, bool], ...]:
     """Why a sharded job cannot be run, each with whether that is so."""
     recipe, options = scenario.recipe, case.options
     on_cpu, in_trainer = scenario.hardware.gpu.id == CPU, options.workload == "trainer"

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from measure.run.case import CPU, Case
-from measure.run.launcher import Event, Run
+from measure.run.case import CPU, RunCase
+from measure.run.launcher import Event, RunResult
 from measure.run.quality import Evidence
 from measure.run.readings.device_watch import DevicePeaks
 from measure.run.readings.nvml import POWER_CAP
 from planner.domain.scenario import Scenario
 
 
-def evidence_of(case: Case, run: Run, scenario: Scenario, steps: Sequence[Event], environment: Mapping[str, Any]) -> Evidence:
+def evidence_of(
+    case: RunCase, run: RunResult, scenario: Scenario, steps: Sequence[Event], environment: Mapping[str, Any]
+) -> Evidence:
     """The evidence of one run; ``steps`` are those of its first rank, ``environment`` what it was made on."""
     counted = [event for event in steps if not event["warmup"]]
     retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
@@ -58,7 +60,7 @@ def _throttled(devices: Sequence[DevicePeaks], environment: Mapping[str, Any]) -
     return tuple(dict.fromkeys(reasons))
 
 
-def _boundary_warnings(case: Case, scenario: Scenario) -> tuple[str, ...]:
+def _boundary_warnings(case: RunCase, scenario: Scenario) -> tuple[str, ...]:
     """What escapes a memory limit, so that the outcome says nothing about a smaller card."""
     if case.options.memory_limit_bytes is None:
         return ()

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from measure.run.builds import remove_abandoned_locks
-from measure.run.case import CPU, Case, case_key
+from measure.run.case import CPU, RunCase, case_key
 from measure.run.case_folder import case_folder, remove_abandoned_folders
 from measure.run.processes import Child, Zygote, ZygoteError, kill_group, spawn, spawn_ranks
 from measure.run.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
@@ -32,7 +32,7 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunResult:
     """How one case went.  ``events`` are those of each rank; ``killed``: by a signal that nobody here sent, not for memory."""
 
     outcome: Outcome
@@ -88,7 +88,7 @@ class Launcher:
         self._warm()
         return time.monotonic() - start_s
 
-    def run(self, case: Case, *, ranks: int = 1, devices: Sequence[int] = (), end_s: float | None = None) -> Run:
+    def run(self, case: RunCase, *, ranks: int = 1, devices: Sequence[int] = (), end_s: float | None = None) -> RunResult:
         """Run ``case`` to its end, its timeout or its death; once more where somebody killed it.
 
         Args:
@@ -105,7 +105,7 @@ class Launcher:
         again = self._run_or_spawn(_within(case, end_s), ranks, devices)
         return replace(again, message=f"twice: {again.message}") if again.killed else again
 
-    def _run_or_spawn(self, case: Case, ranks: int, devices: Sequence[int]) -> Run:
+    def _run_or_spawn(self, case: RunCase, ranks: int, devices: Sequence[int]) -> RunResult:
         """Run ``case``, as a process of its own where one that was forked did not come to its device."""
         run = self._run_once(case, ranks, devices)
         on_gpu = case.values.get("gpu") != CPU
@@ -117,12 +117,12 @@ class Launcher:
             return spawned
         return run
 
-    def _run_once(self, case: Case, ranks: int, devices: Sequence[int], *, may_fork: bool = True) -> Run:
+    def _run_once(self, case: RunCase, ranks: int, devices: Sequence[int], *, may_fork: bool = True) -> RunResult:
         with case_folder() as folder:
             write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
             return self._watch(case, folder, ranks, devices, may_fork and self._may_fork)
 
-    def _watch(self, case: Case, folder: Path, ranks: int, devices: Sequence[int], may_fork: bool) -> Run:
+    def _watch(self, case: RunCase, folder: Path, ranks: int, devices: Sequence[int], may_fork: bool) -> RunResult:
         watch = _Watch(folder, ranks, device_watches(self._nvml, devices))
         kills_before = cgroup_kills()
         child, how = self._start(case, folder, ranks, may_fork)
@@ -149,7 +149,7 @@ class Launcher:
         killed_for_memory = (cgroup_kills() or 0) > (kills_before or 0)
         end = _End(status, timed_out, killed_for_memory, folder / LOG_FILE, given_up)
         outcome, message = _verdict(watch.events, end, case)
-        return Run(
+        return RunResult(
             outcome=outcome,
             phase=watch.phase,
             message=message,
@@ -163,7 +163,7 @@ class Launcher:
             killed=outcome == "crash" and end.from_outside,
         )
 
-    def _start(self, case: Case, folder: Path, ranks: int, may_fork: bool) -> tuple[Child, str]:
+    def _start(self, case: RunCase, folder: Path, ranks: int, may_fork: bool) -> tuple[Child, str]:
         scenario = case.scenario()
         if scenario.recipe.sharding.communicates:
             if scenario.recipe.uses_deepspeed:
@@ -188,7 +188,7 @@ class Launcher:
         return self._zygote
 
 
-def _within(case: Case, end_s: float | None) -> Case:
+def _within(case: RunCase, end_s: float | None) -> RunCase:
     """``case`` with a timeout that ends it at ``end_s`` at the latest."""
     left_s = case.options.timeout_s if end_s is None else max(0.0, end_s - time.monotonic())
     return case if left_s >= case.options.timeout_s else replace(case, options=replace(case.options, timeout_s=left_s))
@@ -242,7 +242,7 @@ class _End:
         return self.from_outside and self.status == -signal.SIGKILL and self.killed_for_memory
 
 
-def _verdict(events: Sequence[Sequence[Event]], end: _End, case: Case) -> tuple[Outcome, str | None]:
+def _verdict(events: Sequence[Sequence[Event]], end: _End, case: RunCase) -> tuple[Outcome, str | None]:
     """How the case ended: by what its ranks said themselves, and by its death only where they said nothing."""
     failures = sorted((each for rank in events for each in rank if each["event"] == "failed"), key=lambda each: each["time_s"])
     # Ranks that lose the one that was killed fail too, and say so.

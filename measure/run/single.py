@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from measure.run.assemble import Measured, assemble
+from measure.run.assemble import MeasuredRecord, assemble
 from measure.run.builds import missing_build_tool
-from measure.run.case import CPU, Case, RunOptions, check_runnable, describe
+from measure.run.case import CPU, RunCase, RunOptions, check_runnable, describe
 from measure.run.launcher import Launcher
 from measure.run.lengths import mean_length
 from measure.run.readings.machine import Machine, this_machine
@@ -43,7 +43,7 @@ class Finished:
     """A measured case and where its record is."""
 
     label: str
-    measured: Measured
+    measured: MeasuredRecord
     path: Path
 
 
@@ -51,7 +51,7 @@ class Finished:
 class Prepared:
     """A case that this machine can run."""
 
-    case: Case
+    case: RunCase
     scenario: Scenario
 
 
@@ -64,7 +64,7 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     said = machine.place(values)
     if options.lengths and "tokens_per_sample" not in said and said.get("padding") != "packed":
         said["tokens_per_sample"] = mean_length(options.lengths)
-    case = Case(said, options, force)
+    case = RunCase(said, options, force)
     scenario = case.scenario()
     check_runnable(case, scenario)
     _check_limit(scenario, options, machine)
@@ -119,7 +119,7 @@ def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store,
     return Finished(describe(prepared.scenario, options), measured, store.add(measured))
 
 
-def _check_node(measured: Measured) -> None:
+def _check_node(measured: MeasuredRecord) -> None:
     """Of several nodes, the one with rank 0 writes the record.
 
     Raises:
@@ -132,7 +132,7 @@ def _check_node(measured: Measured) -> None:
         raise OtherNodeError(f"{here}; the node with rank 0 has the record", done=outcome == "ok")
 
 
-def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s: float | None = None) -> Measured:
+def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s: float | None = None) -> MeasuredRecord:
     """Run a case in a process of its own, which is killed at ``end_s`` of the monotonic clock at the latest.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.readings.environment import setup_key
 from planner.domain.run_record import Outcome
 from planner.errors import InputFileError, UsageError
@@ -50,7 +50,7 @@ class Store:
                 f"the disk of output folder '{self.folder}' is full: {format_bytes(free_bytes)} are left; give another --out"
             )
 
-    def add(self, measured: Measured) -> Path:
+    def add(self, measured: MeasuredRecord) -> Path:
         """Append one record and force it to the disk.
 
         Raises:
@@ -63,7 +63,7 @@ class Store:
         append_jsonl(path, record, measured.attachments)
         return path
 
-    def _add_history(self, measured: Measured) -> None:
+    def _add_history(self, measured: MeasuredRecord) -> None:
         """Put the allocator's history beside the records, before the record that names it."""
         name = f"{_HISTORIES}/{measured.record.id}.jsonl.gz"
         try:

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.trace.cuda.quantized import CONSTANTS, quantize_on_meta
-from measure.trace.record import Block, Role
+from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
 from planner.domain.model import ModelSpec
@@ -222,7 +222,7 @@ def _role(name: str) -> Role:
     return "adapters" if _is_adapter(name) else "weights"
 
 
-def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> Block:
+def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> TracedBlock:
     """The block that a tensor was loaded into before it was widened."""
     with recorder.modules.at(places[0][2].rpartition(".")[0]):
         return recorder.take(tensor.numel() * tensor.first_dtype.itemsize, "load", "weights")

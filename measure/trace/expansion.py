@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from measure.trace.period import TRACED_PERIODS, Irregular, Pattern, Sweep, read_sweeps
-from measure.trace.record import Block, Place, Record
+from measure.trace.record import Place, Record, TracedBlock
 
 _FIRST_INNER, _SECOND_INNER = 1, 2
 
@@ -38,8 +38,8 @@ class Expansion:
     def __init__(self, parts: list[Record | Sweep], pattern: Pattern) -> None:
         self.parts, self.pattern = parts, pattern
         self.homes: dict[int, Home] = {}
-        self.made: dict[Home, Block] = {}
-        self.fixed: dict[int, Block] = {}
+        self.made: dict[Home, TracedBlock] = {}
+        self.fixed: dict[int, TracedBlock] = {}
         self.out: list[Record] = []
         self.next_id = 0
         self._modules: dict[tuple[str, int], str] = {}
@@ -158,13 +158,13 @@ class Expansion:
             block = self.fixed[record.block.id]
         self.out.append(Record(record.alloc, block, record.place))
 
-    def _full_bytes(self, block: Block) -> int:
+    def _full_bytes(self, block: TracedBlock) -> int:
         """Bytes of a block that holds one element for each of many layers' tensors, at the full depth."""
         repeated = sum(self.pattern.period_of(layer) == _FIRST_INNER for layer in block.part_layers)
         extra = repeated * (self.pattern.periods - TRACED_PERIODS)
         return block.n_bytes + (block.n_bytes // len(block.part_layers) * extra if extra else 0)
 
-    def _new(self, block: Block, home: Home, shift: int) -> Block:
+    def _new(self, block: TracedBlock, home: Home, shift: int) -> TracedBlock:
         moved = self._numbered(block)
         moved.place, moved.module = self._moved(block.place, shift), self._module(block.module, shift)
         if home in self.made:
@@ -172,11 +172,11 @@ class Expansion:
         self.made[home] = moved
         return moved
 
-    def _numbered(self, block: Block) -> Block:
+    def _numbered(self, block: TracedBlock) -> TracedBlock:
         self.next_id += 1
         return replace(block, id=self.next_id, n_bytes=self._full_bytes(block))
 
-    def _old(self, home: Home) -> Block:
+    def _old(self, home: Home) -> TracedBlock:
         block = self.made.pop(home, None)
         if block is None:
             raise Irregular(f"a block of {home.name} is freed where it does not live")

@@ -10,7 +10,7 @@ from planner.allocator.events import AllocEvent
 from planner.domain.term import Phase, TermName
 
 if TYPE_CHECKING:
-    from measure.trace.record import Block, Record
+    from measure.trace.record import Record, TracedBlock
 
 _OUTSIDE = -1  # as in modules.py, which imports torch
 _ROLE_TERMS: dict[str, TermName] = {
@@ -101,7 +101,7 @@ def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[
     return terms
 
 
-def _term(block: Block, born: Phase, freed: Phase | None) -> TermName:
+def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
     if block.role:
         return _ROLE_TERMS[block.role]
     if born in ("load", "adapters"):

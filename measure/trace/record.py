@@ -60,7 +60,7 @@ class ParameterNote:
 
 
 @dataclass(slots=True)
-class Block:
+class TracedBlock:
     """One allocation of ``n_bytes`` requested bytes.
 
     ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
@@ -87,7 +87,7 @@ class Record:
     """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment."""
 
     alloc: bool
-    block: Block
+    block: TracedBlock
     place: Place
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from measure.trace.host import HOST_STREAMS
 from measure.trace.modules import ModuleStack
-from measure.trace.record import OUTSIDE, Block, HostKind, HostName, Place, Record, Role, Stage, Trace
+from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
 _ACCUMULATE_GRAD = 2**64 - 1
@@ -53,8 +53,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._source_place = self._place
         self._last_path = ""
         self._last_operator = ""
-        self._storages: dict[int, Block] = {}
-        self._parts_of_sums: dict[int, tuple[Block, ...]] = {}
+        self._storages: dict[int, TracedBlock] = {}
+        self._parts_of_sums: dict[int, tuple[TracedBlock, ...]] = {}
         self._host = 0
         self._closed = False
         self._next_id = 0
@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The operator that ran last, empty before the first."""
         return self._last_operator
 
-    def block_of(self, tensor: torch.Tensor) -> Block | None:
+    def block_of(self, tensor: torch.Tensor) -> TracedBlock | None:
         """The block behind ``tensor``, if it was allocated while recording."""
         return self._storages.get(tensor.untyped_storage()._cdata)
 
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if role == "gradients":
             self._mark_parts(block)
 
-    def _mark_parts(self, block: Block) -> None:
+    def _mark_parts(self, block: TracedBlock) -> None:
         for part in self._parts_of_sums.pop(block.id, ()):
             if part is not block:
                 part.role = "gradient_parts"
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._host -= 1
 
-    def take(self, n_bytes: int, op: str, role: Role = "") -> Block:
+    def take(self, n_bytes: int, op: str, role: Role = "") -> TracedBlock:
         """Record a block that no tensor stands for; the caller releases it with :meth:`give_back`, or keeps it."""
         self._locate()
         block = self._new_block(n_bytes, op)
@@ -122,7 +122,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block.place = Place(self._stage, self._micro_step, self._layer_behind(like))
         block.host_name, block.stream = what[0], HOST_STREAMS[what[1]]
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: TracedBlock) -> None:
         """Record the free of a block from :meth:`take`."""
         self.trace.records.append(Record(False, block, self._place))
 
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages[key] = block
         weakref.finalize(storage, self._freed, key, block).atexit = False
 
-    def _place_by_source(self, block: Block, args: Any, index: int) -> None:
+    def _place_by_source(self, block: TracedBlock, args: Any, index: int) -> None:
         """Optimizers work on tensors and lists of them outside of modules: a result belongs to the layer of its source.
 
         What is made from no tensor, such as the scales of 8-bit states, belongs to the tensor that was worked on before.
@@ -234,14 +234,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block = self.block_of(value) if isinstance(value, torch.Tensor) else None
         return OUTSIDE if block is None else block.place.layer
 
-    def _new_block(self, n_bytes: int, op: str) -> Block:
+    def _new_block(self, n_bytes: int, op: str) -> TracedBlock:
         recomputed = self._stage == "backward" and bool(self.modules.path)
-        block = Block(self._next_id, n_bytes, self._place, op, self._last_path, recomputed)
+        block = TracedBlock(self._next_id, n_bytes, self._place, op, self._last_path, recomputed)
         self._next_id += 1
         self.trace.records.append(Record(True, block, self._place))
         return block
 
-    def _freed(self, key: int, block: Block) -> None:
+    def _freed(self, key: int, block: TracedBlock) -> None:
         if self._storages.pop(key, None) is not None and not self._closed:
             self.trace.records.append(Record(False, block, self._place))
 

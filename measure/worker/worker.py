@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.run.case import CPU, Case, case_from_json
+from measure.run.case import CPU, RunCase, case_from_json
 from measure.run.protocol import JOB_FILE, Reporter, events_file
 from measure.worker.process_guard import die_with_parent, driver_is_open
 from planner.domain.run_record import Outcome
@@ -52,7 +52,7 @@ def run_worker(folder: Path, *, started: str) -> bool:
     return True
 
 
-def _measure(case: Case, reporter: Reporter, started: str) -> None:
+def _measure(case: RunCase, reporter: Reporter, started: str) -> None:
     import torch
 
     from measure.worker.probes.phases import PhaseRecorder
@@ -78,7 +78,7 @@ def _measure(case: Case, reporter: Reporter, started: str) -> None:
         raise
 
 
-def _open_probe(case: Case, scenario: Scenario, reporter: Reporter, started: str) -> DeviceProbe:
+def _open_probe(case: RunCase, scenario: Scenario, reporter: Reporter, started: str) -> DeviceProbe:
     """The device of this rank with its history and its limit in force, and the first word of the worker."""
     import torch
 
@@ -107,7 +107,7 @@ def _variable(name: str, otherwise: int) -> int:
     return int(os.environ.get(name, otherwise))
 
 
-def _workload(case: Case) -> Any:
+def _workload(case: RunCase) -> Any:
     if case.options.workload == "loop":
         from measure.worker.workloads.loop import run_loop
 

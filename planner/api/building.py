@@ -49,7 +49,7 @@ def _parts(subject: Subject) -> dict[str, Any]:
         "stacks": tuple(subject.stacks),
         "terms": _terms(subject),
         "assumptions": scenario.assumptions,
-        "warnings": tuple(dict.fromkeys((*scenario.warnings, *prediction.warnings))),
+        "warnings": subject.warnings,
         "calibration": prediction.calibration,
         "exit_code": int(exit_code_of(prediction)),
         "_subject": subject,

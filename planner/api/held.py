@@ -23,7 +23,7 @@ _UNEVEN = ("rank_pattern", "layers_to_transform", "target_parameters", "trainabl
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TrainerJob:
     """A job that is about to start.
 
     ``args``: TrainingArguments or SFTConfig.  ``model``: the module, if there is one.  ``model_config`` and ``peft_config``: of
@@ -48,14 +48,14 @@ class Held:
         return type(self.args).__name__
 
 
-def held_by(trainer_or_args: Any, model_config: Any = None, peft_config: Any = None) -> Held:
+def held_by(trainer_or_args: Any, model_config: Any = None, peft_config: Any = None) -> TrainerJob:
     """What a Trainer, or its arguments alone, hold.
 
     Raises:
         UsageError: neither.
     """
     if callable(getattr(trainer_or_args, "to_dict", None)):
-        return Held(trainer_or_args, None, model_config, peft_config)
+        return TrainerJob(trainer_or_args, None, model_config, peft_config)
     args = getattr(trainer_or_args, "args", None)
     if not callable(getattr(args, "to_dict", None)):
         raise UsageError(f"precheck takes a Trainer or its TrainingArguments, but it is {show(trainer_or_args)}")
@@ -69,15 +69,15 @@ def held_by(trainer_or_args: Any, model_config: Any = None, peft_config: Any = N
     )
 
 
-def held_by_model(args: Any, model: Any, dataset: Any = None) -> Held:
+def held_by_model(args: Any, model: Any, dataset: Any = None) -> TrainerJob:
     """What arguments and a model hold, the model taken out of what wraps it for distribution."""
     while model is not None and not hasattr(model, "config") and hasattr(model, "module"):
         model = model.module
     samples = len(dataset) if hasattr(dataset, "__len__") else None
-    return Held(args, model, getattr(model, "config", None), _active_peft(model), samples or None)
+    return TrainerJob(args, model, getattr(model, "config", None), _active_peft(model), samples or None)
 
 
-def spec_of(held: Held) -> ModelSpec | None:
+def spec_of(held: TrainerJob) -> ModelSpec | None:
     """The model by its live config; ``None`` without one.
 
     Raises:
@@ -106,7 +106,7 @@ def table_of(config: Any, where: str) -> Mapping[str, Any]:
     return plain
 
 
-def arguments_of(held: Held) -> dict[str, Any]:
+def arguments_of(held: TrainerJob) -> dict[str, Any]:
     """The arguments as the keys of a config file, with what other objects hold that has a key there."""
     said = table_of(held.args, held.place).items()
     table = {name: value for name, value in said if value is not None and name not in _OF_SCRIPTS}
@@ -124,7 +124,7 @@ def defaults_of(args: Any) -> dict[str, Any]:
     return {each.name: each.default for each in dataclasses.fields(args) if each.default is not dataclasses.MISSING}
 
 
-def quantization_of(held: Held) -> Mapping[str, Any] | None:
+def quantization_of(held: TrainerJob) -> Mapping[str, Any] | None:
     """The table of the model's quantisation, ``None`` where it has none.
 
     Raises:
@@ -156,7 +156,7 @@ def refuse_uneven(peft: Any) -> None:
             raise NotModelledError(f"peft_config.{name}: adapters on part of the matrices are not modelled")
 
 
-def dtype_of_base(held: Held) -> str | None:
+def dtype_of_base(held: TrainerJob) -> str | None:
     """Dtype of most of the weights that are neither quantised nor an adapter's, in PyTorch's words; ``None`` where unknown."""
     sizes: dict[str, int] = {}
     for name, parameter in _parameters(held.model):
@@ -169,13 +169,13 @@ def dtype_of_base(held: Held) -> str | None:
     return None if said is None else str(said).removeprefix("torch.")
 
 
-def dtype_of_adapters(held: Held) -> str | None:
+def dtype_of_adapters(held: TrainerJob) -> str | None:
     """Dtype of the LoRA matrices, ``None`` where there are none or they differ."""
     found = {str(parameter.dtype) for name, parameter in _parameters(held.model) if _is_of_adapter(name)}
     return _FLOATS.get(found.pop()) if len(found) == 1 else None
 
 
-def trained_and_frozen(held: Held) -> tuple[int, int] | None:
+def trained_and_frozen(held: TrainerJob) -> tuple[int, int] | None:
     """Parameters that are trained and those that are not; ``None`` where FSDP has flattened them or there is no model.
 
     4-bit weights count as packed: two to a byte, which is told by their storage only.
@@ -202,7 +202,7 @@ def loaded_version(package: str) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _of_config(held: Held, name: str) -> Any:
+def _of_config(held: TrainerJob, name: str) -> Any:
     """A value of the model's config, be that an object or a table."""
     config = held.model_config
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
@@ -236,7 +236,7 @@ def _checkpoints(model: Any) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) is True for module in modules)
 
 
-def _engine(held: Held, table: Mapping[str, Any]) -> dict[str, Any]:
+def _engine(held: TrainerJob, table: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that ``accelerate launch`` gave and the arguments do not hold.
 
     Source: accelerate 1.15.0 state.py ``AcceleratorState``; utils/dataclasses.py ``DeepSpeedPlugin.hf_ds_config``.

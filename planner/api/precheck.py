@@ -14,7 +14,7 @@ from planner.anatomy.adapters import adapter_param_count, saved_module_params
 from planner.api.answers import Answer
 from planner.api.building import answer_of
 from planner.api.held import (
-    Held,
+    TrainerJob,
     arguments_of,
     defaults_of,
     dtype_of_adapters,
@@ -77,7 +77,7 @@ def precheck(
     return precheck_held(held, job_flags(flags, _HOW), How(calibration, force))
 
 
-def precheck_held(held: Held, flags: Mapping[str, object], how: How) -> Answer:
+def precheck_held(held: TrainerJob, flags: Mapping[str, object], how: How) -> Answer:
     """Predict the job that a Trainer holds; ``flags`` win.
 
     Raises:
@@ -111,7 +111,7 @@ def _device(flags: Mapping[str, object]) -> Mapping[str, Given]:
     return {"gpu": Given(properties.name, origin), "gpu_memory": Given(int(properties.total_memory), origin)}
 
 
-def _read(held: Held, said: ScenarioRequest) -> Reading:
+def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
     """What the objects say, entered before the arguments, whose reader then fills in the rest."""
     kind = "trl" if held.is_sft else "transformers"
     if not held.is_sft and type(held.args).__module__.partition(".")[0] == "trl":
@@ -132,7 +132,7 @@ def _read(held: Held, said: ScenarioRequest) -> Reading:
     return reading
 
 
-def _arguments(held: Held, said: ScenarioRequest) -> dict[str, Any]:
+def _arguments(held: TrainerJob, said: ScenarioRequest) -> dict[str, Any]:
     table = arguments_of(held)
     if said.get("gpu") is not None:
         # Where the check runs says nothing about the card that was named.
@@ -153,7 +153,7 @@ def _say_stack(reading: Reading, stack: str) -> None:
     reading.say("stack", "hf-trainer@4" if old else stack, "sys.modules", f"transformers {version}".strip())
 
 
-def _say_model(held: Held, reading: Reading) -> None:
+def _say_model(held: TrainerJob, reading: Reading) -> None:
     peft, quantised = held.peft_config, quantization_of(held)
     if peft is None:
         if quantised is not None:
@@ -206,7 +206,7 @@ def _say_quantisation(table: Mapping[str, Any], reading: Reading) -> None:
         reading.say("quant_storage", storage, place)
 
 
-def _say_world(held: Held, reading: Reading) -> None:
+def _say_world(held: TrainerJob, reading: Reading) -> None:
     """How many processes run, on how many nodes, as the launcher told this one."""
     if int(getattr(held.args, "n_gpu", 1) or 1) > 1:
         raise NotModelledError(
@@ -223,7 +223,7 @@ def _say_world(held: Held, reading: Reading) -> None:
         reading.say("nodes", world // per_node, "world size", f"{world} processes")
 
 
-def _say_rest(held: Held, reading: Reading) -> None:
+def _say_rest(held: TrainerJob, reading: Reading) -> None:
     """What the readers of files leave open and the objects settle."""
     if reading.value("gpus") is not None and reading.value("sharding") is None:
         reading.say("sharding", "ddp", held.place, "neither FSDP nor DeepSpeed")
@@ -235,7 +235,7 @@ def _say_rest(held: Held, reading: Reading) -> None:
     _ask_in_keywords(held, reading)
 
 
-def _ask_in_keywords(held: Held, reading: Reading) -> None:
+def _ask_in_keywords(held: TrainerJob, reading: Reading) -> None:
     """Needs of a file in the words of this function; what the objects settled is not asked for."""
     words = {
         "precision": "neither bf16 nor fp16 is on, so the dtype of the weights decides: say precision=",
@@ -246,7 +246,7 @@ def _ask_in_keywords(held: Held, reading: Reading) -> None:
     reading.needs = {name: text for name, text in left.items() if name != "model"}
 
 
-def _with_counts(held: Held, subject: Subject) -> Subject:
+def _with_counts(held: TrainerJob, subject: Subject) -> Subject:
     """``subject`` with a warning where the model trains another number of parameters than was counted.
 
     Raises:

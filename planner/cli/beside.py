@@ -9,12 +9,12 @@ from importlib.util import find_spec
 
 from pydantic import ValidationError
 
+from planner.allocator.trace_document import TraceDocument
 from planner.cli.outcome import Outcome, human_text, json_text
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.beside import beside_document, beside_sections, put_beside
-from planner.report.trace.trace_document import TraceDocument
 
 _MODULE = "measure"
 _ERRORS: dict[int, type[PlannerError]] = {ExitCode.USAGE: UsageError, ExitCode.NOT_MODELLED: NotModelledError}

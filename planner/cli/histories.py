@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from planner.allocator.replay_document import ReplayDocument
 from planner.calibration.score.rows import RowScore
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet
-from planner.report.trace.replay_document import ReplayDocument
 from planner.report.validation.history import HistoryScore, score_history
 
 _MODULE = "measure"

@@ -35,7 +35,7 @@ def print_schema(document: str) -> Outcome:
 
         return Outcome(json_text(search_json_schema()))
     if document == "trace":
-        from planner.report.trace.trace_document import trace_json_schema
+        from planner.allocator.trace_document import trace_json_schema
 
         return Outcome(json_text(trace_json_schema()))
     if document == "validate":

@@ -114,6 +114,11 @@ class Uncertainty:
     basis: str
     extrapolates: tuple[str, ...]
 
+    @property
+    def driver(self) -> Interval | None:
+        """The interval of the driver's peak, in bytes."""
+        return dict(self.memory).get("driver")
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:

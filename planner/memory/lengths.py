@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.anatomy.natural_lengths import CutLaw, cut_law, lengths_vary
 from planner.arrays import ceil_div, exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Number
 from planner.memory.job import Job
@@ -24,16 +25,11 @@ _ROOM_FOUND = 0.9
 # Micro-steps of a run where the scenario does not say how many samples there are; ten times more adds 2.3 records at most.
 _MICRO_STEPS = 1000
 _POINTS = 64
-_NEWTON_STEPS = 12
 _LEVELS_BEYOND = 8.0
 # Below this share of the orders nothing is asked of them; it keeps quotients finite.
 _LEAST_SHARE = 1e-9
 # A normal quantile is about ln(p / (1 - p)) / 1.702, within 0.06 for p from 0.02 to 0.98.
 _LOGISTIC = 1.702
-# Lengths have at least this smallest value, in units of the spread: an exponential that starts at 0 has none.
-_LEAST_START = 0.02
-# And the cap at least this level, in the same units: means next to the cap.
-_LEAST_LEVEL = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +70,7 @@ def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
     Ignored: scores of eager attention, which grow with the square; that activations find no room before records leave it.
     """
     batch = job.recipe.batch
-    varies = batch.padding == "longest" and batch.is_padded
-    if not varies or not job.stack.keeps_outgrown_blocks or job.recipe.loss != "hf":
+    if not lengths_vary(batch) or not job.stack.keeps_outgrown_blocks or job.recipe.loss != "hf":
         return NOTHING
     found = records(job)
     share = job.coefficients.length_cache_share
@@ -161,32 +156,11 @@ def records(job: Job) -> Records:
     return Records(total, squares, (start + longer) / (start + end), at_once)
 
 
-@dataclass(frozen=True, slots=True)
-class _Law:
-    """Lengths of samples in units of their spread: they begin at ``start`` and end at ``start + end``, the cap.
-
-    ``samples``: how many of them, of unlike length, make one batch.  ``kept``: share of the law that is drawn from.
-    """
-
-    start: Number
-    end: Number
-    samples: Number
-    kept: Number
-
-    def length(self, below: Number) -> Number:
-        """The length that the share ``below`` of the batches stay within, in units of the cap."""
-        return minimum((self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1)
-
-
-def _law(job: Job) -> _Law:
-    batch, drops = job.recipe.batch, job.stack.drops_long_samples
+def _law(job: Job) -> CutLaw:
+    """How long the samples of the job are."""
+    stack = job.stack
     variation = job.coefficients.length_variation
-    start = maximum((1 - variation) / variation, _LEAST_START)
-    mean = minimum(batch.tokens_per_sample, batch.seq_len) / batch.seq_len
-    end = _level_of_last(mean, start) if drops else _level_of_cap(mean, start)
-    # Of the samples' law: what lies below the cap, which is all of it where longer samples are left out.
-    kept: Number = 1 - exp(-end) if drops else 1.0
-    return _Law(start, end, 1 if job.stack.sorts_lengths else batch.micro_batch, kept)
+    return cut_law(job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths)
 
 
 def longest_of_batch_tokens(job: Job, share: float) -> Number:
@@ -196,7 +170,7 @@ def longest_of_batch_tokens(job: Job, share: float) -> Number:
     Source: as of :func:`records`.
     """
     batch = job.recipe.batch
-    if not (batch.padding == "longest" and batch.is_padded) or share >= 1:
+    if not lengths_vary(batch) or share >= 1:
         return batch.seq_len
     return ceil_div(_law(job).length(share) * batch.seq_len, 1)
 
@@ -207,29 +181,3 @@ def _micro_steps(job: Job) -> Number:
     if run.n_samples is None:
         return _MICRO_STEPS
     return maximum(run.n_samples * run.epochs / (job.recipe.batch.micro_batch * job.hardware.world_size), 1)
-
-
-def _level_of_cap(mean: Number, start: Number) -> Number:
-    """The level t at which the cap cuts lengths whose mean is ``mean`` of the cap.
-
-    It solves ``mean (start + t) = start + 1 - e^-t`` by Newton's method from above, where the difference is concave.
-    """
-    level = (start + 1) / mean - start
-    for _ in range(_NEWTON_STEPS):
-        tail = exp(-level)
-        level = level - (start + 1 - tail - mean * (start + level)) / (tail - mean)
-    return level
-
-
-def _level_of_last(mean: Number, start: Number) -> Number:
-    """The same where samples above the cap are left out.
-
-    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, whose right side is concave, by Newton's method from above.
-    """
-    level = (start + 1) / mean - start
-    for _ in range(_NEWTON_STEPS):
-        rest = exp(-level)
-        left_out = level * rest / (1 - rest)
-        slope = mean + left_out / level - left_out / (1 - rest)
-        level = maximum(level - (mean * (start + level) - start - 1 + left_out) / slope, _LEAST_LEVEL)
-    return level

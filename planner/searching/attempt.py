@@ -72,6 +72,11 @@ class Tried:
         return hardware.gpu.id, hardware.gpus_per_node, hardware.nodes
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of the job and of its estimate, each once."""
+        return tuple(dict.fromkeys((*self.scenario.warnings, *self.prediction.warnings)))
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The words after ``plan`` that ask for this recipe."""
         return (*(("--config", self.config) if self.config else ()), *words_of(self.flags))

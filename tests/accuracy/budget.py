@@ -26,7 +26,7 @@ def budget_figures(score: SourceScore) -> dict[str, float]:
         summary = getattr(score, name)
         if summary is not None:
             figures[f"{name}_mape"] = summary.mape
-    counts = {"false_fit": score.oom.false_fit, "false_oom": score.oom.false_oom, "not_modelled": len(score.not_modelled)}
+    counts = {"false_fit": score.oom.false_fit, "false_oom": score.oom.false_oom, "not_modelled": score.not_modelled}
     return figures | counts
 
 

@@ -20,7 +20,7 @@ from tiny_traces import SHALLOW, small_config, small_scenario
 
 from measure.trace.host import HostMemory, host_memory
 from measure.trace.program import TraceOptions, host_of, sharded_records, trace_records
-from measure.trace.record import Block, Place, Record
+from measure.trace.record import Place, Record, TracedBlock
 from planner.domain.recipe import Batch
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import ShardingName
@@ -76,7 +76,7 @@ def memory(case: Scenario, **options: Any) -> HostMemory:
 
 def test_pinned_memory_is_rounded_and_freed_blocks_are_kept() -> None:
     """Three pinned bytes take four; what is freed is cached, and serves the next request of its size."""
-    blocks = [Block(index, size, Place("load", 0), "b", "", stream=-2) for index, size in enumerate((3, 4, 5))]
+    blocks = [TracedBlock(index, size, Place("load", 0), "b", "", stream=-2) for index, size in enumerate((3, 4, 5))]
     for block in blocks:
         block.host_name = "offloaded_gradients"
     first, second, third = blocks

@@ -19,7 +19,7 @@ from measure.trace.expansion import repeat
 from measure.trace.labels import to_events
 from measure.trace.period import Irregular, Pattern, find_pattern
 from measure.trace.program import TraceOptions, trace_records
-from measure.trace.record import Block, Place, Record
+from measure.trace.record import Place, Record, TracedBlock
 from planner.allocator.replay import replay
 from planner.domain.recipe import Numerics
 
@@ -80,7 +80,7 @@ def test_the_pattern_of_alternating_layers_is_found() -> None:
 
 def test_layers_that_differ_are_not_repeated() -> None:
     """When one of the inner periods allocates something else, the records are refused rather than repeated."""
-    blocks = [Block(i, 512 * (2 if i == 2 else 1), Place("forward", 0, i), "op", f"layers.{i}") for i in range(4)]
+    blocks = [TracedBlock(i, 512 * (2 if i == 2 else 1), Place("forward", 0, i), "op", f"layers.{i}") for i in range(4)]
     records = [Record(True, block, block.place) for block in blocks]
     with pytest.raises(Irregular, match="forward"):
         repeat(records, Pattern(0, 1, 8, "layers"))
@@ -89,9 +89,9 @@ def test_layers_that_differ_are_not_repeated() -> None:
 def test_blocks_of_neighbours_move_along() -> None:
     """A block that the next layer frees is freed by the next layer of the whole model too."""
     records: list[Record] = []
-    previous: Block | None = None
+    previous: TracedBlock | None = None
     for layer in range(4):
-        block = Block(layer, 512, Place("forward", 0, layer), "op", f"layers.{layer}")
+        block = TracedBlock(layer, 512, Place("forward", 0, layer), "op", f"layers.{layer}")
         records.append(Record(True, block, block.place))
         if previous is not None:
             records.append(Record(False, previous, block.place))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from measure.bundle import Fetched, Target, download_command, install_line, make_bundle, plan_bundle, requirements
+from measure.bundle import Fetched, WheelTarget, download_command, install_line, make_bundle, plan_bundle, requirements
 from measure.cli.main import main
 from planner.errors import UsageError
 
@@ -21,7 +21,7 @@ def test_requirements_are_those_of_the_measure_extra() -> None:
 
 def test_pip_is_asked_for_the_other_machines_wheels() -> None:
     """Binary wheels only, for its Python and platform."""
-    command = download_command(Path("w"), Target("3.12", "aarch64"), [Fetched("peft", "0.21.2", "peft.whl")])
+    command = download_command(Path("w"), WheelTarget("3.12", "aarch64"), [Fetched("peft", "0.21.2", "peft.whl")])
     assert command[command.index("--python-version") + 1] == "3.12"
     assert "--only-binary=:all:" in command
     assert "manylinux_2_28_aarch64" in command
@@ -37,7 +37,7 @@ def test_a_package_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatc
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for peft\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(UsageError, match=r"Python 3\.9 on x86_64: ERROR: No matching distribution found for peft"):
-        make_bundle(tmp_path / "w", Target("3.9", "x86_64"), [])
+        make_bundle(tmp_path / "w", WheelTarget("3.9", "x86_64"), [])
 
 
 def test_no_message_repeats_the_password_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_no_message_repeats_the_password_of_an_index(monkeypatch: pytest.MonkeyP
     complaint = f"{'x' * 400} ERROR: 401 for url: https://user:secret@index.example/simple?a=b@c"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", complaint))
     with pytest.raises(UsageError, match=r"https://\*\*\*@index.example/simple") as caught:
-        plan_bundle(Target("3.11", "x86_64"), [])
+        plan_bundle(WheelTarget("3.11", "x86_64"), [])
     assert "secret" not in str(caught.value)
 
 
@@ -54,7 +54,7 @@ def test_the_name_of_a_wheel_has_no_key_of_its_index(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("measure.bundle.requirements", lambda: ["peft"])
     report = pip_report(("peft", "0.21.2", [])).replace(".whl", ".whl?key=secret#sha256=1")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, report, ""))
-    assert [each.file for each in plan_bundle(Target("3.11", "x86_64"), [])] == ["peft-0.21.2.whl"]
+    assert [each.file for each in plan_bundle(WheelTarget("3.11", "x86_64"), [])] == ["peft-0.21.2.whl"]
 
 
 def pip_report(*packages: tuple[str, str, list[str]]) -> str:
@@ -96,7 +96,7 @@ def test_what_only_a_missing_package_needs_is_left_out_with_it(
 ) -> None:
     """torch brings gigabytes of CUDA: where it is there already they are not fetched, and what others need as well is."""
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, REPORT, ""))
-    assert " ".join(each.name for each in plan_bundle(Target(python, "x86_64"), without)) == names
+    assert " ".join(each.name for each in plan_bundle(WheelTarget(python, "x86_64"), without)) == names
 
 
 def test_what_would_be_fetched_is_said_and_nothing_written(
@@ -130,7 +130,7 @@ def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, monkeypatch: pytes
         return subprocess.CompletedProcess(command, 0, REPORT, "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    make_bundle(tmp_path / "w", Target("3.12", "x86_64"), ["torch", "deepspeed"])
+    make_bundle(tmp_path / "w", WheelTarget("3.12", "x86_64"), ["torch", "deepspeed"])
     assert [command[3] for command in commands] == ["install", "wheel", "download"]
     assert commands[2][-5:] == ["accelerate==1.15.0", "filelock==4.2", "peft==0.21.2", "psutil==7.2.2", "speed==1.0"]
     assert install_line(tmp_path / "w", ["torch"]) == "pip install --no-index --no-deps w/*.whl"

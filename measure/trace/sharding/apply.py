@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from measure.trace.host import is_on_host
-from measure.trace.record import Block, Place, Record
+from measure.trace.record import Place, Record, TracedBlock
 from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
-from measure.trace.sharding.fsdp import Fsdp
+from measure.trace.sharding.fsdp import FsdpRank
 from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
 from measure.trace.sharding.settings import fsdp_settings, zero_settings
@@ -39,7 +39,7 @@ class Runtime(Protocol):
     def at(self, moment: str, module: str, aliases: str) -> None:
         """A moment of ``module``, as in :mod:`measure.trace.sharding.marks`; ``aliases``: tied parameters that it holds."""
 
-    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
 
     def end_of_backward(self, *, boundary: bool) -> None:
@@ -61,7 +61,7 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     recipe = scenario.recipe
     if recipe.uses_fsdp:
         stream = Stream(_free_number(records))
-        return _Execution(Fsdp(stream, fsdp_settings(scenario)), stream, recipe).run(records)
+        return _Execution(FsdpRank(stream, fsdp_settings(scenario)), stream, recipe).run(records)
     settings = zero_settings(scenario)
     if settings.stage == _STAGE_3:
         stream = Stream(_free_number(records))
@@ -93,7 +93,7 @@ class _Execution:
     def __init__(self, runtime: Runtime, stream: Stream, recipe: Recipe) -> None:
         self._runtime, self._stream, self._recipe = runtime, stream, recipe
         self._parameters: dict[tuple[str, str], Parameter] = {}
-        self._gradients: dict[int, Block] = {}
+        self._gradients: dict[int, TracedBlock] = {}
         self._handed_over: set[int] = set()
         self._loading = True
         self._steps = 0
@@ -154,7 +154,7 @@ class _Execution:
         else:
             self._runtime.at(moment, record.block.module, name)
 
-    def _gradient_of(self, parameter: Parameter) -> Block:
+    def _gradient_of(self, parameter: Parameter) -> TracedBlock:
         """The block of the gradient that has just come: the youngest of its size that nobody has."""
         for number, block in reversed(self._gradients.items()):
             if block.n_bytes == parameter.n_bytes:

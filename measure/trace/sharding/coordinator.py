@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from measure.trace.record import Block
+from measure.trace.record import TracedBlock
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import ZeroSettings
 from measure.trace.sharding.stream import GATHER_STREAM, Stream, What
@@ -27,7 +27,7 @@ class Handle:
     """One gather under way: the flat buffer that it receives, and the parameters that have not been asked for yet."""
 
     parameters: list[Live]
-    flat: Block | None
+    flat: TracedBlock | None
     asked: int = 0
     complete: bool = False
 
@@ -39,7 +39,7 @@ class Live:
     parameter: Parameter
     persists: bool
     status: Literal["away", "in flight", "here"] = "away"
-    block: Block | None = None
+    block: TracedBlock | None = None
     handle: Handle | None = None
     active: set[str] = field(default_factory=set)
     fetched_for: int = _LONG_AGO

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from measure.trace.record import Block, HostName, Record
+from measure.trace.record import HostName, Record, TracedBlock
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
@@ -30,14 +30,14 @@ class _Unit:
 
     parameters: list[Parameter] = field(default_factory=list)
     reshards: bool = True
-    received: Block | None = None
-    whole: list[Block] = field(default_factory=list)
-    gradients: dict[tuple[str, str], Block] = field(default_factory=dict)
-    reduced: Block | None = None
-    on_host: list[Block] = field(default_factory=list)
+    received: TracedBlock | None = None
+    whole: list[TracedBlock] = field(default_factory=list)
+    gradients: dict[tuple[str, str], TracedBlock] = field(default_factory=dict)
+    reduced: TracedBlock | None = None
+    on_host: list[TracedBlock] = field(default_factory=list)
 
 
-class Fsdp:
+class FsdpRank:
     """One rank under FSDP2."""
 
     def __init__(self, stream: Stream, settings: FsdpSettings) -> None:
@@ -45,11 +45,11 @@ class Fsdp:
         self._units: dict[str, _Unit] = {}
         self._unit_of: dict[tuple[str, str], str] = {}
         self._order: list[str] = []
-        self._kept: Block | None = None
-        self._sending: list[Block] = []
-        self._replicating: Block | None = None
+        self._kept: TracedBlock | None = None
+        self._sending: list[TracedBlock] = []
+        self._replicating: TracedBlock | None = None
         self._steps: Steps = []
-        self._undivided: list[tuple[Parameter, Block, Block]] = []
+        self._undivided: list[tuple[Parameter, TracedBlock, TracedBlock]] = []
 
     def load(self, parameter: Parameter, record: Record) -> None:
         """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict).
@@ -73,7 +73,7 @@ class Fsdp:
             self._stream.brief(n_bytes, _WHOLE)
         self._keep_shard(parameter, block)
 
-    def _keep_shard(self, parameter: Parameter, block: Block) -> None:
+    def _keep_shard(self, parameter: Parameter, block: TracedBlock) -> None:
         n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)
         if self._settings.offloads:
             host_name: HostName = "offloaded_optimizer" if parameter.trained else "offloaded_parameters"
@@ -114,7 +114,7 @@ class Fsdp:
         elif moment == "after_backward":
             self._after_backward(name)
 
-    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """Gradients of the whole parameter wait for their unit; a micro-step that is not the last leaves them whole."""
         del boundary
         unit = self._units[self._unit_of[parameter.key]]

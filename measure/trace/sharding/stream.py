@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from measure.trace.host import HOST_STREAMS
-from measure.trace.record import Block, HostKind, HostName, Place, Record, Role
+from measure.trace.record import HostKind, HostName, Place, Record, Role, TracedBlock
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
 Steps = list[list[list[Record]]]
@@ -35,14 +35,14 @@ class Stream:
         self.place = Place("load", 0)
         self._next_id = first_id
 
-    def take(self, n_bytes: int, what: What) -> Block:
+    def take(self, n_bytes: int, what: What) -> TracedBlock:
         """Allocate; the caller frees it or keeps it."""
-        block = Block(self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream)
+        block = TracedBlock(self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream)
         self._next_id += 1
         self.records.append(Record(True, block, self.place))
         return block
 
-    def keep_on_host(self, n_bytes: int, name: str, host_name: HostName, *, pinned: bool) -> Block:
+    def keep_on_host(self, n_bytes: int, name: str, host_name: HostName, *, pinned: bool) -> TracedBlock:
         """Allocate host memory; pinned memory is copied from pageable memory, which goes at once (``Tensor.pin_memory``)."""
         pageable = self._on_host(n_bytes, name, host_name, "pageable")
         if not pinned:
@@ -51,16 +51,16 @@ class Stream:
         self.free(pageable)
         return kept
 
-    def pin(self, n_bytes: int, name: str, host_name: HostName) -> Block:
+    def pin(self, n_bytes: int, name: str, host_name: HostName) -> TracedBlock:
         """Allocate pinned memory as the target of a copy from the card, which needs no pageable one."""
         return self._on_host(n_bytes, name, host_name, "pinned")
 
-    def _on_host(self, n_bytes: int, name: str, host_name: HostName, kind: HostKind) -> Block:
+    def _on_host(self, n_bytes: int, name: str, host_name: HostName, kind: HostKind) -> TracedBlock:
         block = self.take(n_bytes, What(name, "", HOST_STREAMS[kind]))
         block.host_name = host_name
         return block
 
-    def free(self, *blocks: Block | None) -> None:
+    def free(self, *blocks: TracedBlock | None) -> None:
         """Free what was taken, or a block of the modules that the runtime has taken over."""
         self.records += [Record(False, block, self.place) for block in blocks if block is not None]
 
@@ -73,9 +73,9 @@ class Stream:
         self.place = record.place
         self.records.append(record)
 
-    def splice(self, records: Iterable[Record]) -> list[Block]:
+    def splice(self, records: Iterable[Record]) -> list[TracedBlock]:
         """Records of another recording, at this place and with numbers of their own; the blocks that it leaves allocated."""
-        made: dict[int, Block] = {}
+        made: dict[int, TracedBlock] = {}
         for record in records:
             if record.alloc:
                 made[record.block.id] = replace(record.block, id=self._next_id, place=self.place)

@@ -6,7 +6,7 @@ buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_mu
 
 from __future__ import annotations
 
-from measure.trace.record import Block, Record
+from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.partition import FlatGroup, merged, sent_together
 from measure.trace.sharding.settings import ZeroSettings
@@ -34,20 +34,20 @@ class Zero12:
 
     def __init__(self, stream: Stream, settings: ZeroSettings) -> None:
         self._stream, self._settings = stream, settings
-        self._weights: dict[tuple[str, str], Block] = {}
+        self._weights: dict[tuple[str, str], TracedBlock] = {}
         self._trained: list[Parameter] = []
         self._groups: tuple[FlatGroup, ...] = ()
         self._own: set[tuple[str, str]] = set()
         self._on_host: set[tuple[str, str]] = set()
         self._steps: Steps = []
         self._reducing = REDUCE_STREAM if settings.overlaps else MAIN_STREAM
-        self._buckets: list[Block] = []
+        self._buckets: list[TracedBlock] = []
         self._bucket: list[Parameter] = []
-        self._oversized: Block | None = None
-        self._held: dict[tuple[str, str], Block] = {}
-        self._left_over: list[Block] = []
-        self._partition: Block | None = None
-        self._accumulated: Block | None = None
+        self._oversized: TracedBlock | None = None
+        self._held: dict[tuple[str, str], TracedBlock] = {}
+        self._left_over: list[TracedBlock] = []
+        self._partition: TracedBlock | None = None
+        self._accumulated: TracedBlock | None = None
 
     def load(self, parameter: Parameter, record: Record) -> None:
         """The engine moves the 16-bit module to the device whole (engine.py ``_configure_distributed_model``)."""
@@ -109,7 +109,7 @@ class Zero12:
         if moment == "start_of_backward":
             self._set_up_buckets()
 
-    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""
         self._set_up_buckets()
         kept = self._held.pop(parameter.key, None)
@@ -167,7 +167,7 @@ class Zero12:
             n_bytes = self._settings.bucket_elements * self._settings.element_bytes
             self._buckets = [self._stream.take(n_bytes, _BUCKET) for _ in range(1 + self._settings.overlaps)]
 
-    def _put_in_bucket(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+    def _put_in_bucket(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than a bucket are reduced where they are."""
         limit = self._settings.bucket_elements
         if sum(each.elements for each in self._bucket) + parameter.elements > limit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from measure.trace.record import Block, Record, Role
+from measure.trace.record import Record, Role, TracedBlock
 from measure.trace.sharding.coordinator import Coordinator, Live
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import ZeroSettings
@@ -38,13 +38,13 @@ class Zero3:
         self._stream, self._settings = stream, settings
         self._live: dict[tuple[str, str], Live] = {}
         self._of_module: dict[str, list[Live]] = {}
-        self._shards: dict[tuple[str, str], Block] = {}
-        self._on_host: dict[tuple[str, str], Block] = {}
-        self._undivided: list[tuple[Parameter, Block, Block]] = []
+        self._shards: dict[tuple[str, str], TracedBlock] = {}
+        self._on_host: dict[tuple[str, str], TracedBlock] = {}
+        self._undivided: list[tuple[Parameter, TracedBlock, TracedBlock]] = []
         self._roles: dict[tuple[str, str], Role] = {}
         self._groups: list[list[Parameter]] = []
         self._steps: Steps = []
-        self._bucket: list[tuple[Parameter, Block | None]] = []
+        self._bucket: list[tuple[Parameter, TracedBlock | None]] = []
         self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
 
     def load(self, parameter: Parameter, record: Record) -> None:
@@ -64,7 +64,7 @@ class Zero3:
         self._stream.brief(parameter.n_bytes, _WHOLE)
         self._keep_part(parameter, record.block)
 
-    def _keep_part(self, parameter: Parameter, block: Block) -> None:
+    def _keep_part(self, parameter: Parameter, block: TracedBlock) -> None:
         persists = self._live[parameter.key].persists
         n_bytes = self._part(parameter) * parameter.element_bytes
         if not self._settings.offloads_params or persists:
@@ -161,7 +161,7 @@ class Zero3:
         else:
             self._coordinator.release(module, forward=moment == "after_forward")
 
-    def gradient(self, parameter: Parameter, block: Block, *, boundary: bool) -> None:
+    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
         limit = self._settings.bucket_elements
         filled = sum(each.elements for each, _ in self._bucket)

@@ -13,7 +13,7 @@ from torch import nn
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.modules import config_fields
-from measure.run.case import Case
+from measure.run.case import RunCase
 from measure.worker.probes.phases import PhaseRecorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -26,7 +26,7 @@ _TILE_COLUMNS, _TILE_ROWS = 64, 32
 LIGER_LOSS_ONLY = {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 
 
-def build_model(case: Case, scenario: Scenario, device: torch.device, phases: PhaseRecorder) -> Any:
+def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases: PhaseRecorder) -> Any:
     """The model of ``scenario`` on ``device``, adapted, in training mode, checkpointed as the recipe says."""
     recipe = scenario.recipe
     phases.enter("load")
@@ -50,7 +50,7 @@ def build_model(case: Case, scenario: Scenario, device: torch.device, phases: Ph
     return model
 
 
-def model_config(case: Case, scenario: Scenario) -> Any:
+def model_config(case: RunCase, scenario: Scenario) -> Any:
     """The configuration object of Transformers, or of the model's own code where that is allowed."""
     trust = case.options.trust_remote_code
     if scenario.model.remote_code and trust:
@@ -65,7 +65,7 @@ def model_config(case: Case, scenario: Scenario) -> Any:
     return config
 
 
-def _from_checkpoint(case: Case, scenario: Scenario, device: torch.device) -> Any:
+def _from_checkpoint(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
     """Real weights, from safetensors files only; ZeRO-3 divides them as they are read."""
     numerics = scenario.recipe.numerics
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
@@ -77,7 +77,7 @@ def _from_checkpoint(case: Case, scenario: Scenario, device: torch.device) -> An
         return load(case.options.checkpoint, **_load_settings(case, scenario))
 
 
-def _load_settings(case: Case, scenario: Scenario) -> dict[str, Any]:
+def _load_settings(case: RunCase, scenario: Scenario) -> dict[str, Any]:
     return {
         "dtype": DTYPES[scenario.recipe.numerics.load_dtype],
         "attn_implementation": _ATTENTION[scenario.recipe.attention],
@@ -88,7 +88,7 @@ def _load_settings(case: Case, scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _random_model(case: Case, scenario: Scenario, device: torch.device) -> Any:
+def _random_model(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
     """The modules without weights, then each weight made on the device and quantised at once, as loading a checkpoint does."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.run.case import Case
+from measure.run.case import RunCase
 from measure.run.lengths import MicroBatch, plan_batches
 from measure.run.pace import Pace
 from measure.run.protocol import HISTORY_FILE, Reporter
@@ -19,7 +19,7 @@ from planner.domain.scenario import Scenario
 class Task:
     """One case on one rank."""
 
-    case: Case
+    case: RunCase
     scenario: Scenario
     probe: DeviceProbe
     phases: PhaseRecorder

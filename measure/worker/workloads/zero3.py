@@ -14,11 +14,11 @@ from transformers.integrations import deepspeed as integration
 
 from measure.recipe.adapters import DTYPES
 from measure.recipe.engine_configs import deepspeed_config
-from measure.run.case import Case
+from measure.run.case import RunCase
 from planner.domain.scenario import Scenario
 
 
-def make_partitioned(case: Case, scenario: Scenario, device: torch.device, config: Any) -> Any:
+def make_partitioned(case: RunCase, scenario: Scenario, device: torch.device, config: Any) -> Any:
     """A model with random weights, divided over the ranks as it is made: what ``from_pretrained`` does under ZeRO-3."""
     import deepspeed  # type: ignore[import-untyped]
 
@@ -29,7 +29,7 @@ def make_partitioned(case: Case, scenario: Scenario, device: torch.device, confi
 
 
 @contextmanager
-def dividing(case: Case, scenario: Scenario, device: torch.device) -> Iterator[None]:
+def dividing(case: RunCase, scenario: Scenario, device: torch.device) -> Iterator[None]:
     """While this is open, ``from_pretrained`` divides what it reads."""
     make: Any = integration.HfDeepSpeedConfig
     kept = integration._hf_deepspeed_config_weak_ref
@@ -53,5 +53,5 @@ def undivided() -> Iterator[None]:
         integration._hf_deepspeed_config_weak_ref = kept
 
 
-def _config(case: Case, scenario: Scenario, device: torch.device) -> dict[str, Any]:
+def _config(case: RunCase, scenario: Scenario, device: torch.device) -> dict[str, Any]:
     return deepspeed_config(scenario, on_cpu=device.type == "cpu", nvme_path=case.options.nvme_path)

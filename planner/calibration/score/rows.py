@@ -75,6 +75,11 @@ class RowScore:
     host_bound: Comparison | None = None
     oom: OomResult | None = None
 
+    @property
+    def why_left_out(self) -> str:
+        """Why nothing, or no time, of it was compared; empty where everything was."""
+        return self.not_modelled or self.not_timed
+
 
 def is_cpu(record: RunRecord) -> bool:
     """Whether the run had no GPU: it tries the harness, and is in no number of a GPU."""

@@ -36,16 +36,16 @@ MIN_GROUP_ROWS = 3
 class SourceScore:
     """Errors over the rows of one source, or of all of them.
 
-    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled`` rows have no prediction and are
-    in no other number; ``not_timed`` rows have one, but no time.  ``offload_throughput``: of those rows of ``throughput`` that
-    offload, whose time the host decides.  ``*_ranks``: whether configurations of one document are put in the measured order.
+    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled_rows`` have no prediction and
+    are in no other number; ``not_timed_rows`` have one, but no time.  ``offload_throughput``: of those rows of ``throughput``
+    that offload, whose time the host decides.  ``*_ranks``: whether configurations of one document are put in the measured order.
     """
 
     source: str
     n_rows: int
     n_censored: int
-    not_modelled: tuple[RowScore, ...]
-    not_timed: tuple[RowScore, ...]
+    not_modelled_rows: tuple[RowScore, ...]
+    not_timed_rows: tuple[RowScore, ...]
     memory: ErrorSummary | None
     throughput: ErrorSummary | None
     offload_throughput: ErrorSummary | None
@@ -54,6 +54,11 @@ class SourceScore:
     host_memory: ErrorSummary | None
     host_bound: BoundSummary | None
     oom: OomSummary
+
+    @property
+    def not_modelled(self) -> int:
+        """How many rows have no prediction."""
+        return len(self.not_modelled_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +128,8 @@ def score_source(name: str, rows: Sequence[RowScore]) -> SourceScore:
         source=name,
         n_rows=len(rows),
         n_censored=sum(row.record.censored is True for row in rows),
-        not_modelled=tuple(row for row in rows if row.not_modelled),
-        not_timed=tuple(row for row in rows if row.not_timed),
+        not_modelled_rows=tuple(row for row in rows if row.not_modelled),
+        not_timed_rows=tuple(row for row in rows if row.not_timed),
         memory=summarise(_named(rows, lambda row: row.memory)),
         throughput=summarise(_named(rows, lambda row: row.throughput)),
         offload_throughput=summarise(_named(filter(offloads, rows), lambda row: row.throughput)),

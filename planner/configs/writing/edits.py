@@ -39,9 +39,14 @@ class Edit:
         return ".".join(self.place)
 
     @property
+    def removes(self) -> bool:
+        """Whether it takes the key out."""
+        return self.value is REMOVED
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The change as lines of the file, in the manner of its format; a table as its keys, less those left to the trainer."""
-        if self.value is REMOVED:
+        if self.removes:
             return (f"{self.key}: take it out",)
         if self.file.suffix == ".toml":
             return (f"{self.key} = {json.dumps(self.value)}",)
@@ -65,7 +70,7 @@ def applied(table: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise UsageError(f"{edit.file}:{edit.key} cannot be set: '{name}' is no table")
-        if edit.value is REMOVED:
+        if edit.removes:
             inner.pop(edit.place[-1], None)
         else:
             inner[edit.place[-1]] = copy.deepcopy(edit.value)

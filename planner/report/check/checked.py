@@ -10,8 +10,8 @@ from planner.domain.prediction import Verdict
 from planner.domain.sharding import DDP
 from planner.errors import ExitCode
 from planner.report.prediction.subject import Subject, exit_code_of
-from planner.report.render.numbers import plain_number
 from planner.searching.levers import Lever
+from planner.units import plain_number
 
 # Several jobs: the first of these that any of them has is the code of all.
 _WORST_FIRST = (
@@ -45,9 +45,24 @@ class Fix:
         return self.lever.verdict if self.after is None else self.after.prediction.verdict
 
     @property
+    def fits_probability(self) -> float | None:
+        """The chance to fit with the change."""
+        return self.lever.fits_probability if self.after is None else self.after.prediction.fits_probability
+
+    @property
     def fits(self) -> bool:
         """Whether the job fits with the change."""
         return self.verdict == "fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """A setting that no file says and that decides much: what was taken, and the flags that say otherwise."""
+
+    setting: str
+    value: str
+    text: str
+    flags: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +109,24 @@ class Checked:
         return self.failure_code if self.subject is None else exit_code_of(self.subject.prediction)
 
     @property
+    def answered(self) -> Checked | None:
+        """Itself where there is an answer."""
+        return None if self.subject is None else self
+
+    @property
+    def assumed(self) -> tuple[Assumed, ...]:
+        """Plain DDP and full samples, where nothing says them."""
+        return () if self.subject is None else tuple(_assumed(self, self.subject))
+
+    @property
     def name(self) -> str:
         """The config, with its launch file where several were given."""
         return f"{self.config} + {self.accelerate}" if self.accelerate else self.config
 
 
-@dataclass(frozen=True, slots=True)
-class Assumed:
-    """A setting that no file says and that decides much: what was taken, and the flags that say otherwise."""
-
-    setting: str
-    value: str
-    text: str
-    flags: tuple[str, ...]
-
-
 def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = ()) -> ExitCode:
     """The exit code of several jobs: the worst of theirs, where those ``allowed`` count as fitting."""
     return min((ExitCode.FITS if each.exit_code in allowed else each.exit_code for each in checked), key=_WORST_FIRST.index)
-
-
-def assumed_of(checked: Checked) -> tuple[Assumed, ...]:
-    """Plain DDP and full samples, where nothing says them."""
-    return () if checked.subject is None else tuple(_assumed(checked, checked.subject))
 
 
 def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
+from planner.domain.job_line import short_job_line
 from planner.errors import ExitCode
-from planner.report.check.checked import Assumed, Checked, Fix, assumed_of, worst_exit_code
-from planner.report.prediction.sections import VERDICTS, short_job_line, step_note
+from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
+from planner.report.prediction.sections import VERDICTS, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.prediction.verdict import uses_text, verdict_note
 from planner.report.render.layout import Block, Column, Commands, Grid, Note, Row, Section, Tone
@@ -209,7 +210,7 @@ def _shared(checked: Sequence[Checked]) -> Iterator[Note]:
     """What was assumed of some of several files, once for all of them."""
     found: dict[str, tuple[Assumed, int]] = {}
     for each in checked:
-        for entry in assumed_of(each):
+        for entry in each.assumed:
             found[entry.setting] = (entry, found.get(entry.setting, (entry, 0))[1] + 1)
     for entry, count in found.values():
         text = "every sample is counted with its full length" if entry.setting == "tokens_per_sample" else entry.text
@@ -231,7 +232,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
     """What was assumed, what is unknown or counted otherwise, warnings, and what the tool's defaults gave."""
     scenario = subject.scenario
     if defaults:
-        for entry in assumed_of(each):
+        for entry in each.assumed:
             yield Note(f"Assumed: {entry.text}; {_ways(entry)} says otherwise.", "warn")
     unknown = [names.get(origin, origin) for origin in each.ignored]
     if unknown:
@@ -243,7 +244,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
         texts.setdefault(text, []).append(names.get(origin, origin))
     for text, keys in texts.items():
         yield Note(f"{', '.join(keys)}: {text}", "warn")
-    for text in dict.fromkeys((*scenario.warnings, *subject.prediction.warnings)):
+    for text in subject.warnings:
         yield Note(f"Warning: {text}", "warn")
     if defaults:
         taken: dict[str, list[str]] = {}

@@ -6,20 +6,16 @@ Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` mean
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from planner.documents import Part, at, document_schema
 from planner.domain.prediction import Verdict
 from planner.domain.settled import SettledBy
-from planner.domain.term import Phase, TermKind, TermName
+from planner.domain.term import PHASES, Phase, TermKind, TermName
 from planner.searching.moves import LeverKind
-
-
-class Part(BaseModel):
-    """A part of a document: read from any object with these attributes, and nothing else."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
 
 
 class ExplanationPart(Part):
@@ -30,10 +26,10 @@ class ExplanationPart(Part):
     amount: str
     formula: str
     detail: str
-    summary: str
-    rule: str
-    ignored: str
-    source: str
+    summary: str = at("text", "summary")
+    rule: str = at("text", "rule")
+    ignored: str = at("text", "ignored")
+    source: str = at("text", "source")
 
 
 class CoefficientPart(Part):
@@ -42,14 +38,14 @@ class CoefficientPart(Part):
     ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior, else the prior's.
     """
 
-    name: str
+    name: str = at("prior", "name")
     value: float
-    unit: str
-    prior: float
-    low: float
-    high: float
+    unit: str = at("prior", "unit")
+    prior: float = at("prior", "value")
+    low: float = at("prior", "low")
+    high: float = at("prior", "high")
     settled_by: str
-    source: str
+    source: str = at("prior", "source")
 
 
 class SettingPart(Part):
@@ -69,11 +65,16 @@ def _finite_or_none(value: Any) -> float | None:
     return None if value is None or not math.isfinite(float(value)) else float(value)
 
 
+def _in_order(phases: Iterable[Phase]) -> list[Phase]:
+    return sorted(phases, key=PHASES.index)
+
+
 def _whole(value: Any) -> int | None:
     return None if value is None else round(float(value))
 
 
-Bytes = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Bytes = Annotated[Whole, Field(ge=0)]
 MaybeBytes = Annotated[int | None, BeforeValidator(_whole)]
 Real = Annotated[float | None, BeforeValidator(_finite_or_none)]
 JsonValue = str | int | float | bool | None
@@ -85,8 +86,8 @@ class ModelPart(Part):
     id: str
     hub_id: str
     architecture: str
-    params: int
-    active_params: int
+    params: int = at("param_count")
+    active_params: int = at("active_param_count")
     published_params: int | None
     params_origin: str
     source: str
@@ -95,14 +96,14 @@ class ModelPart(Part):
 class HardwarePart(Part):
     """The devices.  ``visible_memory_bytes`` is what CUDA reports as total."""
 
-    gpu: str
+    gpu: str = at("gpu", "id")
     gpus_per_node: int
     nodes: int
-    visible_memory_bytes: MaybeBytes
+    visible_memory_bytes: MaybeBytes = at("gpu", "visible_memory_bytes")
     gpu_reserved_bytes: Bytes
     link: str | None
-    host: str
-    host_memory_bytes: MaybeBytes
+    host: str = at("host", "id")
+    host_memory_bytes: MaybeBytes = at("host", "memory_bytes")
 
 
 class ScenarioPart(Part):
@@ -123,7 +124,7 @@ class TermPart(Part):
     bytes: Bytes
     kind: TermKind
     level: Literal["allocated", "reserved", "driver"]
-    phases: list[Phase]
+    phases: Annotated[list[Phase], BeforeValidator(_in_order)]
     at_peak: bool
     formula: str
     detail: str
@@ -160,7 +161,7 @@ class HostTermPart(Part):
     """Host RAM of one kind, per process."""
 
     name: str
-    bytes: Bytes = Field(validation_alias=AliasChoices("bytes", "n_bytes"))
+    bytes: Bytes = at("n_bytes")
     pinned: bool
     formula: str
     detail: str
@@ -262,8 +263,8 @@ class IntervalPart(Part):
 class ByteIntervalPart(Part):
     """A range of bytes."""
 
-    low: int
-    high: int
+    low: Whole
+    high: Whole
 
 
 class UnsaidPart(Part):
@@ -287,10 +288,10 @@ class UncertaintyPart(Part):
     """
 
     nominal: float
-    memory: dict[str, ByteIntervalPart]
+    memory: Annotated[dict[str, ByteIntervalPart], BeforeValidator(dict)]
     step: IntervalPart | None
     host: ByteIntervalPart | None
-    coverage: dict[str, float]
+    coverage: Annotated[dict[str, float], BeforeValidator(dict)]
     basis: str
     extrapolates: list[str]
 
@@ -323,5 +324,4 @@ class PredictionDocument(Part):
 
 def prediction_json_schema() -> dict[str, Any]:
     """JSON Schema of :class:`PredictionDocument`."""
-    schema = PredictionDocument.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": PREDICTION_SCHEMA_ID, **schema}
+    return document_schema(PredictionDocument)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from planner.domain.hardware import Hardware
+from planner.domain.job_line import job_line
 from planner.domain.prediction import HostPrediction, Prediction, TimePrediction
-from planner.domain.recipe import Number, Recipe
-from planner.domain.scenario import Assumption, Scenario
+from planner.domain.recipe import Number
+from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
 from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
 from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
-from planner.report.render.layout import Block, Choice, Choices, Column, Grid, Note, Row, Section, Segment, StackedBar
-from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, plain_number, rate, whole_percent
+from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section, Segment, StackedBar
+from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, rate, whole_percent
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.unsaid import Unsaid
-from planner.units import GIB, MILLI_S, format_count
+from planner.units import GIB, MILLI_S, plain_number
 
-__all__ = ["VERDICTS", "build_sections", "gpus_label", "job_line", "method_label"]
+__all__ = ["VERDICTS", "build_sections"]
 
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -44,63 +45,6 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         Section("", (verdict_note(subject),)),
     )
     return tuple(section for section in sections if section.blocks)
-
-
-def job_line(scenario: Scenario) -> str:
-    """The job in one line: model, method, GPUs, sizes, stack."""
-    model, batch = scenario.model, scenario.recipe.batch
-    active = f", {format_count(model.active_param_count)} active" if model.is_moe else ""
-    seq, micro, accum = (plain_number(size) for size in (batch.seq_len, batch.micro_batch, batch.grad_accum))
-    parts = [
-        f"{model.id} ({format_count(model.param_count)} parameters{active})",
-        method_label(scenario.recipe),
-        gpus_label(scenario.hardware),
-        *_distribution(scenario.recipe),
-        f"seq {seq} x micro-batch {micro} x accumulation {accum}",
-        scenario.stack.id,
-    ]
-    return ", ".join(parts)
-
-
-def short_job_line(scenario: Scenario) -> str:
-    """The job in fewer words, with the card by the name to type."""
-    batch, hardware = scenario.recipe.batch, scenario.hardware
-    accum = [] if float(batch.grad_accum) == 1 else [f"accumulation {plain_number(batch.grad_accum)}"]
-    nodes = f"{hardware.nodes} nodes x " if hardware.nodes > 1 else ""
-    parts = [
-        scenario.model.id,
-        method_label(scenario.recipe).replace("+dq", ""),
-        f"seq {plain_number(batch.seq_len)}",
-        f"batch {plain_number(batch.micro_batch)}",
-        *accum,
-        f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.id}",
-        scenario.stack.id,
-        *_distribution(scenario.recipe),
-    ]
-    return ", ".join(parts)
-
-
-def method_label(recipe: Recipe) -> str:
-    """What people call the method: ``full``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``."""
-    if recipe.adapter is None:
-        return recipe.method
-    numerics, rank = recipe.numerics, f"r={plain_number(recipe.adapter.rank)}"
-    if numerics.quantization == "none":
-        return f"lora {rank}"
-    if numerics.quantization in ("nf4", "fp4"):
-        return f"qlora {numerics.quantization}{'+dq' if numerics.double_quant else ''} {rank}"
-    return f"lora on {numerics.quantization} {rank}"
-
-
-def gpus_label(hardware: Hardware) -> str:
-    """``1 x NVIDIA RTX 4090``, or ``4 nodes x 8 x H100 SXM``."""
-    nodes = f"{hardware.nodes} nodes x " if hardware.nodes > 1 else ""
-    return f"{nodes}{hardware.gpus_per_node} x {hardware.gpu.name}"
-
-
-def _distribution(recipe: Recipe) -> tuple[str, ...]:
-    sharding = (recipe.sharding.name,) if recipe.sharding.communicates else ()
-    return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")
 
 
 def _verdict(subject: Subject) -> Section:
@@ -399,9 +343,9 @@ def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
     return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)), texts=not title)
 
 
-def _lever(lever: Lever) -> Choice:
+def _lever(lever: Lever) -> FlagChoice:
     saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
-    return Choice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
+    return FlagChoice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
 
 
 def _cost(lever: Lever) -> str:
@@ -457,5 +401,5 @@ def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
     for each in moving:
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
         speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
-        rows.append(Choice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
+        rows.append(FlagChoice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
     return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from planner.domain.coefficients import PRIORS, Coefficients
 from planner.domain.prior import Prior
 from planner.domain.stack import Stack
@@ -11,11 +13,20 @@ from planner.units import format_bytes
 _PAIR = (Column(""), Column(""))
 
 
-def settled_coefficients(coefficients: Coefficients) -> tuple[tuple[Prior, float, str], ...]:
-    """Each coefficient's prior, the value that is used, and what settled that value: the prior's word, or the calibration."""
+@dataclass(frozen=True, slots=True)
+class SettledCoefficient:
+    """A coefficient's prior, the value that is used, and what settled that value: the prior's word, or the calibration."""
+
+    prior: Prior
+    value: float
+    settled_by: str
+
+
+def settled_coefficients(coefficients: Coefficients) -> tuple[SettledCoefficient, ...]:
+    """Each coefficient with the value that is used."""
     values = ((prior, float(getattr(coefficients, prior.name))) for prior in PRIORS)
     return tuple(
-        (prior, value, prior.settled_by if value == prior.value else f"calibration {coefficients.name}")
+        SettledCoefficient(prior, value, prior.settled_by if value == prior.value else f"calibration {coefficients.name}")
         for prior, value in values
     )
 
@@ -23,8 +34,8 @@ def settled_coefficients(coefficients: Coefficients) -> tuple[tuple[Prior, float
 def coefficient_section(coefficients: Coefficients) -> Section:
     """Every coefficient with its value, what settled it and the source of its prior."""
     rows = tuple(
-        Row((prior.name, f"{_with_unit(value, prior.unit)}, {settled_by}: {prior.source}"))
-        for prior, value, settled_by in settled_coefficients(coefficients)
+        Row((each.prior.name, f"{_with_unit(each.value, each.prior.unit)}, {each.settled_by}: {each.prior.source}"))
+        for each in settled_coefficients(coefficients)
     )
     return Section("Coefficients: value, what settled it, source", (Grid(_PAIR, rows),))
 

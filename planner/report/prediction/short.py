@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from planner.domain.job_line import short_job_line
 from planner.report.prediction.sections import (
     asks_for_run,
     assumption_choices,
     lever_choices,
     run_notes,
-    short_job_line,
     stacks_text,
     step_note,
 )

@@ -44,16 +44,21 @@ class Subject:
     stacks: Sequence[StackNeed] = ()
     at_length: AtLength | None = None
 
+    @property
+    def shown_peak_bytes(self) -> Number:
+        """The peak that the verdict speaks of: the driver's, or, where the job does not fit, what must be held at once."""
+        memory = self.prediction.memory
+        return memory.must_have_bytes if self.prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of the job and of the estimate, each once: the estimate may repeat what the intake already warned about."""
+        return tuple(dict.fromkeys((*self.scenario.warnings, *self.prediction.warnings)))
+
 
 def exit_code_of(prediction: Prediction) -> ExitCode:
     """Exit code that a verdict means."""
     return EXIT_CODES[prediction.verdict]
-
-
-def shown_peak_bytes(prediction: Prediction) -> Number:
-    """The peak that the verdict speaks of: the driver's, or, where the job does not fit, what must be held at once."""
-    memory = prediction.memory
-    return memory.must_have_bytes if prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
 
 
 def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:

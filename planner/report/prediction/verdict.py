@@ -65,9 +65,7 @@ def uses_text(subject: Subject) -> str:
 
 def doubts(subject: Subject) -> tuple[str, ...]:
     """What to know before the verdict is trusted: the job's warnings, and why its interval is wide."""
-    scenario, prediction = subject.scenario, subject.prediction
-    # The estimate may repeat what the intake already warned about.
-    return (*dict.fromkeys((*scenario.warnings, *prediction.warnings)), *_wide_intervals(scenario, prediction))
+    return (*subject.warnings, *_wide_intervals(subject.scenario, subject.prediction))
 
 
 def _wide_intervals(scenario: Scenario, prediction: Prediction) -> tuple[str, ...]:

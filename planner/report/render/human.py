@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planner.printing import MOST_WIDTH, printable, width_of
 from planner.report.render.bar import FREE, scale_line, segment_cells
-from planner.report.render.layout import Block, Choice, Choices, Commands, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.render.layout import Block, Choices, Commands, FlagChoice, Grid, Note, Row, Section, StackedBar, Tone
 from planner.report.render.numbers import gib, share_text
 from planner.report.render.wrapping import first_line, wrap
 
@@ -179,7 +179,7 @@ def choices_text(choices: Choices, width: int) -> Text:
     return text
 
 
-def _left(row: Choice, room: int, width: int, *, texts: bool) -> list[str]:
+def _left(row: FlagChoice, room: int, width: int, *, texts: bool) -> list[str]:
     """Flags, with their meaning where both fit beside the facts; else the meaning above them, or not at all."""
     flags, meaning = printable(row.flags), printable(row.text)
     indent = " " * _INDENT

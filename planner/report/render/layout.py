@@ -84,7 +84,7 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FlagChoice:
     """Flags that may be given, what they mean, and one fact for each column of the list.  A terminal may leave ``text`` out."""
 
     flags: str
@@ -102,7 +102,7 @@ class Choices:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[Choice, ...]
+    rows: tuple[FlagChoice, ...]
     texts: bool = False
 
 

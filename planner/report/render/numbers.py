@@ -64,9 +64,3 @@ def duration_range(low_s: float, high_s: float) -> str:
     low, high = duration(low_s), duration(high_s)
     number, _, unit = low.rpartition(" ")
     return f"{number if ' ' not in number and high.endswith(f' {unit}') else low} to {high}"
-
-
-def plain_number(value: Number) -> str:
-    """A size as the user would type it: whole numbers without a decimal point."""
-    number = float(value)
-    return f"{number:.0f}" if number.is_integer() else f"{number:g}"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from planner.report.prediction.sections import lever_choices
 from planner.report.prediction.subject import EXIT_CODES, rests_on_unknown_host
 from planner.report.render.layout import Column, Commands, Grid, Note, Row, Section, Tone
-from planner.report.render.numbers import chance_text, gib, percent, plain_number, rate, whole_percent
+from planner.report.render.numbers import chance_text, gib, percent, rate, whole_percent
 from planner.report.search.table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
 from planner.searching.answer import Answer, Group, OtherStack, Quantity
 from planner.searching.attempt import Tried, state_of
 from planner.searching.solve import pace, size_of
-from planner.units import format_count
+from planner.units import format_count, plain_number
 
 _COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being said is printed.
@@ -259,7 +259,7 @@ def _warnings(rows: list[Shown]) -> Section:
     """What the intake warns about, each with the numbers of the recipes, where it is not about all of them."""
     found: dict[str, list[str]] = {}
     for each in rows:
-        for text in dict.fromkeys((*each.tried.scenario.warnings, *each.tried.prediction.warnings)):
+        for text in each.tried.warnings:
             found.setdefault(text, []).append(str(each.number))
     notes = []
     for text, numbers in found.items():

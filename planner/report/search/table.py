@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from planner.domain.hardware import Hardware
 from planner.domain.scenario import Scenario
 from planner.report.render.layout import Column, Grid, Row
-from planner.report.render.numbers import chance_text, gib, plain_number, rate
+from planner.report.render.numbers import chance_text, gib, rate
 from planner.searching.answer import Answer
 from planner.searching.attempt import Tried
-from planner.units import KILO, format_seconds
+from planner.units import KILO, format_seconds, plain_number
 
 USD_PER_THOUSAND = "USD/1000"
 """Title of the column of costs where the length of the run is not said."""

@@ -1,1 +1,1 @@
-"""Documents of ``measure`` that ``plan`` reads, and the trace beside the closed form."""
+"""The trace of ``measure`` beside the closed form."""

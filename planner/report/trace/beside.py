@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from planner.allocator.trace_document import TraceDocument
 from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
-from planner.report.trace.trace_document import TraceDocument
 from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
@@ -39,7 +39,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PlanBesideTrace:
     """Both instruments' answers to one scenario; ``phase`` is the one in which the trace allocated most."""
 
     phase: str
@@ -52,13 +52,13 @@ class Beside:
     host: tuple[Pair, ...] = ()
 
 
-def put_beside(prediction: Prediction, traced: TraceDocument) -> Beside:
+def put_beside(prediction: Prediction, traced: TraceDocument) -> PlanBesideTrace:
     """Line up what both say: peaks, allocated and reserved by phase, and the terms in the phase of the trace's peak."""
     memory = prediction.memory
     highest, most_reserved = traced.allocated_peak_bytes, traced.reserved_peak_bytes
     planned = {each.phase: each for each in memory.phases}
     pairs = [(each, planned[each.phase]) for each in traced.phases]
-    return Beside(
+    return PlanBesideTrace(
         phase=traced.peak.phase,
         operator=traced.peak.operator,
         module=traced.peak.module,
@@ -104,7 +104,7 @@ def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def beside_sections(beside: Beside) -> list[Section]:
+def beside_sections(beside: PlanBesideTrace) -> list[Section]:
     """Tables for people."""
     where = f"{beside.operator or 'no operator'} ({beside.module or 'no module'})"
     note = Note("Difference: plan less trace.  Of peak: of the trace's peak.  The trace's card has room to spare.", "dim")
@@ -124,7 +124,7 @@ def beside_sections(beside: Beside) -> list[Section]:
     return sections
 
 
-def beside_document(beside: Beside, prediction: dict[str, Any], traced: TraceDocument) -> dict[str, Any]:
+def beside_document(beside: PlanBesideTrace, prediction: dict[str, Any], traced: TraceDocument) -> dict[str, Any]:
     """Rows with their differences, and both whole documents."""
     tables = {
         name: [_entry(pair) for pair in getattr(beside, name)] for name in ("peaks", "allocated", "reserved", "terms", "host")

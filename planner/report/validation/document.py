@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from planner.calibration.fit.calibrate import Fitted
 from planner.calibration.fit.screen import LeftOut
 from planner.calibration.score.cross_validate import CrossValidation
-from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.rows import OomResult, RowScore
-from planner.calibration.score.validate import SourceScore, Validation
+from planner.calibration.score.validate import Validation
+from planner.documents import Part, at, document_schema, document_text
 from planner.domain.calibration import Offset
 from planner.domain.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.interval import NOMINAL_COVERAGE
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
-from planner.report.render.json_document import document_text
 from planner.report.validation.history import HistoryScore
 from planner.report.validation.words import recipe_label
 
@@ -35,11 +34,7 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
-
-
-class ErrorPart(_Part):
+class ErrorSummaryPart(Part):
     """Errors of one quantity.
 
     ``mape`` is the mean of absolute errors, ``median_signed`` their median with sign (positive: too much was predicted),
@@ -52,11 +47,11 @@ class ErrorPart(_Part):
     median_signed: float
     max_abs: Fraction
     worst_row: str
-    quantities: dict[str, int]
+    quantities: Annotated[dict[str, int], BeforeValidator(dict)]
     groups: Count
 
 
-class BoundPart(_Part):
+class BoundPart(Part):
     """Predictions against installed host memory: ``ok`` of ``n`` are not above it."""
 
     n: Count
@@ -65,7 +60,7 @@ class BoundPart(_Part):
     worst_row: str
 
 
-class OomPart(_Part):
+class OomPart(Part):
     """``false_fit``: said fits, ran out of GPU memory.  ``false_oom``: said does not fit, but ran."""
 
     n_oom: Count
@@ -77,14 +72,14 @@ class OomPart(_Part):
     no_verdict: Count
 
 
-class LeftOutPart(_Part):
+class LeftOutPart(Part):
     """A row that could not be compared."""
 
-    id: str
-    reason: str
+    id: str = at("record", "id")
+    reason: str = at("why_left_out")
 
 
-class RankPart(_Part):
+class RankPart(Part):
     """Of ``n_pairs`` pairs of rows of one document, measured more than 10 % apart, how many are predicted in the same order."""
 
     n_pairs: Annotated[int, Field(ge=1)]
@@ -92,7 +87,7 @@ class RankPart(_Part):
     share: float
 
 
-class SourcePart(_Part):
+class SourcePart(Part):
     """Errors over the rows of one source.  ``censored`` rows filled the card, so their reading is capped by it.
 
     ``offload_throughput``: of those rows of ``throughput`` that offload, whose time the host decides.
@@ -101,20 +96,20 @@ class SourcePart(_Part):
     source: str
     n_rows: Count
     not_modelled: Count
-    memory: ErrorPart | None
-    throughput: ErrorPart | None
-    offload_throughput: ErrorPart | None
+    memory: ErrorSummaryPart | None
+    throughput: ErrorSummaryPart | None
+    offload_throughput: ErrorSummaryPart | None
     throughput_ranks: RankPart | None
     memory_ranks: RankPart | None
-    host_memory: ErrorPart | None
+    host_memory: ErrorSummaryPart | None
     oom: OomPart
     host_bound: BoundPart | None = Field(description="installed memory, an upper bound; in no mean error")
-    censored: Count
+    censored: Count = at("n_censored")
     not_modelled_rows: list[LeftOutPart]
     not_timed_rows: list[LeftOutPart]
 
 
-class ComparisonPart(_Part):
+class ComparisonPart(Part):
     """One measured number and its prediction; the unit is in the name of the quantity."""
 
     quantity: str
@@ -124,7 +119,7 @@ class ComparisonPart(_Part):
     note: str
 
 
-class PhasePart(_Part):
+class RowPhasePart(Part):
     """One phase of one record.  ``null``: a CPU has no such figure, or the phase was not gone through to its end."""
 
     phase: Phase
@@ -134,15 +129,15 @@ class PhasePart(_Part):
     predicted_allocated_bytes: int | None
 
 
-class PhaseErrorPart(_Part):
+class PhaseErrorPart(Part):
     """Errors of one phase at one level, over all records that carry readings."""
 
     phase: Phase
     level: Literal["allocated", "reserved"]
-    errors: ErrorPart
+    errors: ErrorSummaryPart
 
 
-class TermPairPart(_Part):
+class TermPairPart(Part):
     """One group of terms in bytes at the measured peak."""
 
     name: str
@@ -150,19 +145,19 @@ class TermPairPart(_Part):
     predicted_bytes: int
 
 
-class HistoryPart(_Part):
+class HistoryPart(Part):
     """The allocator history of one record beside its prediction; ``not_scored`` says why there is none."""
 
     record_id: str
     not_scored: str | None = None
     phase: str | None = None
     allocated_bytes: int | None = None
-    pairs: list[TermPairPart] = []
+    pairs: list[TermPairPart] = Field(default=[])
     recorded_reserved_bytes: int | None = None
     replayed_reserved_bytes: int | None = None
 
 
-class RowPart(_Part):
+class RowPart(Part):
     """One record: what was compared, and the verdict with what it was worth."""
 
     id: str
@@ -179,17 +174,17 @@ class RowPart(_Part):
     host_memory: ComparisonPart | None
     host_bound: ComparisonPart | None
     oom: OomResult | None
-    phases: list[PhasePart] = Field(description="empty where the record carries no readings")
+    phases: list[RowPhasePart] = Field(description="empty where the record carries no readings")
 
 
-class ScoresPart(_Part):
+class ScoresPart(Part):
     """The same records scored with other coefficients."""
 
     sources: list[SourcePart]
     overall: SourcePart
 
 
-class CoefficientFitPart(_Part):
+class CoefficientFitPart(Part):
     """One free number: the value that it gives its coefficient alone, and the range of one standard deviation around it."""
 
     name: str
@@ -202,15 +197,15 @@ class CoefficientFitPart(_Part):
     unit: str
 
 
-class UnusedPart(_Part):
+class UnusedPart(Part):
     """A record that the fit left out, by the name of the rule."""
 
-    id: str
+    id: str = at("record_id")
     rule: str
     reason: str
 
 
-class FitPart(_Part):
+class FitPart(Part):
     """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals.
 
     ``scale``: how much each cause of scatter counts in an interval, chosen with all groups (``fixed_bytes`` in bytes, the others
@@ -229,7 +224,7 @@ class FitPart(_Part):
     scale: dict[str, float]
 
 
-class ValidationDocument(_Part):
+class ValidationDocument(Part):
     """Everything that ``plan validate`` says about some files of records.
 
     With ``cv`` ``source``, ``sources`` are held out: each group is predicted by a fit that never saw it.
@@ -255,8 +250,7 @@ class ValidationDocument(_Part):
 
 def validation_json_schema() -> dict[str, Any]:
     """JSON Schema of :class:`ValidationDocument`."""
-    schema = ValidationDocument.model_json_schema(by_alias=True, mode="serialization")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": VALIDATE_SCHEMA_ID, **schema}
+    return document_schema(ValidationDocument)
 
 
 def validation_json(
@@ -267,131 +261,70 @@ def validation_json(
     doubtful: Sequence[LeftOut] = (),
 ) -> str:
     """The validation as indented JSON, ending in a newline."""
-    flagged = [UnusedPart(id=each.record_id, rule=each.rule, reason=each.reason) for each in doubtful]
-    document = validation_document(validation, with_rows=with_rows).model_copy(update={"doubtful": flagged})
-    if histories is not None:
-        document = document.model_copy(update={"histories": [_history(*each) for each in histories.items()]})
-    return document_text(document)
-
-
-def validation_document(validation: Validation, *, with_rows: bool) -> ValidationDocument:
-    """The validation as the document that the schema describes."""
-    return ValidationDocument(
-        cv="none",
-        calibration=validation.calibration,
-        sources=[_source(source) for source in validation.sources],
-        overall=_source(validation.overall),
-        rows=[_row(row, validation) for row in validation.rows] if with_rows else None,
-        unread=list(validation.unread),
-        phases=[
-            PhaseErrorPart(phase=each.phase, level=each.level, errors=_summary(each.errors)) for each in validation.phase_errors
-        ],
-        cpu_rows=[_row(row, validation) for row in validation.cpu_rows],
-    )
-
-
-def _history(record_id: str, score: HistoryScore | str) -> HistoryPart:
-    return (
-        HistoryPart(record_id=record_id, not_scored=score)
-        if isinstance(score, str)
-        else HistoryPart.model_validate(score, from_attributes=True)
-    )
+    more = {"histories": None if histories is None else [_history(*each) for each in histories.items()], "doubtful": doubtful}
+    return document_text(validation_document(validation, with_rows=with_rows, **more))
 
 
 def cross_validation_json(result: CrossValidation, *, with_rows: bool) -> str:
     """The cross-validation as indented JSON, ending in a newline."""
-    held_out = validation_document(result.held_out, with_rows=with_rows)
-    document = held_out.model_copy(
-        update={
-            "cv": "source",
-            "in_sample": _scores(result.in_sample),
-            "prior": _scores(result.prior),
-            "fit": fit_part(result.fitted),
+    more = {"cv": "source", "in_sample": result.in_sample, "prior": result.prior, "fit": _fit(result.fitted)}
+    return document_text(validation_document(result.held_out, with_rows=with_rows, **more))
+
+
+def validation_document(validation: Validation, *, with_rows: bool, **more: Any) -> ValidationDocument:
+    """The validation as the document that the schema describes, with ``more`` fields of it."""
+    return ValidationDocument.model_validate(
+        {
+            "cv": "none",
+            "calibration": validation.calibration,
+            "sources": validation.sources,
+            "overall": validation.overall,
+            "rows": [_row(row, validation) for row in validation.rows] if with_rows else None,
+            "unread": validation.unread,
+            "phases": validation.phase_errors,
+            "cpu_rows": [_row(row, validation) for row in validation.cpu_rows],
+            **more,
         }
     )
-    return document_text(document)
 
 
-def fit_part(fitted: Fitted) -> FitPart:
+def _history(record_id: str, score: HistoryScore | str) -> HistoryScore | dict[str, str]:
+    return {"record_id": record_id, "not_scored": score} if isinstance(score, str) else score
+
+
+def _fit(fitted: Fitted) -> dict[str, Any]:
     """What was fitted, on what, and what was left out."""
     calibration = fitted.calibration
-    return FitPart(
-        formulas=calibration.formulas,
-        free_numbers=fitted.free_numbers,
-        prior_strength={fit.problem.quantity: fit.strengths[0] for fit in fitted.fits},
-        groups=list(calibration.groups),
-        rows=calibration.n_rows,
-        coefficients=[_coefficient(offset) for offset in calibration.offsets],
-        left_out=[UnusedPart(id=each.record_id, rule=each.rule, reason=each.reason) for each in fitted.left_out],
-        nominal_coverage=NOMINAL_COVERAGE,
-        coverage=dict(calibration.coverage),
-        scale={each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
-    )
+    return {
+        "formulas": calibration.formulas,
+        "free_numbers": fitted.free_numbers,
+        "prior_strength": {fit.problem.quantity: fit.strengths[0] for fit in fitted.fits},
+        "groups": calibration.groups,
+        "rows": calibration.n_rows,
+        "coefficients": [_coefficient(offset) for offset in calibration.offsets],
+        "left_out": fitted.left_out,
+        "nominal_coverage": NOMINAL_COVERAGE,
+        "coverage": dict(calibration.coverage),
+        "scale": {each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
+    }
 
 
-def _coefficient(offset: Offset) -> CoefficientFitPart:
+def _coefficient(offset: Offset) -> dict[str, Any]:
     knob = offset.knob
     prior = PRIOR_BY_NAME[knob.coefficient]
     low, value, high = (float(moved(knob.coefficient, offset.offset + step * offset.spread)) for step in (-1, 0, 1))
-    return CoefficientFitPart(
-        name=knob.coefficient,
-        level=knob.level,
-        key=knob.key,
-        prior=prior.value,
-        value=value,
-        low=low,
-        high=high,
-        unit=prior.unit,
-    )
+    found = {"name": knob.coefficient, "level": knob.level, "key": knob.key, "prior": prior.value, "unit": prior.unit}
+    return {**found, "value": value, "low": low, "high": high}
 
 
-def _scores(validation: Validation) -> ScoresPart:
-    return ScoresPart(sources=[_source(source) for source in validation.sources], overall=_source(validation.overall))
-
-
-def _source(score: SourceScore) -> SourcePart:
-    return SourcePart(
-        source=score.source,
-        n_rows=score.n_rows,
-        not_modelled=len(score.not_modelled),
-        memory=_errors(score.memory),
-        throughput=_errors(score.throughput),
-        offload_throughput=_errors(score.offload_throughput),
-        throughput_ranks=RankPart.model_validate(score.throughput_ranks) if score.throughput_ranks else None,
-        memory_ranks=RankPart.model_validate(score.memory_ranks) if score.memory_ranks else None,
-        host_memory=_errors(score.host_memory),
-        oom=OomPart.model_validate(score.oom),
-        host_bound=BoundPart.model_validate(score.host_bound) if score.host_bound else None,
-        censored=score.n_censored,
-        not_modelled_rows=[LeftOutPart(id=row.record.id, reason=row.not_modelled) for row in score.not_modelled],
-        not_timed_rows=[LeftOutPart(id=row.record.id, reason=row.not_timed) for row in score.not_timed],
-    )
-
-
-def _errors(summary: ErrorSummary | None) -> ErrorPart | None:
-    return None if summary is None else _summary(summary)
-
-
-def _summary(summary: ErrorSummary) -> ErrorPart:
-    names = (name for name in ErrorPart.model_fields if name != "quantities")
-    values: dict[str, Any] = {name: getattr(summary, name) for name in names}
-    return ErrorPart(**values, quantities=dict(summary.quantities))
-
-
-def _row(row: RowScore, validation: Validation) -> RowPart:
+def _row(row: RowScore, validation: Validation) -> dict[str, Any]:
     record, prediction = row.record, row.prediction
-    comparisons = {name: getattr(row, name) for name in ("memory", "throughput", "host_memory", "host_bound")}
-    return RowPart(
-        id=record.id,
-        source=record.source,
-        model=record.model,
-        recipe=recipe_label(row),
-        outcome=record.outcome,
-        censored=record.censored,
-        not_modelled=row.not_modelled or None,
-        verdict=prediction.verdict if prediction else None,
-        limiting_phase=prediction.memory.limiting_phase if prediction else None,
-        oom=row.oom,
-        phases=[PhasePart.model_validate(each) for each in validation.phases.get(record.id, ())],
-        **{name: None if each is None else ComparisonPart.model_validate(each) for name, each in comparisons.items()},
-    )
+    return {
+        **{name: getattr(record, name) for name in ("id", "source", "model", "outcome", "censored")},
+        **{name: getattr(row, name) for name in ("memory", "throughput", "host_memory", "host_bound", "oom")},
+        "recipe": recipe_label(row),
+        "not_modelled": row.not_modelled or None,
+        "verdict": prediction.verdict if prediction else None,
+        "limiting_phase": prediction.memory.limiting_phase if prediction else None,
+        "phases": validation.phases.get(record.id, ()),
+    }

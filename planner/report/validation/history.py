@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.allocator.replay_document import GROUPS, ReplayDocument
 from planner.domain.prediction import MemoryPrediction
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
-from planner.report.trace.replay_document import GROUPS, ReplayDocument
 from planner.report.validation.words import signed_percent
 from planner.units import GIB
 

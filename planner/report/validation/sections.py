@@ -55,8 +55,8 @@ def validation_sections(validation: Validation, *, with_rows: bool) -> tuple[Sec
         _bounds(scores),
         _verdicts(scores),
         *phase_sections(validation, with_rows=with_rows),
-        _left_out("Not scored", validation.overall.not_modelled, lambda row: row.not_modelled),
-        _left_out("Time not predicted", validation.overall.not_timed, lambda row: row.not_timed),
+        _left_out("Not scored", validation.overall.not_modelled_rows, lambda row: row.not_modelled),
+        _left_out("Time not predicted", validation.overall.not_timed_rows, lambda row: row.not_timed),
     ]
     if with_rows:
         sections += [_rows(validation.rows, *each) for each in _QUANTITIES]

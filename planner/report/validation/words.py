@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from planner.calibration.score.rows import Comparison, RowScore
+from planner.domain.job_line import job_cell
 from planner.domain.run_record import RunRecord
-from planner.domain.scenario import Scenario
-from planner.report.prediction.sections import method_label
-from planner.report.render.numbers import duration, gib, plain_number, rate
+from planner.report.render.numbers import duration, gib, rate
 
 
 def recipe_label(row: RowScore) -> str:
     """The recipe of a row in short: ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length)."""
-    return _scenario_label(row.scenario) if row.scenario else _record_label(row.record)
-
-
-def _scenario_label(scenario: Scenario) -> str:
-    recipe, hardware, world = scenario.recipe, scenario.hardware, scenario.hardware.world_size
-    saved = "+".join(recipe.adapter.modules_to_save) if recipe.adapter else ""
-    parts = [
-        f"{method_label(recipe)}{f' +{saved}' if saved else ''}",
-        recipe.sharding.name if recipe.sharding.communicates else "",
-        "" if recipe.offload == "none" else f"offload:{recipe.offload.replace('optimizer', 'opt').replace('params', 'par')}",
-        f"{f'{world}x ' if world > 1 else ''}{hardware.gpu.id}",
-        f"{plain_number(recipe.batch.micro_batch)}x{plain_number(recipe.batch.seq_len)}",
-    ]
-    return " ".join(part for part in parts if part)
+    return job_cell(row.scenario) if row.scenario else _record_label(row.record)
 
 
 def _record_label(record: RunRecord) -> str:

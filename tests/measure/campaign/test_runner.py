@@ -13,7 +13,7 @@ from measure.campaign import runner
 from measure.campaign.file import read_campaign
 from measure.campaign.runner import plan_agenda, run_agenda
 from measure.campaign.summary import tally_text
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.case import case_key
 from measure.run.options import outcomes
 from measure.run.readings.environment import collect_environment
@@ -76,7 +76,7 @@ def test_what_failed_is_run_again_where_that_is_asked(tmp_path: Path) -> None:
         }
         host = asdict(HostPeaks(None, None, None, None, None, None, 0, 0.05))
         raw = {"case_key": key, "environment_key": "e", **run, "host": host}
-        store.add(Measured(record, {"raw": raw, "environment": machine.environment}))
+        store.add(MeasuredRecord(record, {"raw": raw, "environment": machine.environment}))
     assert plan_agenda(campaign, machine, store, force=False).queue == ()
     again = plan_agenda(campaign, machine, store, force=False, retry=outcomes("--retry", "crash,timeout"))
     assert [queued.label for queued in again.queue] == [crashed.label]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.case import RunOptions
 from measure.run.launcher import Launcher
 from measure.run.readings.environment import collect_environment
@@ -30,7 +30,7 @@ CONFIG = {
 }
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "psutil")
 
-Measure = Callable[..., Measured]
+Measure = Callable[..., MeasuredRecord]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,7 +66,7 @@ def launcher() -> Iterator[Launcher]:
 def measure(config: str, machine: Machine, launcher: Launcher) -> Measure:
     """``measure(method=..., workload=..., ...)``: run one small case, with few steps unless more are asked for."""
 
-    def run(*, options: dict[str, Any] | None = None, **values: Any) -> Measured:
+    def run(*, options: dict[str, Any] | None = None, **values: Any) -> MeasuredRecord:
         said = {"model": config, "method": "lora", "seq": 32, "batch": 2, **values}
         chosen = {"workload": "loop", "warmup": 1, "steps": 2, "max_steps": 2, "timeout_s": 240.0, **(options or {})}
         return run_prepared(prepare(said, RunOptions(**chosen), machine, force=False), machine, launcher)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from measure.cli.main import main
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.launcher import Launcher
 from measure.run.store import Store
 from planner.records import read_records
@@ -26,12 +26,12 @@ FIRST = ["forward", "loss", "backward", "optimizer_step"]
 LATER = ["forward_2", "loss_2", "backward_2"]
 
 
-def raw(measured: Measured) -> RawReadings:
+def raw(measured: MeasuredRecord) -> RawReadings:
     """The readings, through the border."""
     return RawReadings.model_validate(measured.attachments["raw"])
 
 
-def phases(measured: Measured) -> list[str]:
+def phases(measured: MeasuredRecord) -> list[str]:
     """Phases in the order in which they were entered first."""
     return [reading.phase for reading in raw(measured).ranks[0].phases]
 

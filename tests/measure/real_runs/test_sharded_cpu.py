@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from planner.errors import NotModelledError
 from planner.records import read_records
 from planner.records.measured import RawReadings
@@ -25,12 +25,12 @@ TWO = {"gpu": "cpu", "gpus": 2, "method": "full", "optimizer": "adamw_torch", "b
 pytestmark = needs("deepspeed")
 
 
-def raw(measured: Measured) -> RawReadings:
+def raw(measured: MeasuredRecord) -> RawReadings:
     """The readings, through the border."""
     return RawReadings.model_validate(measured.attachments["raw"])
 
 
-def check_ranks(done: Measured) -> None:
+def check_ranks(done: MeasuredRecord) -> None:
     """One record with the readings of both ranks, started by torchrun; rates are those of the whole job."""
     assert done.record.outcome == "ok", raw(done).error
     assert [rank.rank for rank in raw(done).ranks] == [0, 1]

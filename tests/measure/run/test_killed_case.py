@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import measure.run.launcher
-from measure.run.case import Case, RunOptions
-from measure.run.launcher import Launcher, Run
+from measure.run.case import RunCase, RunOptions
+from measure.run.launcher import Launcher, RunResult
 from measure.run.protocol import events_file
 from measure.run.readings.host import cgroup_kills
 from tests.extras import import_or_skip
@@ -54,18 +54,18 @@ def run(
     end_s: float | None = None,
     kills: tuple[int, ...] = (),
     **case: Any,
-) -> tuple[Run, int]:
+) -> tuple[RunResult, int]:
     """A case whose workers end so, one after the other; and how many of them were started."""
     left, counts = list(endings), list(kills)
 
-    def start(_: Launcher, __: Case, folder: Path, *___: object) -> tuple[Worker, str]:
+    def start(_: Launcher, __: RunCase, folder: Path, *___: object) -> tuple[Worker, str]:
         return Worker(folder, *left.pop(0)), "spawn"
 
     monkeypatch.setattr(Launcher, "_start", start)
     monkeypatch.setattr(measure.run.launcher, "cgroup_kills", lambda: counts.pop(0) if counts else 0)
     with Launcher() as launcher:
         options = RunOptions(timeout_s=case.pop("timeout_s", 30.0))
-        done = launcher.run(Case({"gpu": "cpu", **case}, options), end_s=end_s)
+        done = launcher.run(RunCase({"gpu": "cpu", **case}, options), end_s=end_s)
     return done, len(endings) - len(left)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import measure.run.launcher
 import measure.run.processes
-from measure.run.case import Case, RunOptions
-from measure.run.launcher import Launcher, Run, _End, _verdict
+from measure.run.case import RunCase, RunOptions
+from measure.run.launcher import Launcher, RunResult, _End, _verdict
 from measure.run.processes import Zygote, ZygoteError
 from measure.run.readings.host import HostPeaks
 from tests.extras import needs
@@ -57,7 +57,7 @@ def test_a_parent_that_opened_the_device_is_replaced_by_one_that_imports_less(
 @pytest.mark.parametrize(("limit_bytes", "told"), [(None, False), (10**9, True)])
 def test_a_native_death_under_a_memory_limit_names_the_limit(tmp_path: Path, limit_bytes: int | None, told: bool) -> None:
     """A library that does not look whether it got memory dies by a signal: a crash still, with the limit named."""
-    case = Case({"gpu": "cpu"}, RunOptions(memory_limit_bytes=limit_bytes))
+    case = RunCase({"gpu": "cpu"}, RunOptions(memory_limit_bytes=limit_bytes))
     outcome, message = _verdict([[]], _End(-signal.SIGSEGV, False, False, tmp_path / "none"), case)
     assert outcome == "crash"
     assert message is not None
@@ -65,11 +65,11 @@ def test_a_native_death_under_a_memory_limit_names_the_limit(tmp_path: Path, lim
     assert ("a larger limit" in message) is told
 
 
-def ended(how: str, *events: str) -> Run:
+def ended(how: str, *events: str) -> RunResult:
     """A case that crashed after it had said ``events``."""
     said = tuple({"event": event} for event in events)
     host = HostPeaks(None, None, None, None, None, None, 1, 0.05)
-    return Run("crash", None, "no CUDA device", (said,), host, (), 0.0, 1.0, how)
+    return RunResult("crash", None, "no CUDA device", (said,), host, (), 0.0, 1.0, how)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
     """Whatever the reason: where only a spawned worker comes to its device, no later case is forked."""
     tried: list[str] = []
 
-    def run_once(launcher: Launcher, *_: Any, may_fork: bool = True) -> Run:
+    def run_once(launcher: Launcher, *_: Any, may_fork: bool = True) -> RunResult:
         tried.append("fork" if may_fork and launcher._may_fork else "spawn")
         return ended(tried[-1], *(forked if tried[-1] == "fork" else spawned))
 
     monkeypatch.setattr(Launcher, "_run_once", run_once)
     with Launcher() as launcher:
-        assert launcher.run(Case({"gpu": gpu}, RunOptions())).how == ways[-1]
+        assert launcher.run(RunCase({"gpu": gpu}, RunOptions())).how == ways[-1]
         assert tried == ways
         assert launcher._may_fork is forks_on
 
@@ -116,7 +116,7 @@ def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: py
     monkeypatch.setattr(measure.run.launcher, "kill_group", killed.append)
     monkeypatch.setattr(Launcher, "_start", lambda *_: (child, "fork"))
     with Launcher() as launcher:
-        run = launcher._run_once(Case({"gpu": "h200"}, RunOptions(timeout_s=600.0)), 1, ())
+        run = launcher._run_once(RunCase({"gpu": "h200"}, RunOptions(timeout_s=600.0)), 1, ())
     assert killed[0] == child.pid
     assert (run.outcome, run.how) == ("crash", "fork")
     assert "SIGKILL" in (run.message or "")

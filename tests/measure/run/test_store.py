@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from measure.cli.main import main
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.case import RunOptions
 from measure.run.readings.environment import collect_environment
 from measure.run.readings.machine import Machine
@@ -33,12 +33,12 @@ needs_psutil = needs("psutil")
 needs_libraries = needs("torch", "transformers", "peft", "accelerate")
 
 
-def measured(number: int, history: bytes | None = None) -> Measured:
+def measured(number: int, history: bytes | None = None) -> MeasuredRecord:
     """A record with its environment."""
     record = RunRecord(
         id=f"run-{number}", source="s", source_group="g", model="qwen2.5-0.5b", gpu="cpu", method="lora", seq_len=8, outcome="ok"
     )
-    return Measured(record, {"environment": collect_environment(None, ()), "raw": {}} if history else _plain(), history)
+    return MeasuredRecord(record, {"environment": collect_environment(None, ()), "raw": {}} if history else _plain(), history)
 
 
 def _plain() -> dict[str, Any]:

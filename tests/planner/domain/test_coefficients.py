@@ -41,7 +41,7 @@ def test_a_prior_says_what_settled_it(prior: Prior) -> None:
 def test_a_fitted_value_is_not_called_a_prior() -> None:
     """A calibration's value names the calibration; the untouched ones keep the word of their prior."""
     fitted = replace(Coefficients(), name="mine", context_bytes=5e8)
-    words = {prior.name: settled_by for prior, _, settled_by in settled_coefficients(fitted)}
+    words = {each.prior.name: each.settled_by for each in settled_coefficients(fitted)}
     assert words["context_bytes"] == "calibration mine"
     assert words["nccl_bytes"] == "assumed"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from measure.cli.main import main
-from measure.run.assemble import Measured
+from measure.run.assemble import MeasuredRecord
 from measure.run.store import Store, left_out_text
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
@@ -54,7 +54,7 @@ def test_a_bad_line_in_the_middle_is_left_out(bad: bytes, tmp_path: Path) -> Non
     assert said.startswith(f"1 line of the records is no record and is left out; its file stays as it is: {path}:2: ")
     assert said.isprintable()
     assert path.read_bytes() == before
-    Store(tmp_path).add(Measured(record(3), {"environment": ENVIRONMENT}))
+    Store(tmp_path).add(MeasuredRecord(record(3), {"environment": ENVIRONMENT}))
     assert path.read_bytes().startswith(before)
 
 

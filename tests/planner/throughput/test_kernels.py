@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.anatomy.natural_lengths import expected_longest
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -15,7 +16,7 @@ from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import adapter_seconds, attention_seconds, head_seconds
 from planner.throughput.step import predict_time
-from planner.throughput.tokens import MicroStep, expected_longest, micro_step, slowest_rank
+from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
 
 PRIORS = Coefficients()
 LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.anatomy.natural_lengths import expected_longest
 from planner.anatomy.work import AttentionWork, WorkKey, attention_forward_flop, matmul_flop, mean_keys, model_flop, work_of
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hf_config import model_from_config
@@ -27,7 +28,6 @@ from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.operators import OperatorView, block_operators
 from planner.throughput.rates import accumulates_at_half_rate, intra_node_bytes_per_s, peak_flop_per_s
 from planner.throughput.step import predict_time
-from planner.throughput.tokens import expected_longest
 from planner.throughput.traffic import TrafficView, residual_traffic
 from planner.units import GIGA, TERA
 

@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 
+from planner.anatomy.natural_lengths import spread_of_longest
 from planner.domain.coefficients import Coefficients
 from planner.domain.scale import Doubt, time_scale
 from planner.domain.scenario import Scenario
@@ -16,7 +17,6 @@ from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import attention_seconds
 from planner.throughput.step import both_busy_seconds, predict_time
-from planner.throughput.tokens import spread_of_longest
 
 PRIORS = Coefficients()
 NATURAL = {

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock, create_autospec
 import pytest
 
 from measure.recipe.engine_configs import deepspeed_config
-from measure.run.case import Case, RunOptions
+from measure.run.case import RunCase, RunOptions
 from planner.domain.scenario import Scenario
 from tests.extras import import_or_skip
 
@@ -22,7 +22,7 @@ CARD = torch.device("cuda", 0)
 
 def scenario(**said: Any) -> Scenario:
     """A job on two cards."""
-    return Case({**SAID, **said}, RunOptions()).scenario()
+    return RunCase({**SAID, **said}, RunOptions()).scenario()
 
 
 def task(job: Scenario, device: Any = CARD) -> Any:

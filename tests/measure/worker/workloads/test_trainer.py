@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
-from measure.run.case import Case, RunOptions
+from measure.run.case import RunCase, RunOptions
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import sharding_named
 from tests.extras import import_or_skip
@@ -23,7 +23,7 @@ SAID = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": 2, "method": "full"
 
 def scenario(**said: Any) -> Scenario:
     """A job on two cards."""
-    return Case({**SAID, **said}, RunOptions()).scenario()
+    return RunCase({**SAID, **said}, RunOptions()).scenario()
 
 
 def arguments(**more: Any) -> Any:

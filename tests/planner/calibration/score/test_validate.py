@@ -284,7 +284,7 @@ def test_two_documents_of_one_group_count_once() -> None:
 def test_what_is_not_modelled_is_counted_with_its_reason(columns: dict[str, object], reason: str) -> None:
     """A row without a formula is kept, with the reason, and is in no error."""
     validation = validate(record_set(replace(RECORD, peak_memory_mib=100.0, **columns), measured("r2", "g", 1.0, source="s")))
-    (row,) = validation.overall.not_modelled
+    (row,) = validation.overall.not_modelled_rows
     assert row.record.id == "r1"
     assert reason in row.not_modelled
     assert validation.sources[0].memory is not None

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from planner.domain.job_line import job_line
 from planner.domain.scenario import Assumption
 from planner.domain.term import Term
-from planner.report.prediction.sections import job_line
 from planner.report.prediction.subject import Subject, terms_at_peak
 from planner.report.prediction.to_json import to_json
 from planner.units import GIB

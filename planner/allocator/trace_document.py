@@ -1,11 +1,14 @@
-"""The JSON of ``measure trace``, ``measure/trace@1``, as ``plan --trace`` reads it.  Bytes are integers."""
+"""The JSON of ``measure trace``, ``measure/trace@1``: written by ``measure``, read by ``plan --trace``.  Bytes are integers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
+from planner.allocator.replay import Outcome
+from planner.documents import Part, at
 from planner.domain.term import Phase, TermName
 
 TRACE_SCHEMA_ID: Final = "measure/trace@1"
@@ -13,43 +16,43 @@ TRACE_SCHEMA_ID: Final = "measure/trace@1"
 Bytes = Annotated[int, Field(ge=0)]
 
 
-_Outcome = Literal["fits", "fits_after_retry", "out_of_memory"]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TracedTerm(_Part):
+class TracedTerm(Part):
     """Bytes of the allocator's blocks that one term holds."""
 
     name: TermName
     bytes: Bytes
 
 
-class Moment(_Part):
+def _listed(terms: Any) -> Any:
+    return [{"name": name, "bytes": size} for name, size in terms.items()] if isinstance(terms, Mapping) else terms
+
+
+TracedTerms = Annotated[list[TracedTerm], BeforeValidator(_listed)]
+
+
+class TracedMoment(Part):
     """What was held after one event, and the operator and module of that event."""
 
     event: Annotated[int, Field(ge=0)]
     phase: Phase
-    operator: str
+    operator: str = at("op")
     module: str
     allocated_bytes: Bytes
     reserved_bytes: Bytes
     unused_bytes: Bytes
-    terms: list[TracedTerm]
+    terms: TracedTerms
 
 
-class TracedPhase(_Part):
+class TracedPhase(Part):
     """Peaks of one phase, and the moment when most was allocated in it."""
 
-    phase: Phase
-    allocated_bytes: Bytes
-    reserved_bytes: Bytes
-    at_peak: Moment
+    phase: Phase = at("peaks", "phase")
+    allocated_bytes: Bytes = at("peaks", "allocated_bytes")
+    reserved_bytes: Bytes = at("peaks", "reserved_bytes")
+    at_peak: TracedMoment
 
 
-class TimelinePoint(_Part):
+class TimelinePoint(Part):
     """One point of the timeline; ``unused_bytes`` is reserved less allocated."""
 
     event: Annotated[int, Field(ge=0)]
@@ -59,11 +62,11 @@ class TimelinePoint(_Part):
     unused_bytes: Bytes
 
 
-class TracedFailure(_Part):
+class TracedFailure(Part):
     """Where the card was full, and for what."""
 
     phase: Phase
-    operator: str
+    operator: str = at("op")
     module: str
     requested_bytes: Bytes
     attempted_bytes: Bytes
@@ -71,46 +74,48 @@ class TracedFailure(_Part):
     reserved_bytes: Bytes
 
 
-class TracedVerdict(_Part):
+class TracedVerdict(Part):
     """The replay on a card of limited size; with expandable segments as well, where it failed without them."""
 
-    limit_bytes: Bytes
-    outcome: _Outcome
-    reserved_peak_bytes: Bytes
-    cache_releases: Annotated[int, Field(ge=0)]
-    with_expandable_segments: _Outcome | None = None
-    out_of_memory: TracedFailure | None
+    limit_bytes: Bytes = at("verdict", "limit_bytes")
+    outcome: Outcome = at("verdict", "outcome")
+    reserved_peak_bytes: Bytes = at("verdict", "peak_reserved_bytes")
+    cache_releases: Annotated[int, Field(ge=0)] = at("verdict", "n_retries")
+    with_expandable_segments: Outcome | None = Field(
+        default=None, validation_alias=AliasChoices(AliasPath("expandable", "outcome"), "expandable")
+    )
+    out_of_memory: TracedFailure | None = at("verdict", "out_of_memory")
 
 
-class TracedHostTerm(_Part):
+class TracedHostTerm(Part):
     """Host memory of one name and kind in one process; ``bytes`` after the rounding of pinned memory."""
 
     name: Literal[
         "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
     ]
     kind: Literal["pageable", "pinned", "managed"]
-    bytes: Bytes
+    bytes: Bytes = at("n_bytes")
     requested_bytes: Bytes
 
 
-class TracedHost(_Part):
+class TracedHost(Part):
     """What offload and paged optimizer states take in host memory while the job trains, and at most while buffers are made."""
 
-    processes_per_node: Annotated[int, Field(gt=0)]
+    processes_per_node: Annotated[int, Field(gt=0)] = at("processes")
     per_process_bytes: Bytes
     per_node_bytes: Bytes
-    setup_peak_per_process_bytes: Bytes
-    terms: list[TracedHostTerm]
+    setup_peak_per_process_bytes: Bytes = at("setup_peak_bytes")
+    terms: list[TracedHostTerm] = at("holdings")
 
 
-class TraceDocument(_Part):
+class TraceDocument(Part):
     """A traced training step."""
 
     schema_: Annotated[Literal["measure/trace@1"], Field(alias="schema")]
     allocated_peak_bytes: Bytes
     reserved_peak_bytes: Bytes
-    peak: Moment
-    reserved_peak: Moment
+    peak: TracedMoment
+    reserved_peak: TracedMoment
     phases: list[TracedPhase]
     timeline: list[TimelinePoint]
     events: Annotated[int, Field(gt=0)]
@@ -121,4 +126,4 @@ class TraceDocument(_Part):
 
 def trace_json_schema() -> dict[str, Any]:
     """JSON Schema of the document."""
-    return TraceDocument.model_json_schema(by_alias=True)
+    return TraceDocument.model_json_schema(by_alias=True, mode="serialization")

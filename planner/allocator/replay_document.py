@@ -1,42 +1,42 @@
-"""The JSON of ``measure replay``, ``measure/replay@1``, as ``plan validate --history`` reads it.  Bytes are integers."""
+"""The JSON of ``measure replay``, ``measure/replay@1``, which ``plan validate --history`` reads.  Bytes are integers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from planner.allocator.replay import Outcome
+from planner.allocator.trace_document import Bytes, TracedTerms
+from planner.documents import Part, at
 from planner.domain.term import TermName
-from planner.report.trace.trace_document import Bytes, TracedTerm
+
+REPLAY_SCHEMA_ID: Final = "measure/replay@1"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ReplayedMoment(_Part):
+class ReplayedMoment(Part):
     """The moment when most was allocated; the phase is empty where the history has no marks."""
 
     phase: str
     allocated_bytes: Bytes
-    terms: list[TracedTerm]
+    terms: TracedTerms
 
 
-class ReplayedPhase(_Part):
+class ReplayedPhase(Part):
     """Peaks of one phase, and its terms when most was allocated in it."""
 
-    phase: str
-    allocated_bytes: Bytes
-    reserved_bytes: Bytes
-    terms: list[TracedTerm]
+    phase: str = at("peaks", "phase")
+    allocated_bytes: Bytes = at("peaks", "allocated_bytes")
+    reserved_bytes: Bytes = at("peaks", "reserved_bytes")
+    terms: TracedTerms = at("at_peak", "terms")
 
 
-class ReplayDocument(_Part):
+class ReplayDocument(Part):
     """A recorded history, replayed.  Terms are told by when a block was made and when it was let go."""
 
     schema_: Annotated[Literal["measure/replay@1"], Field(alias="schema")]
     events: Annotated[int, Field(gt=0)]
-    outcome: Literal["fits", "fits_after_retry", "out_of_memory"]
+    outcome: Outcome
     allocated_peak_bytes: Bytes
     reserved_peak_bytes_replayed: Bytes
     reserved_peak_bytes_recorded: Bytes
