@@ -38,11 +38,11 @@ _FP16 = "fp16 under FSDP cannot be run: torch's GradScaler does not know divided
 class RunOptions:
     """How a case is measured.
 
-    At least ``warmup`` steps apart and ``steps`` counted ones; then more, up to ``max_steps``, until the interquartile range is
-    at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.  ``lengths`` are the quantiles (evenly spaced,
+    At least ``warmup`` steps apart and ``steps`` counted ones.  Then more, up to ``max_steps``, until the interquartile range is
+    at most ``settle`` of the median or ``budget_s`` seconds are over.  ``lengths`` are the quantiles (evenly spaced,
     from the minimum to the maximum) of the samples' real tokens; empty: all as long as the scenario says.
-    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use;
-    ``nvme_path`` the folder to which an engine offloads; ``rendezvous`` the ``host:port`` where several nodes meet.
+    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use.
+    ``nvme_path`` is the folder to which an engine offloads.  ``rendezvous`` is the ``host:port`` where several nodes meet.
     """
 
     workload: Workload = "trainer"

@@ -144,8 +144,8 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
 def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     """Enter that token table and norms stay in fp32 over a quantised base, for models that name them otherwise than Llama does.
 
-    PEFT's k-bit preparation makes them fp32; Axolotl then returns modules to 16 bits by their names: norm, embed_tokens, lm_head
-    and what it knows of some families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175, loaders/utils.py:306-316; 2023-11
+    PEFT's k-bit preparation makes them fp32.  Axolotl then returns modules to 16 bits by their names: norm, embed_tokens, lm_head
+    and some of single families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175, loaders/utils.py:306-316; 2023-11
     utils/models.py:400-436).  Preparation is left out for Qwen with ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
     """
     model = str(keys.get("base_model") or "").lower()

@@ -20,8 +20,8 @@ class LayerBytes:
     """``count`` equal layers for one micro-batch on one GPU, in bytes.
 
     ``kept``: between forward and backward, by each.  ``forward_extra``: most that one adds while the forward runs.
-    ``backward_extra``: most that one adds in backward, recomputation included and weight gradients left out; ``growing_extra``:
-    the same with the gradients it has made by then; ``adding_extra``: with the one that is being added to an existing one.
+    ``backward_extra``: most that one adds in backward, recomputation included and weight gradients left out.  ``growing_extra``:
+    the same with the gradients it has made by then.  ``adding_extra``: with the one that is being added to an existing one.
     ``gradients``: weight gradients of each.
     """
 

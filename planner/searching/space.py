@@ -159,7 +159,7 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
 class Options:
     """Options that train the same in one place.
 
-    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is
+    ``offloading`` are those that move state to the host without being asked to.  They need RAM and a link of which little is
     known, so they are tried only where none of ``first`` fits.
     """
 

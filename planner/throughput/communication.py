@@ -99,9 +99,9 @@ def collective_seconds(job: Job) -> Number:
 def sharding_copy_seconds(job: Job) -> Number:
     """Copies between collectives' buffers and weights or gradients, on the stream of the kernels; seconds per micro-step.
 
-    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward) and every gradient into the one that
-    is reduced (read in the compute dtype, written in that of the reduction).  FSDP1 gathers in place and joins the gradients of
-    a layer (read, write).
+    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every gradient into the
+    buffer that is reduced (read in the compute dtype, written in that of the reduction).  FSDP1 gathers in
+    place and joins the gradients of a layer (read, write).
     Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out, foreach_reduce_scatter_copy_in;
     ``fsdp/_flat_param.py`` (torch.split, whose backward is a cat).
     Ignored: copies on streams of their own (casts of shards; DeepSpeed's buckets), DeepSpeed's cat of weights fetched together.
@@ -121,8 +121,8 @@ def gained_seconds(job: Job, hidden_s: Number) -> Number:
     """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take longer; seconds.
 
     Kernels of collectives hold multiprocessors and memory bandwidth (coefficient ``kernel_time_beside_collectives``) for as long
-    as the bytes take over the links of a node, where it was measured; waiting for a network costs kernels nothing, and over PCIe,
-    where NCCL opens few channels and nobody measured it, none is counted.
+    as the bytes take over the links of a node, where it was measured.  Waiting for a network costs kernels nothing.  Over PCIe
+    NCCL opens few channels and nobody measured the cost, so none is counted.
     Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100, MI250 and MI210 each.
     Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host, which copy engines do.
     """

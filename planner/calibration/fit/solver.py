@@ -206,8 +206,8 @@ def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) ->
 def mean_error(problem: Problem, errors: Floats, group: str) -> float:
     """Mean absolute log error that counts, over the readings of one group, by their grades.
 
-    An error far outside the noise is a mechanism that no coefficient can mend: it counts as just that far, so that such rows do
-    not decide how strong a prior should be.
+    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR`` times the
+    noise, so that such rows do not decide how strong a prior should be.
     """
     limit = _FAR * problem.noise
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]
