@@ -36,9 +36,9 @@ class ResolvedModel:
 class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
-    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``;
-    ``null_fields`` are those it sets to null, which TOML cannot say and which differ from absent ones wherever the configuration
-    class has a default.
+    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``.
+    ``null_fields`` are those it sets to null.  TOML has no null, and a null differs from an absent field
+    wherever the configuration class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -1,7 +1,7 @@
 """Switches that follow from the version of one package: ``data/stacks/versions/<package>.toml``.
 
-A file is ``schema``, ``package``, ``oldest`` (the oldest version that was read) and, for each switch, a list
-``[[switches.<name>]]`` of what holds ``since`` a version: ``value``, ``settled_by`` and ``source``, from old to new.
+A file has ``schema``, ``package`` and ``oldest``, the oldest version that was read.  For each switch it has a list
+``[[switches.<name>]]``, from old to new, of what holds ``since`` a version: ``value``, ``settled_by`` and ``source``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Stack entries of ``data/stacks``: which software, at which version, and what it does where the user says nothing.
 
-A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases``; one table
-``[defaults.<name>]`` per field of :class:`StackDefaults`; optional tables ``[quantized.<name>]`` with what differs over a
-quantised base; one table ``[switches.<name>]`` per switch of :class:`Stack`.  Each has ``value``, ``settled_by`` and ``source``.
-With ``extends = "<id>"`` a file takes another stack's tables and changes only what it names.  ``[versions]`` names packages
-whose version decides switches (``data/stacks/versions``); what the file itself says of a switch wins, because it stands for a
-template that the stack hands to the package.
+A file is ``<id>.toml`` (``@`` of the id written as ``-``) with ``schema``, ``id``, ``title`` and ``aliases``.  It has one table
+``[defaults.<name>]`` per field of :class:`StackDefaults` and one table ``[switches.<name>]`` per switch of
+:class:`Stack`.  Optional tables ``[quantized.<name>]`` hold what differs over a quantised base.  Each has
+``value``, ``settled_by`` and ``source``. With ``extends = "<id>"`` a file takes another stack's tables and
+changes only what it names.  ``[versions]`` names packages whose version decides switches
+(``data/stacks/versions``); what the file itself says of a switch wins, because it stands for a template that
+the stack hands to the package.
 """
 
 from __future__ import annotations

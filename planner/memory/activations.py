@@ -57,7 +57,7 @@ class Activations:
 def activations(job: Job) -> Activations:
     """Saved and transient activations of all layers.
 
-    With checkpointing: every layer's input stays, and one layer is rebuilt in backward; matrices of int8 bases, and 4-bit ones
+    With checkpointing: every layer's input stays, and one layer is recomputed in backward.  Matrices of int8 bases, and 4-bit ones
     of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each layer saves stays.
     Every n-th layer: layers 0, n, 2n, ... the first way, all others the second.
     Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer, modeling_utils.py _set_gradient_checkpointing

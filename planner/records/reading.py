@@ -59,9 +59,9 @@ class _Row:
 def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
-    ``by_row``: what cannot be used is left out one by one, among ``quarantined``, instead of ending the reading: lines that
-    cannot be read, lines of a newer schema, ids that occur again, and patterns that match nothing beside files that exist (a
-    folder without measurements).  At least one record must remain, unless ``may_be_none``.
+    ``by_row``: what cannot be used is left out one by one, among ``quarantined``, instead of ending the reading.  These are lines
+    that cannot be read or have a newer schema, ids that occur again, and patterns that match nothing beside files that exist.
+    At least one record must remain, unless ``may_be_none``.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of

@@ -148,8 +148,8 @@ def overlapping_share(job: Job) -> Number:
 def hook_seconds(job: Job) -> Number:
     """Host time of sharding hooks per micro-step; seconds.
 
-    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release); ZeRO-1 and ZeRO-2 once per trained
-    tensor in backward; FSDP twice per layer and pass, which is left out.
+    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release).  ZeRO-1 and ZeRO-2 run it once per
+    trained tensor in backward.  Ignored: FSDP's, twice per layer and pass.
     Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks).
     """
     recipe, profile = job.recipe, job.profile

@@ -27,9 +27,9 @@ class Transfers:
 def transfers(job: Job) -> Transfers:
     """Bytes that offloading moves over one GPU's PCIe link in a step.
 
-    Formula: ``(2 P G + 2 P + 4 P_all G) / n`` and offloaded activations out and back, with ``n`` GPUs and
-    ``G`` micro-steps: gradients to the host in each micro-step; updated 16-bit weights back once, unless
-    weights live on the host; host weights fetched forward and again backward in each micro-step.
+    Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the host in each
+    micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host weights are fetched forward
+    and again backward in each micro-step.  Offloaded activations go out and back.
     Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``, ``partitioned_param_swapper.py``.
     """
     recipe = job.recipe

@@ -1,8 +1,10 @@
-"""How long our sentences are: docstrings of both packages and prose of the pages.  ``python tests/docs/sentences.py [COUNT]`` prints
-the longest.
+"""How long our sentences are: docstrings of both packages and prose of the pages.
 
-A sentence ends at ``.``, ``!`` or ``?`` before a space or the end of its block.  A block is a paragraph, an item of a list, a cell of a
-table, a heading or a labelled part of a docstring (``Formula:``, ``Source:``, ``Ignored:``, ``Raises:``).  Code counts as one word each.
+``python tests/docs/sentences.py [COUNT]`` prints the longest.
+
+A sentence ends at ``.``, ``!`` or ``?`` before a space, or at the end of its block.  A block is a paragraph, an item of a list, a
+cell of a table, a heading, or a part of a docstring with a label such as ``Formula:``.  Code counts as one word, and is no prose
+where it stands on lines of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MARKDOWN_FOLDERS = ("docs", "planner", "measure", "data", "tests", "notebooks")
 _GENERATED = re.compile(r"<!-- generated: .+? -->.*?<!-- end -->", re.DOTALL)
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+_CODE_LINES = re.compile(r"(?<=\n\n)(?: {4}.*(?:\n+|$))+")
 _TABLE_EDGE = re.compile(r"^=+(?: +=+)*$")
 _CODE = re.compile(r"``[^`]+``|`[^`\n]+`|:\w+:`[^`]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -51,7 +54,7 @@ def sentences(text: str, file: str, first_line: int = 1) -> Iterator[Sentence]:
 
 def _without_code(text: str) -> str:
     """The text with code and generated parts blanked, lines kept."""
-    for pattern in (_GENERATED, _FENCED):
+    for pattern in (_GENERATED, _FENCED, _CODE_LINES):
         text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
     return _LINK.sub(r"\1", _CODE.sub("CODE", text))
 
