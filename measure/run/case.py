@@ -65,7 +65,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
+    """``values`` is what was given about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
 
     values: Mapping[str, Any]
     options: RunOptions = field(default_factory=RunOptions)
@@ -94,7 +94,7 @@ def case_from_json(data: Mapping[str, Any]) -> Case:
 
 
 def case_key(case: Case, scenario: Scenario) -> str:
-    """Twelve hex digits that name what is measured: the same for a value that was said and one that was filled in."""
+    """Twelve hex digits that name what is measured: the same for a value that was given and one that was filled in."""
     recipe, hardware = scenario.recipe, scenario.hardware
     options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}
     identity = {

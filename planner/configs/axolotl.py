@@ -377,7 +377,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """FSDP by its own keys (version 1 unless said), DeepSpeed and Accelerate as for every Trainer."""
+    """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer."""
     version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
     if settings is None and not keys.has("fsdp"):
         read_distribution(keys, reading, beside)

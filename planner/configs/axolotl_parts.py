@@ -82,7 +82,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter the attention kernel, by its key or by those of older versions; ``old``: the file is of 0.8 or before.
 
     Raises:
-        UsageError: both are said, which Axolotl refuses.
+        UsageError: both are given, which Axolotl refuses.
         NotModelledError: a kernel that no formula covers.
     """
     on = [name for name in _OLD_ATTENTION if keys.flag(name)]

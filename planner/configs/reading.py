@@ -91,7 +91,7 @@ class Reading:
         self.switches.setdefault(name, (text, origin))
 
     def value(self, name: str) -> Any:
-        """What was said about a field so far, ``None`` if nothing."""
+        """What was given about a field so far, ``None`` if nothing."""
         said = self.said.get(name)
         return None if said is None else said.value
 

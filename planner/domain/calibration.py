@@ -112,7 +112,7 @@ class Calibration:
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
     def doubt(self, scenario: Scenario) -> Doubt:
-        """What widens the scenario's intervals: things that no calibrated record had, lengths not said, rates of no source."""
+        """What widens the scenario's intervals: things that no calibrated record had, lengths not given, rates of no source."""
         unsourced = scenario.hardware.gpu.rates_are_unsourced
         return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
 

@@ -100,7 +100,7 @@ class AttentionSpec:
     lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's kernel ``grouped``, ``expanded`` to all
     heads, or to be ``broadcast`` by it, which only its unfused form does.  ``eager_scores``: dtype of attention that is written
     out: a softmax in fp32, scores that an fp32 bias widens, scores in ``fp32`` too, or all in ``compute``.
-    ``dropout``: whether probabilities are dropped in training, which written-out attention keeps a mask of.
+    ``dropout``: whether probabilities are dropped in training, which eager attention keeps a mask of.
     ``returned_scores``: a layer that always returns its
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).

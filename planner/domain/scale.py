@@ -143,7 +143,7 @@ def machine_share(time: TimePrediction) -> Number:
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
 
-    Five times as much where lengths vary and their mean is not said: tokens that are not there take no more time than memory.
+    Five times as much where lengths vary and their mean is not given: tokens that are not there take no more time than memory.
     Rates without a source count as one more thing that was not seen.  A host's name tells nothing of its speed that records could
     confirm, so it narrows nothing.
     """

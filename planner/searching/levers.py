@@ -184,7 +184,7 @@ def _not_padded(found: list[Lever]) -> list[Lever]:
 
 
 def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
-    """What the job needs under each common stack with its own defaults; nothing where the stack was said."""
+    """What the job needs under each common stack with its own defaults; nothing where the stack was given."""
     if not stack_is_open(scenario):
         return ()
     found = []
@@ -285,7 +285,7 @@ def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after
 
 
 def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
-    """Known on the card whose price was said only."""
+    """Known on the card whose price was given only."""
     if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
         return None
     if before.time is None or after.time is None:

@@ -7,9 +7,7 @@ from sentences import ROOT, longest_first, sentences
 
 MAX_WORDS = 45
 MAX_FOLDER_PAGE_BYTES = 6 * 1024
-FOLDER_PAGES = (
-    "planner/README.md", "measure/README.md", "tests/README.md", "data/README.md", "data/published/README.md", "data/stacks/README.md"
-)  # fmt: skip
+FOLDER_PAGES = tuple(f"{name}/README.md" for name in ("planner", "measure", "tests", "data", "data/published", "data/stacks"))
 # The formulas of a layer and of cached blocks, whose docstrings are rewritten with the formulas themselves.
 NOT_YET = (
     "planner/anatomy/",
