@@ -38,11 +38,11 @@ _FP16 = "fp16 under FSDP cannot be run: torch's GradScaler does not know divided
 class RunOptions:
     """How a case is measured.
 
-    At least ``warmup`` steps apart and ``steps`` counted ones.  Then more, up to ``max_steps``, until the interquartile range is
-    at most ``settle`` of the median or ``budget_s`` seconds are over.  ``lengths`` are the quantiles (evenly spaced,
+    At least ``warmup`` steps apart and ``steps`` counted ones; then more, up to ``max_steps``, until the interquartile range is
+    at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.  ``lengths`` are the quantiles (evenly spaced,
     from the minimum to the maximum) of the samples' real tokens; empty: all as long as the scenario says.
-    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use.
-    ``nvme_path`` is the folder to which an engine offloads.  ``rendezvous`` is the ``host:port`` where several nodes meet.
+    ``memory_limit_bytes`` is the device memory (on a CPU: the private memory of the process) that the case may use;
+    ``nvme_path`` the folder to which an engine offloads; ``rendezvous`` the ``host:port`` where several nodes meet.
     """
 
     workload: Workload = "trainer"
@@ -65,7 +65,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``values`` is what was given about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
+    """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``; ``label`` is for people."""
 
     values: Mapping[str, Any]
     options: RunOptions = field(default_factory=RunOptions)
@@ -94,7 +94,7 @@ def case_from_json(data: Mapping[str, Any]) -> Case:
 
 
 def case_key(case: Case, scenario: Scenario) -> str:
-    """Twelve hex digits that name what is measured: the same for a value that was given and one that was filled in."""
+    """Twelve hex digits that name what is measured: the same for a value that was said and one that was filled in."""
     recipe, hardware = scenario.recipe, scenario.hardware
     options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}
     identity = {

@@ -76,7 +76,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
 
 
 def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
-    """The common stacks that could run the job instead of the assumed one; none where the stack was given."""
+    """The common stacks that could run the job instead of the assumed one; none where the stack was said."""
     if not stack_is_open(scenario):
         return ()
     names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
@@ -133,7 +133,7 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
 
 
 def _own_memory(scenario: Scenario) -> dict[str, None]:
-    """Leaves ``--gpu-memory`` out where it was given: another card has its own."""
+    """Leaves ``--gpu-memory`` out where it was said: another card has its own."""
     said = any(each.name == "gpu_memory" and each.origin not in ("catalog", "assumed") for each in scenario.assumptions)
     return {"gpu-memory": None} if said else {}
 

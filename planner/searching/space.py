@@ -1,4 +1,4 @@
-"""What a search varies: choices that somebody gave; for the rest a small set that is the same for everybody."""
+"""What a search varies: choices that somebody gave, and what nobody said over a small set that is the same for everybody."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from planner.searching.moves import moves
 Said = Mapping[str, str | bool]
 
 METHODS = ("full", "lora", "qlora")
-"""What is tried where no method is given.  They train different things, so their recipes are listed apart."""
+"""What is tried where no method is said.  They train different things, so their recipes are listed apart."""
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""What is tried where no micro-batch is given, up to the first that does not fit."""
+"""What is tried where no micro-batch is said, up to the first that does not fit."""
 ASSUMED_SEQ_TOKENS = 2048
-"""Length where none is given, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
+"""Length where none is said, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
 _DEFAULT_OF_TOOL = "default of "
 _VARIED = frozenset({"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"})
 CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
@@ -58,10 +58,10 @@ _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What was given: ``fixed`` values, ``choices`` of several, and below both a ``config`` that was read from ``config_file``.
+    """What was said: ``fixed`` values, ``choices`` of several, and below both a ``config`` that was read from ``config_file``.
 
-    How a file's tool runs the training where the file is silent counts as not given: it may be varied.
-    ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not given).
+    How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
+    ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
     ``beyond_context``: whether lengths may be solved for that are above what the model was made for.
     """
 
@@ -78,7 +78,7 @@ class Space:
 
     @property
     def global_batch_text(self) -> str:
-        """The global batch as it was given: by its flag, or by the file."""
+        """The global batch as it was said: by its flag, or by the file."""
         total = self.config.total_batch
         said_by = total[1] if total is not None and total[0] == self.global_batch else "--global-batch"
         return f"{said_by} {self.global_batch}"
@@ -90,13 +90,13 @@ class Space:
         return None if given is None or by_itself else given.value
 
     def values_of(self, name: str) -> tuple[int, ...]:
-        """Whole numbers that were given for a field, smallest first; none where nobody gives any."""
+        """Whole numbers that were said of a field, smallest first; none where nobody says any."""
         typed = self.choices.get(name) or ((self.fixed[name],) if name in self.fixed else ())
         parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.of_file(name)} - {None}
         return tuple(sorted(parsed))
 
     def outline(self, flags: Said) -> ScenarioRequest:
-        """What is given for all recipes with these flags, whose sizes are still open."""
+        """What is said of all recipes with these flags, whose sizes are still open."""
         return merge(self.config.request, from_flags(flags))
 
     def request(self, flags: Said) -> ScenarioRequest:
@@ -159,7 +159,7 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
 class Options:
     """Options that train the same in one place.
 
-    ``offloading`` are those that move state to the host without being asked to.  They need RAM and a link of which little is
+    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is
     known, so they are tried only where none of ``first`` fits.
     """
 
@@ -168,7 +168,7 @@ class Options:
 
 
 def options_over(space: Space, place: Said, found: LookedUp) -> Iterator[Options]:
-    """Every combination of recipe settings over one place: what was given with each choice, times what nobody gave."""
+    """Every combination of recipe settings over one place: what was said with each choice, times what nobody said."""
     names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
     lists = [space.choices[name] for name in names]
     if not space.said("method"):
@@ -187,7 +187,7 @@ def options_over(space: Space, place: Said, found: LookedUp) -> Iterator[Options
 
 
 def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
-    """Combinations of settings that nobody gave; each starts with the stack's own."""
+    """Combinations of settings that nobody said; each starts with the stack's own."""
     axes = [_shardings(space, base), *(_axis(space, base, name) for name in ("gradient_checkpointing", "attention", "loss"))]
     axes.append(_axis(space, base, "optimizer"))
     for combination in product(*axes):

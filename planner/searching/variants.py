@@ -35,7 +35,7 @@ _UNSAID = ("assumed", "catalog", "default:")
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
     """The scenario with other flags of the recipe, and on other hardware if some is given.
 
-    What nobody gave follows anew from the stack and from what was given, as in the intake.  Names of ``flags`` are those of
+    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of
     fields, with hyphens.
 
     Raises:
@@ -55,7 +55,7 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:
-    """What was given about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
+    """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
     recipe, batch, numerics = scenario.recipe, scenario.recipe.batch, scenario.recipe.numerics
     values: dict[str, object] = {name: getattr(recipe, name) for name in _OF_RECIPE}
     values |= {name: getattr(numerics, name) for name in _OF_NUMERICS}
