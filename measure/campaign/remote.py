@@ -124,7 +124,7 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def take_share(cases: Sequence[PlannedCase], text: str | None) -> tuple[PlannedCase, ...]:
-    """Every n-th of ``cases``, so that each share is as mixed as the whole; all of them when nothing is said."""
+    """Every n-th of ``cases``, so that each share is as mixed as the whole; all of them when nothing is given."""
     if text is None:
         return tuple(cases)
     number, count = parse_share(text)

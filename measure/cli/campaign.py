@@ -50,7 +50,7 @@ OPTIONS: OwnOptions = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was said, by the names of :data:`OPTIONS`."""
+    """What was given, by the names of :data:`OPTIONS`."""
 
     file: str
     time_budget: str | None

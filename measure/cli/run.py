@@ -85,7 +85,7 @@ def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, sto
 
 
 def said_values(said: dict[str, Any]) -> dict[str, Any]:
-    """What was said about the job, flags over the file.
+    """What was given about the job, flags over the file.
 
     Raises:
         UsageError: model or method are missing, or a value cannot be used.

@@ -56,7 +56,7 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None 
 def trainer_deepspeed_config(scenario: Scenario, *, nvme_path: str | None = None) -> dict[str, Any]:
     """The configuration for ``TrainingArguments(deepspeed=...)``.
 
-    With an offloaded AdamW the file names the optimizer, so that DeepSpeed takes its own for the CPU, as people's files do; other
+    With an offloaded AdamW the file names the optimizer, like people's files, so that DeepSpeed takes its own for the CPU.  Other
     optimizers are the Trainer's, which DeepSpeed then has to be allowed to take.
     """
     config = deepspeed_config(scenario, on_cpu=False, nvme_path=nvme_path)

@@ -41,9 +41,9 @@ def extensions_folder() -> Path:
 def remove_abandoned_locks() -> tuple[Path, ...]:
     """Remove locks whose compilation was killed: whoever compiles next would wait for them without end.  Returns them.
 
-    A lock belongs to somebody while it is new or a process works in its folder.  Where the folder may be seen by other machines
-    too, as a home on a cluster is, or by other containers, it belongs to somebody as well until nothing in its folder has changed
-    for a quarter of an hour.
+    A lock belongs to somebody while it is new or a process works in its folder.  Other machines may see
+    the folder (a home on a cluster), and other containers.  There a lock also belongs to somebody until nothing in its folder has
+    changed for a quarter of an hour.
     """
     root = extensions_folder()
     old = [path for path in (*root.glob(f"*/{_LOCK}"), *root.glob(f"*/*/{_LOCK}")) if _age_s(path) > _STARTING_S]

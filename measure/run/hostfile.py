@@ -53,7 +53,7 @@ def read_hostfile(path: str | Path) -> Hosts:
 
 
 def with_hosts(said: dict[str, Any], path: str) -> dict[str, Any]:
-    """What was said on the command line, with the machines of the hostfile: the first one is where all meet.
+    """What was given on the command line, with the machines of the hostfile: the first one is where all meet.
 
     Raises:
         UsageError: the command line says the same things once more, or the file cannot be used.

@@ -114,7 +114,7 @@ def duration_s(flag: str, text: str) -> float:
 
 
 def outcomes(flag: str, text: str | None) -> tuple[Outcome, ...]:
-    """Outcomes of a list such as ``crash,timeout``; none where nothing is said.
+    """Outcomes of a list such as ``crash,timeout``; none where nothing is given.
 
     Raises:
         UnknownNameError: not an outcome.

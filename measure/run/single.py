@@ -1,4 +1,4 @@
-"""One case from what was said to its record on the disk."""
+"""One case from what was given to its record on the disk."""
 
 from __future__ import annotations
 

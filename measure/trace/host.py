@@ -1,7 +1,7 @@
 """Host memory of a traced step: what offload and paged optimizer states put there, by name and by kind of memory.
 
-Such blocks are records like any other, so they go through the repetition of layers; they have a kind of memory in place of a
-stream and are no events of the card.
+Such blocks are records like any other, so they go through the repetition of layers.  They have a kind of memory in place of a
+stream, and are no events of the card.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
 def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[int, TermName]:
     """Term of each block, by its id.
 
-    What a pass allocates and backward frees is a saved activation; what is freed within its own pass is a temporary: of its
+    What a pass allocates and backward frees is a saved activation.  What is freed within its own pass is a temporary: of its
     block, of logits and loss, or of the optimizer.
     """
     born: dict[int, Phase] = {}

@@ -1,7 +1,7 @@
 """Blocks repeat: the events of a few whole periods of the layer pattern stand for all of them.
 
 A pass over the layers is a *sweep*: the records of period 0, 1, 2, ... in order, forward or backward.  Four periods are traced.
-The two inner ones must be the same event by event, each block named by what it is rather than by its number; then the first of
+The two inner ones must be the same event by event, each block named by what it is rather than by its number.  Then the first of
 them is repeated as often as the depth says, and its references to neighbouring periods move along.  Anything that does not fit
 this picture is :class:`Irregular`, and the caller traces all layers.
 """
@@ -122,8 +122,8 @@ class _Reader:
     def _period_of(self, record: Record, *, between: bool) -> int | None:
         """Period of the place, or of the block where the blocks of many layers go at once.
 
-        A variable of an optimizer's loop is freed when the next tensor's turn has come, which may be one of the next layer, or of
-        the first layer again where the next group of parameters begins.
+        A variable of an optimizer's loop is freed when the next tensor's turn has come.  That tensor may be one of the next
+        layer, or of the first layer again where the next group of parameters begins.
         """
         stage = record.place.stage
         if not record.alloc and stage == "optimizer_step" == record.block.place.stage and self.units:

@@ -37,7 +37,7 @@ _MAX_MESSAGE_CHARS = 1000
 
 
 def run_worker(folder: Path, *, started: str) -> bool:
-    """Measure the case in ``folder`` and say how it went; failures are said, not raised.  Returns whether all was measured."""
+    """Measure the case in ``folder`` and say how it went, without raising.  Returns whether all was measured."""
     # Each node has a folder of its own.
     reporter = Reporter(events_file(folder, _variable("LOCAL_RANK", 0)))
     case = case_from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))

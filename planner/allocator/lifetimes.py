@@ -1,7 +1,7 @@
 """Recorded allocations -> terms, by when each block was made and when it was let go.
 
-A recorded history names no module and no operator, so what it can tell apart is coarser than what a trace can: constants of a
-quantised base count as weights, expanded weights as temporaries of the pass, 16-bit copies of autocast as saved activations.
+A recorded history names no module and no operator, so it tells fewer terms apart than a trace.  Constants of a quantised base
+count as weights, expanded weights as temporaries of the pass, and 16-bit copies of autocast as saved activations.
 """
 
 from __future__ import annotations

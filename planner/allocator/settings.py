@@ -74,7 +74,7 @@ DEFAULT_SETTINGS = AllocatorSettings()
 def rounded_bytes(n_bytes: int, settings: AllocatorSettings = DEFAULT_SETTINGS) -> int:
     """Bytes of the block that serves a request of ``n_bytes``.
 
-    A multiple of 512, at least 512; with ``roundup_power2_divisions`` n, sizes above 512 n go up to the next n-th part of the
+    A multiple of 512, at least 512.  With ``roundup_power2_divisions`` n, sizes above 512 n go up to the next n-th part of the
     way from one power of two to the next.  Source: ``round_size`` and ``roundup_power2_next_division`` in
     c10/cuda/CUDACachingAllocator.cpp.
     """

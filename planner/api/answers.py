@@ -103,7 +103,7 @@ class Answer:
         verdict: ``fits``, ``does_not_fit``, ``uncertain``, ``host_memory_short`` or ``no_verdict``.
         probability: that the job fits the GPU, 0 to 1; ``None`` without a calibration or a limit.
         why: the verdict's reason in one sentence.
-        needs_bytes: what one GPU must hold at once: this decides whether the job fits.
+        needs_bytes: minimum memory of one GPU: this decides whether the job fits.
         limit_bytes: what the job may use of one GPU; ``None`` where that is unknown.
         peak: what the meters show on one GPU.
         host: host RAM.

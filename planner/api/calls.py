@@ -60,8 +60,8 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
 
     Args:
         path: a config file, or several: then one that cannot be answered does not stop the others.
-        said: what wins over the file, as for :func:`estimate`; and ``tool`` (what the file is for), ``deepspeed`` and
-            ``accelerate`` (files in place of those that it refers to), ``calibration`` and ``force``.
+        said: what wins over the file, named like the arguments of :func:`estimate`.  Also ``tool`` (what the file is for),
+            ``deepspeed`` and ``accelerate`` (files in place of those that it refers to), ``calibration`` and ``force``.
 
     Raises:
         InputFileError: the one file cannot be read or understood.

@@ -26,7 +26,7 @@ class SearchRow:
         training: what is trained, as the search groups it.
         verdict: as ``plan`` gives it.
         probability: that it fits the GPU, 0 to 1; ``None`` where unknown.
-        needs_bytes: what one GPU must hold at once.
+        needs_bytes: minimum memory of one GPU.
         limit_bytes: what the job may use of one GPU; ``None`` where that is unknown.
         driver_bytes: what ``nvidia-smi`` shows, with the interval of 90 % of measurements.
         host_bytes: host RAM of one node at its peak.

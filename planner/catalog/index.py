@@ -1,9 +1,9 @@
 """Alias -> id index of a catalog folder, so that looking up one entry reads two small files instead of all.
 
-An entry is ``<id>.toml`` with the keys ``id``, ``aliases`` (other names of exactly this entry) and, optionally, ``variant_of``
-(names that it shares with other entries, such as ``a100``: too little to choose by).  A file with ``[[cards]]`` holds several
-small entries; what ``[common]`` says is said for each of them.  ``python -m planner.catalog.index`` writes ``index.toml`` anew in
-``data/gpus`` and ``data/models``.
+An entry is ``<id>.toml`` with the keys ``id`` and ``aliases``, other names of exactly this entry.  Optional is ``variant_of``:
+names that it shares with other entries, such as ``a100``, which are too little to choose by.  A file with
+``[[cards]]`` holds several small entries; what ``[common]`` says holds for each of them.  ``python -m
+planner.catalog.index`` writes ``index.toml`` anew in ``data/gpus`` and ``data/models``.
 """
 
 from __future__ import annotations

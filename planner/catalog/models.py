@@ -36,9 +36,9 @@ class ResolvedModel:
 class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
-    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``;
-    ``null_fields`` are those it sets to null, which TOML cannot say and which differ from absent ones wherever the configuration
-    class has a default.
+    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``.
+    ``null_fields`` are those it sets to null.  TOML has no null, and a null differs from an absent field
+    wherever the configuration class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -106,9 +106,12 @@ def model_entry(name: str) -> ModelEntry:
 def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedModel:
     """The model that ``name`` stands for; ``reader`` describes one that the catalog does not have.
 
-    Tried in this order: the path of a ``config.json`` or of a folder with one; a catalog id, alias or Hub id in any spelling;
-    a size such as ``7b``; a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache
-    or is fetched.
+    Tried in this order:
+
+    - the path of a ``config.json`` or of a folder with one
+    - a catalog id, alias or Hub id in any spelling
+    - a size such as ``7b``
+    - a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache or is fetched
 
     Raises:
         UnknownNameError: nothing of these; says the nearest.

@@ -71,7 +71,7 @@ app.command("check", short_help="Will the jobs of config files fit?")(with_scena
 
 
 def _search(**said: Any) -> Outcome:
-    """Find the best recipes under constraints: every flag is one, commas give choices, what is not said is varied.
+    """Find the best recipes under constraints: every flag is one, commas give choices, what is not given is varied.
 
     Example: plan search --model 8b --gpu 4090 --seq 2048
 

@@ -1,4 +1,4 @@
-"""``plan search``: the best recipes under what was said."""
+"""``plan search``: the best recipes under what was given."""
 
 from __future__ import annotations
 

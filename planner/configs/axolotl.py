@@ -237,7 +237,7 @@ def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, old: bool, of_20
     """Say where a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, which is not counted.
 
     They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
-    (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290); DeepSpeed's engine casts them as well.
+    (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290).  DeepSpeed's engine casts them as well.
     Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8
     xFormers cast none: it does as a value of attn_implementation (0.19.0 utils/schemas/enums.py:168).
 
@@ -378,7 +378,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """FSDP by its own keys (version 1 unless said), DeepSpeed and Accelerate as for every Trainer."""
+    """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer."""
     version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
     if settings is None and not keys.has("fsdp"):
         read_distribution(keys, reading, beside)

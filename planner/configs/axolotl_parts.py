@@ -83,7 +83,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter the attention kernel, by its key or by those of older versions; ``old``: the file is of 0.8 or before.
 
     Raises:
-        UsageError: both are said, which Axolotl refuses.
+        UsageError: both are given, which Axolotl refuses.
         NotModelledError: a kernel that no formula covers.
     """
     on = [name for name in _OLD_ATTENTION if keys.flag(name)]
@@ -145,8 +145,8 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
 def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     """Enter that token table and norms stay in fp32 over a quantised base, for models that name them otherwise than Llama does.
 
-    PEFT's k-bit preparation makes them fp32; Axolotl then returns modules to 16 bits by their names: norm, embed_tokens, lm_head
-    and what it knows of some families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175, loaders/utils.py:306-316; 2023-11
+    PEFT's k-bit preparation makes them fp32.  Axolotl then returns modules to 16 bits by their names: norm, embed_tokens, lm_head
+    and some of single families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175, loaders/utils.py:306-316; 2023-11
     utils/models.py:400-436).  Preparation is left out for Qwen with ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
     """
     model = str(keys.get("base_model") or "").lower()

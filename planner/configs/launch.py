@@ -30,7 +30,7 @@ _MOST_FOLDERS_UP = 4
 _MOST_FILES = 200
 _MOST_BYTES = 65_536
 _MOST_NAMED = 4
-NO_LAUNCH_FILE = "no launch file is said"
+NO_LAUNCH_FILE = "no launch file is given"
 """How the remark begins that lists launch files of which none was taken."""
 
 

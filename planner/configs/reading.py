@@ -36,8 +36,8 @@ class Reading:
     """What was read so far.  ``tool`` is the program that the file is for, with the version whose defaults are taken.
 
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
-    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: samples of one step over all GPUs with the place that says so,
-    which must be micro-batch x accumulation x GPUs; what the file leaves open of these follows from it.  ``switches``: those of
+    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
+    samples of one step, with the place that gives it; a factor that the file leaves open follows from it.  ``switches``: those of
     the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
     ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     """
@@ -93,7 +93,7 @@ class Reading:
         self.switches.setdefault(name, (text, origin))
 
     def value(self, name: str) -> Any:
-        """What was said about a field so far, ``None`` if nothing."""
+        """What was given about a field so far, ``None`` if nothing."""
         said = self.said.get(name)
         return None if said is None else said.value
 

@@ -97,7 +97,7 @@ def remark_on_twice(document: Document, reading: Reading) -> Document:
 
 @dataclass(slots=True)
 class Fsdp:
-    """What is said about FSDP, with the place of each word."""
+    """What is given about FSDP, with the place of each word."""
 
     version: int
     strategy: str = "full_shard"

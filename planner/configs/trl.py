@@ -228,7 +228,7 @@ def _keep_loss(keys: Keys, reading: Reading) -> None:
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
-    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is said.
+    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is given.
 
     TRL before 0.19 turned nothing on (0.18.2 sft_config.py has no ``bf16``), so a file of that age is asked.
     """

@@ -86,8 +86,8 @@ _ZERO_UNMODELLED = {
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
     """Enter a stage of ZeRO; none is stage 0.
 
-    Stage 0 divides nothing: deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by ``FP16_Optimizer`` or
-    ``FP16_UnfusedOptimizer`` (bf16 too), which hold 2 bytes of weights, 2 of gradients and 4 of masters per trained parameter
+    Stage 0 divides nothing.  deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by ``FP16_Optimizer`` or
+    ``FP16_UnfusedOptimizer`` (bf16 too).  These hold 2 bytes of weights, 2 of gradients and 4 of masters per trained parameter
     on every GPU; DDP over fp32 weights holds 4 and 4.
 
     Raises:

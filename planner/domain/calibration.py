@@ -112,7 +112,7 @@ class Calibration:
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
     def doubt(self, scenario: Scenario) -> Doubt:
-        """What widens the scenario's intervals: things that no calibrated record had, lengths not said, rates of no source."""
+        """What widens the scenario's intervals: things that no calibrated record had, lengths not given, rates of no source."""
         unsourced = scenario.hardware.gpu.rates_are_unsourced
         return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
 
@@ -130,8 +130,8 @@ def formulas_version() -> str:
 def lengths_of(scenario: Scenario) -> Lengths:
     """Whether the shapes of micro-steps change from one to the next.
 
-    Where padding to the longest is said and the mean length is not, lengths are taken to vary; where neither is said, the job is
-    one of samples that fill the length.
+    Where padding to the longest is given without the mean length, lengths are taken to vary.  Where neither is given, samples
+    fill the length.
     """
     batch = scenario.recipe.batch
     if batch.padding != "longest":
@@ -142,7 +142,7 @@ def lengths_of(scenario: Scenario) -> Lengths:
 
 
 def lengths_are_unknown(scenario: Scenario) -> bool:
-    """Whether lengths vary and not even their mean is said."""
+    """Whether lengths vary and not even their mean is given."""
     return lengths_of(scenario) == "natural" and _mean_is_assumed(scenario)
 
 

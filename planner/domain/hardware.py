@@ -86,7 +86,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens what is said about time.
+    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens the intervals of time.
 
     ``network_bytes_per_s``: one direction of all links from this node to others, summed.
     """

@@ -26,9 +26,9 @@ class Freedom:
 
     ``spread`` is one standard deviation before the fit: of the natural logarithm where the lower bound is above 0, else in the
     coefficient's own unit.  Chosen from the ranges that the prior's source states, before any fit, but where a comment says that
-    tables were in sight.  ``machine``: how far one machine (the level ``host``: its cards, host and links as one document or user
-    has them) lies from others with the same cards, as one standard deviation of the logarithm; 0 where machines do not differ.
-    ``spread`` 0: only machines differ.
+    tables were in sight.  ``machine``: how far one machine lies from others with the same cards, as one
+    standard deviation of the logarithm; 0 where machines do not differ.  A machine is cards, host and links
+    as one source or user has them; JSON calls this level ``host``. ``spread`` 0: only machines differ.
     """
 
     spread: float

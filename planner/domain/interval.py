@@ -13,7 +13,7 @@ from planner.units import GIGA
 SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 """What a number is: one of the three levels of GPU memory, the time of a step, host RAM."""
 Quantity = Literal["memory", "need", "time", "host_memory"]
-"""What never shares a distribution.  The three levels of GPU memory do; ``need`` is what must be held at once."""
+"""What never shares a distribution.  The three levels of GPU memory do; ``need`` is the minimum memory."""
 Lengths = Literal["fixed", "natural"]
 """``natural``: samples are padded to the longest of their batch, so that shapes change from step to step and the cache grows."""
 NOMINAL_COVERAGE = 0.9

@@ -20,10 +20,11 @@ class LinearSpec:
     """One weight matrix of shape ``(out_features, in_features)``, repeated ``copies`` times (experts).
 
     ``name`` is the module name as PEFT's ``target_modules`` sees it (``q_proj``, ``query_key_value``).
-    ``kind`` is ``linear`` (``nn.Linear``), ``subclass`` (a class of the model's own derived from it, which the quantisers of
-    Transformers 5 pass over), ``conv1d`` (GPT-2's transposed linear) or ``parameter``: a fused expert tensor, which k-bit
-    quantisers leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward
-    are counted once when several matrices share them.  ``active_copies`` of the copies see each token.
+    ``kind`` is ``linear`` (``nn.Linear``), ``subclass``, ``conv1d`` (GPT-2's transposed linear) or ``parameter``.  A ``subclass``
+    is a class of the model's own derived from ``nn.Linear``, which the quantisers of Transformers 5 pass
+    over.  A ``parameter`` is a fused expert tensor, which k-bit quantisers leave in 16-bit.  ``reads`` names
+    the tensor it consumes, so that inputs saved for backward are counted once when several matrices share
+    them.  ``active_copies`` of the copies see each token.
 
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
     all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
@@ -65,9 +66,13 @@ class NormSpec:
     compressed projections of multi-head latent attention.  ``rows_per_token`` is how many vectors are normalised per token
     (1 for the residual stream, the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
 
-    ``scaling`` is how the code of an unfused norm applies its weight, which decides what it keeps for backward: ``cast`` after
-    casting back (Llama); ``wide`` before (OLMo 2, gpt-oss); ``one_plus`` before, with 1 + weight (Gemma); ``centred`` before, on
-    values less their mean (Cohere); ``operators`` for a layer norm that is written out in torch's operators.
+    ``scaling`` is how the code of an unfused norm applies its weight, which decides what the norm keeps for backward:
+
+    - ``cast``: after casting back (Llama)
+    - ``wide``: before casting back (OLMo 2, gpt-oss)
+    - ``one_plus``: before casting back, with 1 + weight (Gemma)
+    - ``centred``: before casting back, on values less their mean (Cohere)
+    - ``operators``: a layer norm made of single operators of torch
     """
 
     kind: NormKind
@@ -95,7 +100,7 @@ class AttentionSpec:
     lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's kernel ``grouped``, ``expanded`` to all
     heads, or to be ``broadcast`` by it, which only its unfused form does.  ``eager_scores``: dtype of attention that is written
     out: a softmax in fp32, scores that an fp32 bias widens, scores in ``fp32`` too, or all in ``compute``.
-    ``dropout``: whether probabilities are dropped in training, which written-out attention keeps a mask of.
+    ``dropout``: whether probabilities are dropped in training, which eager attention keeps a mask of.
     ``returned_scores``: a layer that always returns its
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).

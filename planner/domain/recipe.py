@@ -133,7 +133,7 @@ class Recipe:
 
     @property
     def rebuilds_some(self) -> bool:
-        """Whether checkpointing rebuilds only every n-th layer, so that the others keep what they save."""
+        """Whether checkpointing recomputes only every n-th layer, so that the others keep what they save."""
         return self.gradient_checkpointing and self.checkpoint_every > 1
 
     def rebuilt_share(self, n_layers: int) -> float:

@@ -18,8 +18,8 @@ _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts, hidden or not.
 _ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
 _LINK_TERMS = frozenset({"collectives", "host_transfers", "cpu_adam", "nvme"})
-# Where no mean length is said, a step may take less than half of the time of full samples, as its memory may: the same
-# guess, which no published time of such a job tests.
+# Where no mean length is given, a step may take less than half of the time of full samples, like its memory.  No published time
+# of such a job tests this guess.
 _UNTOLD_LENGTHS = 5.0
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB, what scatters by bytes would have no bound.
 _SMALLEST_BYTES = 0.5 * GIB
@@ -29,20 +29,19 @@ _SMALLEST_BYTES = 0.5 * GIB
 class ScaleParts:
     """How much each cause of scatter counts.
 
-    What stands here is where a calibration's choice starts (:mod:`planner.calibration.intervals.scale_choice`): round figures,
-    settled with the published tables known.
+    A calibration's choice starts from these round figures (:mod:`planner.calibration.intervals.scale_choice`).  They were settled
+    with the published tables known.  A scale of 1 is a peak that is all transient: its bytes are off by a sixth or so, as one
+    standard deviation of the logarithm.
 
-    ``counted``: weights, states and gradients are counted element by element, and what a pass holds depends on kernels and on the
-    allocator.  A peak that is all counted still scatters by this part of one that is all transient, which is 1 (alignment, what a
-    document rounds).
-    ``unknown_lengths``: where not even the mean length is said, the shapes are guessed, and with them all that a pass holds: it
-    may be less than half of it or more than twice as much.
-    ``order``: the bytes of a pass whose shapes are known are off by a sixth or so, as one standard deviation of the logarithm:
-    what a scale of 1 stands for.  The order of samples, whose deviation is known, counts beside them in this unit.
-    ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's size: like a transient
-    part of so many.
-    ``machine``: a step whose seconds are all decided by the host, links or disks scatters this much more, in the scatter of one
-    that never waits for them: machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
+    ``counted``: weights, states and gradients are counted element by element, while transient bytes depend on kernels and on
+    the allocator.  A peak that is all counted still scatters by this much (alignment, what a source rounds).
+    ``unknown_lengths``: where not even the mean length is given, the shapes are guessed, and with them all transient bytes.
+    These may be less than half of the guess or more than twice as much.
+    ``order``: the order of samples, whose deviation is known, in scales: the inverse of that sixth.
+    ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's size.  They count like
+    so many transient bytes.
+    ``machine``: a step whose seconds are all decided by the host, links or disks scatters by this much more than one that
+    never waits for them.  Machines of one kind differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
     :mod:`planner.domain.hierarchy`).
     """
 
@@ -58,8 +57,8 @@ class Doubt:
     """What makes one scenario less sure than others, beside what its prediction is made of.
 
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to the longest of their
-    batch, and how long they are is not said.  ``parts``: how much each cause of scatter counts, by the calibration that judges.
-    ``rates_unsourced``: nobody could be named who says how fast the card is, as of a rented card whose chip is not told.
+    batch, and how long they are is not given.  ``parts``: how much each cause of scatter counts, by the calibration that judges.
+    ``rates_unsourced``: no source says how fast the card is, such as a rented card of unknown chip.
     """
 
     n_unseen: int = 0
@@ -78,12 +77,12 @@ def far_factor(n_unseen: int) -> float:
 
 
 def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
-    """Scale of one level of the peak.
+    """Scale of one level of the peak: its predictive standard deviation, in that of a peak that is all transient.
 
-    Formula: sqrt(counted^2 + (u x uncounted)^2 + (order x deviation)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`, with the
-    share of the peak that is not counted element by element, and the standard deviation of what natural lengths pile up over
-    orders of the samples as a share of the peak; u is ``unknown_lengths`` where lengths are unknown, else 1.  The shares of
-    bytes in a peak of less than half a GiB are those of half a GiB (:func:`lifted`).
+    Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`.  ``t``: the share of the
+    peak that is not counted element by element.  ``u``: ``unknown_lengths`` where lengths are unknown, else
+    1.  ``d``: what natural lengths pile up, as its standard deviation over orders of the samples, in shares
+    of the peak. A peak of less than half a GiB has the shares of half a GiB (:func:`lifted`).
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
@@ -101,7 +100,7 @@ def lifted(value: Number) -> Number:
 
 
 def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
-    """Scale of what must be held at once: as :func:`memory_scale`, with no cache, and for samples that fill the length.
+    """Scale of the minimum memory: that of :func:`memory_scale`, with no cache, and for samples that fill the length.
 
     A job has to live through its longest batch, and no batch is longer than the cap, whatever the lengths are.
     """
@@ -144,7 +143,7 @@ def machine_share(time: TimePrediction) -> Number:
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
 
-    Five times as much where lengths vary and their mean is not said: tokens that are not there take no more time than memory.
+    Five times as much where lengths vary and their mean is not given: tokens that are not there take no more time than memory.
     Rates without a source count as one more thing that was not seen.  A host's name tells nothing of its speed that records could
     confirm, so it narrows nothing.
     """

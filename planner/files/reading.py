@@ -1,7 +1,7 @@
 """Bytes, text and lines of files that somebody names: regular files only, and counted while they are read.
 
-No other place opens such a file (``tests/architecture/test_files.py``).  What is read is bounded before it is held, also where
-gzip unpacks it, so that a link to ``/dev/zero``, a pipe or a small file of a billion blanks ends in one sentence.
+No other place opens such a file (``tests/architecture/test_files.py``).  Sizes are bounded while
+reading, also where gzip unpacks.  So a link to ``/dev/zero``, a pipe or a small file of a billion blanks ends in one sentence.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class LayerBytes:
     """``count`` equal layers for one micro-batch on one GPU, in bytes.
 
     ``kept``: between forward and backward, by each.  ``forward_extra``: most that one adds while the forward runs.
-    ``backward_extra``: most that one adds in backward, recomputation included and weight gradients left out; ``growing_extra``:
-    the same with the gradients it has made by then; ``adding_extra``: with the one that is being added to an existing one.
+    ``backward_extra``: most that one adds in backward, recomputation included and weight gradients left out.  ``growing_extra``:
+    the same with the gradients it has made by then.  ``adding_extra``: with the one that is being added to an existing one.
     ``gradients``: weight gradients of each.
     """
 
@@ -57,12 +57,13 @@ class Activations:
 def activations(job: Job) -> Activations:
     """Saved and transient activations of all layers.
 
-    With checkpointing: every layer's input stays, and one layer is rebuilt in backward; matrices of int8 bases, and 4-bit ones
-    of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without: everything each layer saves stays.
+    With checkpointing: every layer's input stays, and one layer is recomputed in backward.  Matrices of int8 bases, and
+    4-bit ones of older bitsandbytes, hold their inputs in spite of non-reentrant checkpointing.  Without checkpointing:
+    everything each layer saves stays.
     Every n-th layer: layers 0, n, 2n, ... the first way, all others the second.
     Source: transformers 5.23 modeling_layers.py GradientCheckpointingLayer, modeling_utils.py _set_gradient_checkpointing
     (``every_n_layers``); torch 2.13 utils/checkpoint.py.
-    Ignored: which of several kinds of alternating layers is rebuilt; they count as if one kind followed the other.
+    Ignored: which of several kinds of alternating layers is recomputed; they count as if one kind followed the other.
     """
     groups: list[list[LayerBytes]] = []
     first = 0
@@ -109,7 +110,7 @@ def rotary_table_bytes(job: Job) -> Number:
 
 
 def staged_input_bytes(job: Job) -> Number:
-    """Block inputs that lie on the GPU although checkpointing moves them to the host, beside that of the rebuilt layer.
+    """Block inputs that lie on the GPU although checkpointing moves them to the host, beside that of the recomputed layer.
 
     Formula: switch ``offloaded_inputs_kept`` * tokens * hidden in the stream's dtype.  Source: the switch's.
     Ignored: tensors too small to be moved (2 MiB in Unsloth), below 1 % of a peak; no second staging buffer on a full card.
@@ -122,7 +123,7 @@ def staged_input_bytes(job: Job) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """``count`` layers that follow each other, rebuilt in backward or not; ``is_first`` if their input needs no gradient."""
+    """``count`` layers that follow each other, recomputed in backward or not; ``is_first`` if their input needs no gradient."""
 
     count: int
     rebuilt: bool
@@ -158,17 +159,17 @@ def _checkpointed(job: Job, block: BlockBytes, peaks: tuple[Number, ...]) -> tup
     """(kept, forward extra, backward extras) of one checkpointed layer whose backward has the ``peaks``.
 
     The stored input is the first norm's fp32 input itself when the stream is fp32 (unless it keeps the centred one), so the
-    rebuilt layer does not pay for it twice.
-    Where parts of a layer are wrapped one by one, the rebuilt layer shares their stored inputs.
-    Ignored: that then only one part is rebuilt at a time.
+    recomputed layer does not pay for it twice.
+    Where parts of a layer are wrapped one by one, the recomputed layer shares their stored inputs.
+    Ignored: that then only one part is recomputed at a time.
     """
     shared = (block.boundary if block.keeps_input else 0) + block.stored - block.boundary
     if job.recipe.offload == "activations":
-        # What comes back from the host is the rebuilt layer's own.
+        # What comes back from the host is the recomputed layer's own.
         shared = 0 * shared
     held: Number = 0 if job.recipe.checkpoint_reentrant else block.context_held
-    # While the layer is rebuilt, the gradient of its output is already there; its backward counts that gradient itself.
-    # What int8 contexts hold from the first forward serves the backward; the rebuilding makes another set until it ends.
+    # While the layer is recomputed, the gradient of its output is already there; its backward counts that gradient itself.
+    # What int8 contexts hold from the first forward serves the backward; the recomputation makes another set until it ends.
     again = block.forward_peak if job.recipe.checkpoint_reentrant else block.rebuilt_peak + block.early_gradients
     extras = [maximum(peak - held, again + block.boundary) - shared for peak in peaks]
     # The first forward keeps nothing for autograd: what one step makes goes when the next has read it.
@@ -212,7 +213,7 @@ def mask_is_held(job: Job) -> bool:
     """Whether the shared mask outlives the forward: as an argument of checkpointed layers, or saved as it is by fused attention.
 
     Source: torch 2.13 utils/checkpoint.py keeps the arguments; derivatives.yaml, _scaled_dot_product_efficient_attention saves
-    ``attn_bias``.  Adding a mask to written-out scores saves nothing.
+    ``attn_bias``.  Adding a mask to eager scores saves nothing.
     """
     recipe, regime = job.recipe, job.regime
     shared = recipe.attention == "sdpa" and job.stack.sdpa_mask == "stream" and regime.outside == regime.compute

@@ -115,7 +115,7 @@ def _gradients_of_stages_1_and_2(job: Job) -> Number:
 def upload_buffer_bytes(job: Job) -> Number:
     """16-bit copy of updated weights on their way back to the GPU, stages 1 and 2 with an offloaded optimizer.
 
-    Formula: 2 bytes per parameter of the partition: a buffer that stays, or a temporary of the cast on the host; none where the
+    Formula: 2 bytes per parameter of the partition: a buffer that stays, or a temporary of the cast on the host.  None where the
     cast is done on the GPU (switch ``zero12_upload``, and :func:`planner.memory.optimizer.optimizer_temporary_bytes`).
     Source: DeepSpeed zero/stage_1_and_2.py step: 0.12.6, 0.14.1, 0.17.0 (#7307) and 0.19.8 differ.
     """

@@ -1,13 +1,12 @@
 """The cache that lengths pile up which change from step to step.
 
 Where samples are padded to the longest of their batch, a batch that is longer than all before it finds no cached block of its
-size: its fp32 logits get new segments, and those of the record before stay reserved; 16-bit logits find room in these.  Shorter
-batches fit into what is there.  So only records count, and the longest one is already in the peak: what is stranded belongs to
-the records before it.
-Settled on replays (``planner/allocator/caching_allocator.py``) of eleven traced jobs, four models of 0.5B to 8B, 9 orders of
-lengths each,
-kinds of base and checkpointing: a step without a record changes nothing, and the formula here is 2.9 % of reserved away from the
-replays, where no term at all is 17.9 % away.
+size: its fp32 logits get new segments, and those of the longest batch before stay reserved; 16-bit logits find room in these.
+Shorter batches fit into what is there.  So only new longest batches count, and the last of them is already in the peak: what is
+stranded belongs to those before it.
+Settled on replays (``planner/allocator/caching_allocator.py``) of eleven traced jobs: four models of 0.5B to 8B, 9 orders of
+lengths each, several kinds of base and checkpointing.  A step without a new longest batch changes nothing.  The formula here is
+2.9 % of reserved away from the replays; without any term it is 17.9 %.
 """
 
 from __future__ import annotations
@@ -59,15 +58,18 @@ class Records:
 def length_cache(job: Job, activation_bytes: Number) -> LengthCache:
     """Blocks that hold nothing because longer batches than theirs came later; reserved, never needed.
 
-    Formula: coefficient ``length_cache_share`` of the widest copies of the logits (:func:`_outgrown_bytes`) of all records but
-    the last (:func:`middle_sum`), the median over orders, because a run has one order and the mean is that of a few large sums;
-    less the part of ``activation_bytes`` (at the cap) that grew since the first batch, which takes its room there.  Blocks
-    that k-bit preparation left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  A run of unknown length
-    is taken to have 1,000 micro-steps.  0 for packed and padded lengths of one size, segments that grow or caches that are
-    emptied, and losses in pieces.  A card that is full gets it all back, so it does not count in what must be held.
+    Formula: ``length_cache_share`` x ``outgrown`` - ``growth``.  ``outgrown``: the widest copies of the logits
+    (:func:`_outgrown_bytes`) of all new longest batches but the last (:func:`middle_sum`), as the median over orders, because a
+    run has one order and the mean is that of a few large sums.  ``growth``: the part of ``activation_bytes``
+    (at the cap) that grew since the first batch, which takes its room there.  Blocks that k-bit preparation
+    left, of the size of the 16-bit tables, serve fp32 logits that fit in them.  A run of unknown length is
+    taken to have 1,000 micro-steps.  0 for packed and padded lengths of one size, segments that grow or
+    caches that are emptied, and losses in pieces.  A card that is full gets it all back, so it does not count
+    in the minimum memory.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp get_free_block, alloc_block; records: Arnold, Balakrishnan and
     Nagaraja, "Records", 2.3.
-    Ignored: scores of eager attention, which grow with the square; that activations find no room before records leave it.
+    Ignored: scores of eager attention, which grow with the square; that activations find no room before new
+    longest batches leave it.
     """
     batch = job.recipe.batch
     if not lengths_vary(batch) or not job.stack.keeps_outgrown_blocks or job.recipe.loss != "hf":
@@ -99,8 +101,8 @@ def middle_sum(found: Records) -> Number:
     A share ``at_once`` of the orders has none.  The sums of the others are taken as gamma distributed with the mean m and the
     variance v that are left for them.  Formula: m (1 - c + z sqrt(c))^3 with c = v / (9 m^2), where z is the normal quantile of
     the place of the middle among these others, by the logistic curve.
-    Source: Wilson and Hilferty, "The distribution of chi-square", 1931; within 0.12 of the cap of 1,500 drawn runs, within 0.25
-    where long samples are left out (the first record is certain, and counts here as if it were not).
+    Source: Wilson and Hilferty, "The distribution of chi-square", 1931.  Within 0.12 of the cap of 1,500 drawn runs, and within
+    0.25 where long samples are left out: the first batch is certainly a new longest one, and counts here as if it were not.
     """
     others = maximum(1 - found.at_once, _LEAST_SHARE)
     mean = found.total / others
@@ -127,9 +129,10 @@ def records(job: Job) -> Records:
     """Expected records among the longest samples of the batches of a run, all but the last.
 
     Lengths follow a shifted exponential of coefficient of variation ``length_variation`` that ends at the cap, with the mean that
-    the samples have: longer ones are cut, and there are samples at the cap itself, or left out (switch ``drops_long_samples``),
-    and there are none.  With the record level ``r = -ln(1 - w)``, where ``w`` is the share of the batches that stay below a
-    length, the records of ``n`` micro-steps have the density ``1 - w^n - n w^(n-1) e^-r``, integrated by midpoints.
+    the samples have.  Longer samples are cut, and then some are at the cap itself, or they are left out (switch
+    ``drops_long_samples``), and then none is.  With the level ``r = -ln(1 - w)``, where ``w`` is the share of
+    the batches that stay below a length, the new longest of ``n`` micro-steps have the density ``1 - w^n - n
+    w^(n-1) e^-r``, integrated by midpoints.
     Source: Arnold, Balakrishnan and Nagaraja, "Records", 2.3; compared with 2,000 drawn runs, within 3 %.
     """
     law = _law(job)

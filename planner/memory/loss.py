@@ -65,7 +65,7 @@ def loss_moment(forward: Number, backward: Number, cached: Number) -> LossMoment
     ``forward`` and ``backward``: bytes of logits and loss at each; ``cached``: copies of weights that autocast holds in the
     first.
 
-    Autocast ends with the forward and empties its cache of weight copies; those of rebuilt layers are nowhere else.  In the
+    Autocast ends with the forward and empties its cache of weight copies; those of recomputed layers are nowhere else.  In the
     backward of the loss, and in that of the head, they are gone, as is the norm's output.
     Source: torch 2.13 amp/autocast_mode.py autocast.__exit__ (``clear_autocast_cache``); accelerate 1.15 accelerator.py
     prepare_model wraps the model's forward in autocast.
@@ -77,8 +77,8 @@ def loss_moment(forward: Number, backward: Number, cached: Number) -> LossMoment
 
 
 def cached_copy_bytes(job: Job) -> Number:
-    """Autocast's copies of the weights of layers that are rebuilt in backward: only its cache holds them.
+    """Autocast's copies of the weights of layers that are recomputed in backward: only its cache holds them.
 
-    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast; utils/checkpoint.py saves nothing of a rebuilt layer.
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast; utils/checkpoint.py saves nothing of a recomputed layer.
     """
     return autocast_copy_bytes(job) * job.recipe.rebuilt_share(job.model.n_layers)

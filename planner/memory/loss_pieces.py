@@ -29,8 +29,8 @@ _LEAST_PLANNED_BYTES = 64 * MIB
 def piece_tokens(job: Job) -> Number:
     """Tokens in one piece of a loss in pieces.
 
-    Formula: an eighth of them; or, by free memory, all of them where 16 bytes a logit are within what the loss allows itself
-    less the gradient of the head's input, else those of the least multiple of four pieces that are.
+    Formula: tokens / 8; or, by free memory, tokens / n, where n is 1 or the least multiple of four at which 16 bytes a logit are
+    within what the loss allows itself, less the gradient of the head's input.
     Source: the stack's ``loss_pieces`` switch.
     """
     tokens = job.tokens

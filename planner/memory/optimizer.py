@@ -57,8 +57,9 @@ def standing_gradient_bytes(job: Job) -> Number:
 def offload_norm_bytes(job: Job) -> Number:
     """Bytes of the copy in which the norm of a gradient is taken on its way to the host; 0 without an offloaded optimizer.
 
-    Formula: 8 bytes per element (fp64) of the largest trained tensor of a full fine-tune, at most of this process's part, and
-    under stages 1 and 2, where it is larger than the bucket, that gradient once more; stage 3 goes by 2.5e8 elements.
+    Formula: 8 min(largest, part) bytes (fp64), with the elements of the largest trained tensor and of this process's part.
+    Under stages 1 and 2 that tensor's gradient once more where it is larger than the bucket.  Under stage 3 8 min(largest's part,
+    2.5e8).
     Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py set_norm_for_param_grad_in_gpu (and ``grad_reduc.detach().clone``);
     zero/stage3.py _constant_buffered_norm2.  Ignored: adapters, which are small.
     """
@@ -204,8 +205,8 @@ def optimizer_temporary_bytes(job: Job) -> Number:
 def _adafactor_temporary_bytes(job: Job, partition: Number) -> Number:
     """Bytes of Adafactor's temporaries at the tensor that needs most.
 
-    Formula: per element 4 for the update and 4 for the one it is made from, 8 more where weight and gradient are 16-bit and are
-    cast first; and 4 per element of the tensor before it, whose update the loop still holds.  A table is the first tensor; the
+    Formula: 8 bytes per element (the update, and the one it is made from), 16 where weight and gradient are 16-bit and are cast
+    first; and 4 per element of the tensor before, whose update the loop still holds.  A table is the first tensor; the
     head follows the last layer; adapters, saved modules and the matrices of a layer follow others of their size.
     Source: transformers 5.23 optimization.py Adafactor.step.
     """

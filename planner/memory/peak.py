@@ -79,8 +79,8 @@ def _reserved_by_phase(
 
     ``reserved``: what is allocated, what is cached and of no use at that moment (:func:`planner.memory.cache.idle_by_phase`), and
     fragments.
-    Pools are per stream: what engines gather and reduce on streams of their own cannot serve the main one, so those pools add up
-    with the main pool's peak although they are not full at the same time.
+    Pools are per stream: what engines gather and reduce on streams of their own cannot serve the main one.  So those pools and
+    the main pool's peak add up, although they are not full at the same time.
     """
     side: Number = 0
     if job.recipe.sharding.is_zero3:

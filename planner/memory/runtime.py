@@ -41,9 +41,9 @@ def context_bytes(job: Job) -> Number:
     The driver keeps local memory for all of them at once, as much for each as the largest kernel so far asked for, and never less
     than the default stack.
     Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the stack grows with the
-    kernels and is not reset); bare contexts of torch 2.7.1+cu128: 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on an
-    H200 (slide2vec#326), 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
-    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509); that a MIG
+    kernels and is not reset).  Bare contexts of torch 2.7.1+cu128 are 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on
+    an H200 (slide2vec#326): 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
+    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509).  That a MIG
     slice holds fewer threads than the card it is of; what ROCm and other runtimes keep.
     """
     return job.coefficients.thread_memory_bytes * counted_threads(job) + job.coefficients.context_bytes

@@ -124,9 +124,9 @@ def _ends_bytes(job: Job) -> int:
 def _gathered_by_fsdp2(job: Job) -> Gathered:
     """Bytes of parameters that FSDP2 holds whole.
 
-    While blocks compute, two of them: the one at work, and the buffer that the one before (forward) or after it (backward) came
-    in; and a table that is tied to the head, which stays from the first layer to the end.  In the loss the head, and no block;
-    what lies beside it until the forward ends is :func:`received_buffer_bytes`.
+    While blocks compute, two of them: the one at work, and the buffer of the one before it (forward) or after it (backward).
+    A table that is tied to the head stays from the first layer to the end.  In the loss the head, and no
+    block; what lies beside it until the forward ends is :func:`received_buffer_bytes`.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py wait_for_unshard, post_forward (``reshard``),
     pre_backward; accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (the units); seen in traces.
     Ignored: an untied table, whole twice before the first block, when there is nothing else yet.
@@ -170,8 +170,8 @@ def _gathered_by_zero3(job: Job) -> Gathered:
     """Bytes of parameters that ZeRO-3 holds whole.
 
     In the first pass, which only records the order of modules, one parameter.  Later, prefetch goes on until
-    ``max_live_parameters`` (1e9) are there, and its last parameter may be the largest of all; where the head comes in one buffer
-    with others (:func:`head_comes_with_others`) the buffer and its copy are there before the logits.  In the loss: the head, and
+    ``max_live_parameters`` (1e9) are there, and its last parameter may be the largest of all.  Where the head comes in one buffer
+    with others (:func:`head_comes_with_others`), the buffer and its copy are there before the logits.  In the loss: the head, and
     what prefetch has room for beside it.  With one process parameters stay where they are, unless they are offloaded.
     Source: DeepSpeed 0.12-0.19 zero/partitioned_param_coordinator.py fetch_sub_module, zero/partition_parameters.py
     AllGatherCoalescedHandle.wait (``torch.cat``), _no_gather_coalesced; seen in traces.

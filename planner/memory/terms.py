@@ -153,7 +153,7 @@ def _pass_terms(job: Job, amounts: act.Activations, in_loss: LossBytes) -> tuple
 
 
 def _copy_terms(job: Job, in_loss: LossBytes) -> tuple[Term, ...]:
-    """Autocast's copies of weights: its cache alone holds those of rebuilt layers, the graph the others until their backward."""
+    """Autocast's copies of weights: its cache alone holds those of recomputed layers, the graph all others until backward."""
     label, formula = "autocast weight copies", "weights:autocast_copy_bytes"
     kept = weights.autocast_copy_bytes(job) - in_loss.cached
     return (

@@ -104,7 +104,7 @@ def autocast_copy_bytes(job: Job) -> Number:
 
 
 def _trained_copy_bytes(job: Job) -> Number:
-    """The part of the copies that belongs to a base that is trained whole in fp32: of layers that are rebuilt."""
+    """The part of the copies that belongs to a base that is trained whole in fp32: of layers that are recomputed."""
     if job.recipe.method != "full" or job.regime.base < 4 or not job.recipe.gradient_checkpointing:
         return 0
     copied = 2 * sum(group.count * linear.weight_count for group in job.model.groups for linear in _copied(job, group.block))

@@ -94,8 +94,8 @@ class HostReading(_Strict):
 class DeviceReading(_Strict):
     """One device by the driver: in use before the case, and the highest sampled while it ran, everybody's and the driver's own.
 
-    ``held_before_bytes`` is what programs held before the case, ``process_peak_bytes`` the most that its own processes did,
-    ``other_processes`` how many others the driver lists; ``null``: it does not say, as in a container.
+    ``held_before_bytes``: what programs held before the case.  ``process_peak_bytes``: the most that its own processes held.
+    ``other_processes``: how many others the driver lists.  ``null``: the driver does not tell, for example in a container.
     """
 
     index: int = Field(ge=0)
@@ -110,8 +110,9 @@ class DeviceReading(_Strict):
 class RawReadings(_Strict):
     """Everything that was read, unsummarised.
 
-    ``case_key`` names what was measured, ``environment_key`` on what; ``said`` is what the user said, ``options`` how it was
-    measured; ``configs`` the configuration files that were generated for an engine, by name.
+    ``case_key`` names what was measured, ``environment_key`` on what.  ``said``: the flags that the user
+    gave.  ``options``: how it was measured.  ``configs``: the configuration files that were generated for an
+    engine, by name.
     """
 
     case_key: str

@@ -59,13 +59,13 @@ class _Row:
 def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False) -> RecordSet:
     """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
-    ``by_row``: lines that cannot be read, lines of a newer schema, ids that occur again and, beside files that exist, patterns
-    that match nothing (a folder that has no measurements yet) are left out one by one, among ``quarantined``, instead of ending
-    the reading; what remains must not be nothing, unless ``may_be_none``.
+    ``by_row``: what cannot be used is left out one by one, among ``quarantined``, instead of ending the reading.  These are lines
+    that cannot be read or have a newer schema, ids that occur again, and patterns that match nothing beside files that exist.
+    At least one record must remain, unless ``may_be_none``.
 
     Raises:
         InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
-            range; an id that occurs twice or a newer schema, unless ``by_row``; with it, no record at all.
+            range.  Without ``by_row`` also an id that occurs twice or a newer schema; with it, no record at all.
     """
     records: list[RunRecord] = []
     places: dict[str, str] = {}

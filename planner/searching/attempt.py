@@ -56,7 +56,7 @@ class Tried:
 
     @property
     def need_bytes(self) -> float:
-        """What one GPU must hold at once."""
+        """The minimum memory of one GPU."""
         return float(self.prediction.memory.must_have_bytes)
 
     @property

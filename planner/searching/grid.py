@@ -57,9 +57,9 @@ class GridAxes:
 class GridPart:
     """All points of one combination of categorical settings; arrays have the shape of :attr:`GridResult.shape`.
 
-    ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it; ``must_have_bytes`` what must be held at
-    once and decides whether a job fits; ``step_s`` is ``None`` where the rates of the card are unknown, ``intervals`` without a
-    calibration.
+    ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it.  ``must_have_bytes`` is
+    the minimum memory, which decides whether a job fits.  ``step_s`` is ``None`` where the rates of the card
+    are unknown, ``intervals`` without a calibration.
     """
 
     sharding: ShardingName

@@ -160,10 +160,11 @@ class _Judge:
 def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Lever, ...]:
     """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
 
-    In each kind what makes the job fit comes first: of changes that cost time, money or host RAM the one that slows a step least,
-    on the same cards before others.  Else the largest saver is first.  Where no single change is enough that costs nothing or
-    time, two and three of those are tried together, then pairs that cost money, then any.  Other cards and the number of them are
-    offered where the job does not fit for sure.  At most ``MAX_ESTIMATES`` estimates.
+    In each kind what makes the job fit comes first.  Of changes that cost time, money or host RAM that is the
+    one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
+    single change is enough that costs nothing or time, two and three of those are tried together, then pairs
+    that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
+    sure.  At most ``MAX_ESTIMATES`` estimates.
     """
     judge = _Judge(scenario, model)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
@@ -183,7 +184,7 @@ def _not_padded(found: list[Lever]) -> list[Lever]:
 
 
 def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[StackNeed, ...]:
-    """What the job needs under each common stack with its own defaults; nothing where the stack was said."""
+    """What the job needs under each common stack with its own defaults; nothing where the stack was given."""
     if not stack_is_open(scenario):
         return ()
     found = []
@@ -284,7 +285,7 @@ def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after
 
 
 def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
-    """Known on the card whose price was said only."""
+    """Known on the card whose price was given only."""
     if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
         return None
     if before.time is None or after.time is None:

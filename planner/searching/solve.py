@@ -137,9 +137,9 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
 def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
     """Whether anything on the line fits; what is tried goes into the pool, the largest that fits and the next above it too.
 
-    Doubles until something does not fit.  What a job needs may fall where it gets larger by a little, because blocks round
-    otherwise; so the grid judges every value from there up to twice the first that was too large, and the largest that fits is
-    tried by itself (the grid does not judge host RAM, which grows with the job).
+    Doubles until something does not fit.  A slightly larger job may need less, because blocks round
+    otherwise.  So the grid judges every value from there up to twice the first that was too large.  The largest that fits is then
+    tried by itself, because the grid does not judge host RAM, which grows with the job.
     """
 
     def tries(value: int) -> Tried | None:

@@ -95,9 +95,9 @@ def collective_seconds(job: Job) -> Number:
 def sharding_copy_seconds(job: Job) -> Number:
     """Copies between collectives' buffers and weights or gradients, on the stream of the kernels; seconds per micro-step.
 
-    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward) and every gradient into the one that
-    is reduced (read in the compute dtype, written in that of the reduction).  FSDP1 gathers in place and joins the gradients of
-    a layer (read, write).
+    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every gradient into the
+    buffer that is reduced (read in the compute dtype, written in that of the reduction).  FSDP1 gathers in
+    place and joins the gradients of a layer (read, write).
     Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out, foreach_reduce_scatter_copy_in;
     ``fsdp/_flat_param.py`` (torch.split, whose backward is a cat).
     Ignored: copies on streams of their own (casts of shards; DeepSpeed's buckets), DeepSpeed's cat of weights fetched together.
@@ -118,8 +118,8 @@ def gained_seconds(job: Job, hidden_s: Number) -> Number:
     """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take longer; seconds.
 
     Kernels of collectives hold multiprocessors and memory bandwidth (coefficient ``kernel_time_beside_collectives``) for as long
-    as the bytes take over the links of a node, where it was measured; waiting for a network costs kernels nothing, and over PCIe,
-    where NCCL opens few channels and nobody measured it, none is counted.
+    as the bytes take over the links of a node, where it was measured.  Waiting for a network costs kernels nothing.  Over PCIe
+    NCCL opens few channels and nobody measured the cost, so none is counted.
     Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100, MI250 and MI210 each.
     Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host, which copy engines do.
     """
@@ -145,8 +145,8 @@ def overlapping_share(job: Job) -> Number:
 def hook_seconds(job: Job) -> Number:
     """Host time of sharding hooks per micro-step; seconds.
 
-    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release); ZeRO-1 and ZeRO-2 once per trained
-    tensor in backward; FSDP twice per layer and pass, which is left out.
+    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release).  ZeRO-1 and ZeRO-2 run it once per
+    trained tensor in backward.  Ignored: FSDP's, twice per layer and pass.
     Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks).
     """
     recipe, profile = job.recipe, job.profile

@@ -29,8 +29,8 @@ def run_evaluation_seconds(job: Job) -> Number:
 def evaluation_step_seconds(job: Job) -> Number:
     """One forward pass of an evaluation micro-batch on every GPU; seconds.
 
-    Formula: the longer of the forward share of the kernels and the issue time of the forward operators and hooks, plus gathered
-    and fetched weights as far as they do not hide: weights that live elsewhere are brought in for one pass.
+    Formula: max(forward share of the kernels, issue time of the forward operators and hooks) + gathered and fetched weights as
+    far as they do not hide.  Weights that live elsewhere are brought in for one pass.
     Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=job.scenario.run.eval_micro_batch)

@@ -27,7 +27,7 @@ class Profile:
     ``adapter_widths``: LoRA parameters per unit of rank; ``saved_params``: parameters of ``modules_to_save``.
     ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
     input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
-    checkpointing, less where only some layers are rebuilt.
+    checkpointing, less where only some layers are recomputed.
     """
 
     work: Work

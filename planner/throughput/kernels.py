@@ -85,10 +85,11 @@ def _int8_extra_seconds(job: Job, tokens: Number) -> Number:
 def attention_seconds(job: Job) -> Number:
     """Scores and weighted values of one micro-step; seconds.
 
-    Fused kernels compute the causal half and 2.5 forwards backward at their own efficiency; ``flash2`` drops padding and pairs
-    outside a window, ``sdpa`` computes the whole square as soon as padding, a window or a bias makes its mask explicit, with
-    torch's memory-efficient kernel, which is as fast as the first FlashAttention.
-    ``eager`` computes the whole square with plain products and moves every score 24 bytes forward and 36 backward.
+    Fused kernels compute the causal half and 2.5 forwards backward at their own efficiency.  ``flash2`` drops padding and pairs
+    outside a window.  ``sdpa`` computes the whole square as soon as padding, a window or a bias makes its
+    mask explicit: with torch's memory-efficient kernel, which is as fast as the first FlashAttention.
+    ``eager`` computes the whole square with plain products and moves every score 24 bytes forward and 36
+    backward.
     Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``, ``modeling_llama.py``
     eager_attention_forward.  Ignored: score dropout, soft-capping, grouped keys and values expanded to all heads (below 3 %).
     """

@@ -27,9 +27,9 @@ class Transfers:
 def transfers(job: Job) -> Transfers:
     """Bytes that offloading moves over one GPU's PCIe link in a step.
 
-    Formula, with ``n`` GPUs and ``G`` micro-steps: gradients to the host ``2 P / n`` per micro-step; updated 16-bit weights
-    back ``2 P / n`` once, unless weights live on the host; host weights fetched ``2 P_all / n`` forward and again backward in
-    every micro-step; offloaded activations out and back.
+    Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the host in each
+    micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host weights are fetched forward
+    and again backward in each micro-step.  Offloaded activations go out and back.
     Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``, ``partitioned_param_swapper.py``.
     """
     recipe = job.recipe
@@ -66,9 +66,9 @@ def cpu_adam_seconds(job: Job) -> Number:
     """Update of the parameters of one node on its CPU; seconds per step.
 
     Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster where the card
-    comes on a board whose servers have faster memory than DDR4; a known host gives the smaller of its cores times a rate per
-    core and its memory bandwidth over 30 bytes per parameter.  Outside DeepSpeed's engine weights, gradients and states of 16
-    bits move 14 bytes, and the update is bound by memory on many cores.
+    comes on a board whose servers have faster memory than DDR4.  For a known host it is min(cores x rate per
+    core, memory bandwidth / 30 bytes per parameter).  Outside DeepSpeed's engine weights, gradients and
+    states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
     Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in :class:`planner.domain.coefficients.Coefficients`.
     """
     if not job.recipe.offloads_optimizer:

@@ -35,9 +35,9 @@ _WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 class Rates:
     """Sustained rates of one GPU and its links.
 
-    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation); ``matmul``, ``attention``, ``adapter`` and
-    ``fp32`` the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32;
-    ``masked_attention`` that of the fused kernel that takes any mask.
+    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``, ``adapter`` and
+    ``fp32`` are the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
+    ``masked_attention`` is that of the fused kernel that takes any mask.
     ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
     receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s, ``None``
     where the card is not NVIDIA's.

@@ -133,8 +133,8 @@ def _forward_4bit(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
 class _MatMul4Bit(torch.autograd.Function):
     """``MatMul4Bit`` of bitsandbytes 0.50 (autograd/_functions.py): nothing is kept, the matrix is expanded in both passes.
 
-    Up to 1536 tokens some cards multiply without expanding in the forward pass (backends/cuda/ops.py gemm_4bit); here it is
-    always expanded, which in that case counts one matrix more, of the widest linear layer at most.
+    Up to 1536 tokens some cards multiply without expanding in the forward pass (backends/cuda/ops.py gemm_4bit).  Here the
+    weight is always expanded, which then counts one matrix more, of the widest linear layer at most.
     """
 
     @staticmethod

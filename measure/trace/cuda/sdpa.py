@@ -118,8 +118,8 @@ def _flash_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: 
 def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> list[int]:
     """``_efficient_attention_backward``: delta, one fp32 per row, and an fp32 accumulator of the query gradient.
 
-    The accumulator is made of whole tiles of 64 or 128 rows, each with a lock of 16 bytes; above a width of 128 those of the key
-    and value gradients, one tile per split, are left out.
+    The accumulator is made of whole tiles of 64 or 128 rows, each with a lock of 16 bytes.
+    Ignored: above a width of 128, the accumulators of the key and value gradients, one tile per split.
     Source: ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h ``kNeedsAccumGradQ`` (true from compute capability
     7.0 on), ``workspace_elements_gq``, ``GradQTempStorage``; attention_backward.cu.
     """

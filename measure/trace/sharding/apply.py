@@ -52,8 +52,8 @@ class Runtime(Protocol):
 def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """The records of one rank, from those of the modules.
 
-    Under ZeRO-1 and 2 that rank of the first and the last which holds more: the last keeps the gradients that come first, when
-    most activations are still there, and the first has the token table.
+    Under ZeRO-1 and 2 it is the first or the last rank, whichever holds more.  The last keeps the gradients that come first, when
+    most activations are still there; the first has the token table.
 
     Raises:
         PlannerError: a gradient whose memory was not recorded; names the parameter.

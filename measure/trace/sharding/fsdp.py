@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 
 from measure.trace.record import HostName, Record, TracedBlock
+from measure.trace.sharding.fsdp_units import ROOT
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
-from measure.trace.sharding.units import ROOT
 
 _WHOLE = What("parameter before it is sharded", "workspace")
 _CAST = What("all_gather_input", "gathered_parameters", GATHER_STREAM)

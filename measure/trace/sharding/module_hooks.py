@@ -1,7 +1,8 @@
 """Marks where DeepSpeed's stage 3 hooks into every module: before and after its forward and its backward.
 
-Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ``_register_deepspeed_module``; the functions on outputs and on inputs
-given by position run in the backward, and saved activations of a block that is computed again go through them once more.
+Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ``_register_deepspeed_module``.
+The functions on outputs and on inputs given by position run in the backward.  Saved activations of a recomputed block go through
+them once more.
 """
 
 from __future__ import annotations

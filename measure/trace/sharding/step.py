@@ -11,11 +11,11 @@ from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
+from measure.trace.sharding.fsdp_units import Unit, UnitHooks, make_units, unit_of
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
 from measure.trace.sharding.settings import makes_buckets_early
-from measure.trace.sharding.units import Unit, UnitHooks, make_units, unit_of
 from measure.trace.step import BackwardHooks, Inputs, micro_step
 from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario

@@ -129,10 +129,10 @@ class Problem:
 def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Problem | None:
     """The problem of the readings of one quantity with at most ``room`` shared numbers; ``None`` where nothing can be fitted.
 
-    A coefficient is freed for all where readings of two groups depend on it, and for a key of its levels where
-    ``MIN_READINGS_PER_LEVEL`` readings of the key depend on it and another key does, too: else the level says nothing.  Beside
-    them each machine has its own effects, which the fit integrates out: they keep what is odd about one machine out of what all
-    share, and no prediction for another machine uses them.
+    A coefficient gets a common offset where readings of two groups depend on it.  It gets one for a key of its levels where
+    ``MIN_READINGS_PER_LEVEL`` readings of that key depend on it, and readings of another key too.  Each
+    machine also has effects of its own, which the fit integrates out.  They keep what is odd about one
+    machine out of what all share; no prediction for another machine uses them.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
     reach = _reach(mine)

@@ -70,8 +70,8 @@ def usual_pull(problem: Problem) -> Pull | None:
 def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
     """Fit once for each row of ``weights`` (fits x readings; 0: not seen), each with its own pull towards the priors.
 
-    Gauss-Newton: all fits are linearised together, which costs little more than one; each robust linear problem is solved by
-    reweighted normal equations; a step that does not lower the objective is halved.
+    Gauss-Newton.  All fits are linearised together, which costs little more than one.  Each robust linear problem is solved by
+    reweighted normal equations.  A step that does not lower the objective is halved.
     """
     search = _searched(problem, weights, pulls)
     errors = problem.errors(search.kept)
@@ -166,8 +166,9 @@ def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
 def _robust(errors: Floats, problem: Problem) -> Floats:
     """Residual whose square is the robust loss: quadratic near 0; far away linear for times, logarithmic for bytes.
 
-    Bytes follow from the configuration.  A reading far outside the noise has another one or lacks a mechanism, and says nothing
-    about coefficients (Cauchy's loss); a time may just be that of a slow machine (soft-L1).
+    Bytes follow from the configuration.  A reading of bytes far outside the noise is of another
+    configuration, or the formulas lack a mechanism: it says nothing about coefficients (Cauchy's loss).  A
+    time may just be that of a slow machine (soft-L1).
     """
     limit = _ROBUST_FROM * problem.noise
     squared = (errors / limit) ** 2
@@ -206,8 +207,8 @@ def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) ->
 def mean_error(problem: Problem, errors: Floats, group: str) -> float:
     """Mean absolute log error that counts, over the readings of one group, by their grades.
 
-    An error far outside the noise is a mechanism that no coefficient can mend: it counts as just that far, so that such rows do
-    not decide how strong a prior should be.
+    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR`` times the
+    noise, so that such rows do not decide how strong a prior should be.
     """
     limit = _FAR * problem.noise
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]

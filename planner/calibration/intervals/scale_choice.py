@@ -1,8 +1,8 @@
 """How much each part of a scale counts: what makes held-out intervals narrow for what they hold.
 
-Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice what it was guessed to.  Candidates are
-compared by their mean interval score, each source held out in turn and counted as in the quantiles: the width of the interval,
-and 20 times what a reading lies outside of a 90 % interval.  Where a source is judged, the choice is made among the others
+Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice its first guess.  Candidates are compared by
+their mean interval score: the width of the interval, and 20 times the distance by which a reading misses a 90 % interval.  Each
+source is held out in turn and weighted as in the quantiles.  Where a source is judged, the choice is made among the others
 (:mod:`planner.calibration.intervals.coverage`).
 """
 

@@ -69,10 +69,10 @@ def by_class(residuals: Iterable[Residual]) -> Mapping[SpreadKey, Sequence[Resid
 
 
 def _tells_need(residual: Residual) -> bool:
-    """Whether a reading stands for what must be held at once, which no meter shows.
+    """Whether a reading stands for the minimum memory, which no meter shows.
 
-    Allocated is most of it, and the driver's total of fixed shapes is little more; what is reserved, and what natural lengths
-    pile up, is cache that is given back before a job fails.
+    Minimum memory is mostly allocated bytes, and the driver's total of fixed shapes is little more.  The rest
+    of what is reserved, also what natural lengths pile up, is cache that is given back before a job fails.
     """
     return residual.of in ("allocated", "driver") and residual.key.lengths == "fixed"
 

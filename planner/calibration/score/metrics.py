@@ -16,9 +16,9 @@ NamedComparison = tuple[str, Comparison]
 class ErrorSummary:
     """Errors of one quantity.
 
-    ``mape``: mean of the absolute relative errors; ``median_signed``: median of the relative errors (positive: too much was
-    predicted); ``max_abs``: largest absolute relative error, that of ``worst_row``; ``quantities``: what was compared, with how
-    many rows; ``groups``: over how many source groups ``mape`` and ``median_signed`` are averaged (1: over rows).
+    ``mape``: mean of the absolute relative errors.  ``median_signed``: median of the relative errors; positive: too much was
+    predicted.  ``max_abs``: largest absolute relative error, that of ``worst_row``.  ``quantities``: what was compared, with how
+    many rows.  ``groups``: over how many source groups ``mape`` and ``median_signed`` are averaged (1: over rows).
     """
 
     n: int

@@ -237,9 +237,9 @@ def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | 
 def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None:
     """What the verdict on GPU memory was worth; ``None`` for outcomes that say nothing about it.
 
-    A run that only loaded says nothing about the job, and one that ended for another reason than GPU memory neither; a mark of
-    its steps is of a run that another record tells.  A verdict
-    about host RAM is given only where the GPU's memory suffices, so it counts as "fits" here.
+    Nothing happened to the job in a run that only loaded, or that ended for another reason than GPU memory.  A mark of the
+    steps belongs to a run that another record describes.  A verdict about host RAM is given only where the GPU's memory suffices,
+    so it counts as "fits" here.
     """
     ran_out = record.outcome == "oom"
     if not ran_out and (record.outcome != "ok" or record.phase_reached in SETUP_PHASES or is_mark_of_steps(record)):

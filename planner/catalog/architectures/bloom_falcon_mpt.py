@@ -113,7 +113,7 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
     """``mpt``: ALiBi, fused ``Wqkv``, no bias in matrices or norms, tied head.
 
     Transformers' port reads neither ``no_bias`` nor ``expansion_ratio`` nor ``attn_config.alibi`` and has one key and value
-    per head: configs that ask for anything else would build another model in MosaicML's own code, and are refused.
+    per head.  Configs that ask for anything else would build another model in MosaicML's own code, and are refused.
     With ``attn_config.clip_qkv`` a clamp follows ``Wqkv``; its saved input is not part of this description.
     """
     hidden, heads = fields.integer("d_model", "hidden_size"), fields.integer("n_heads", "num_attention_heads")

@@ -1,6 +1,6 @@
 """GPT-2 as the book "Build a Large Language Model From Scratch" writes it.
 
-Names and shapes are those of ``GPTModel`` in rasbt/LLMs-from-scratch ``ch05/10_llm-training-speed/00_orig.py``, which uses
+Names and shapes are those of ``GPTModel`` in rasbt/LLMs-from-scratch ``ch05/10_llm-training-speed/00_orig.py``.  It uses
 ``nn.Linear``, no bias in query, key and value, an untied head, and 16-bit logits where the model is 16-bit.
 """
 

@@ -48,10 +48,10 @@ def read_mosaic_gpt(fields: ConfigFields) -> ModelSpec:
     Read in ``examples/llm/src/models`` of mosaicml/llm-foundry at e205fc8b (2023-04), which the checkpoint's own module repeats.
     What the code does that memory depends on:
 
-    - ``attn_impl`` ``torch``, the checkpoint's default, writes attention out: scores plus bias plus mask, softmax (fp32 under
+    - ``attn_impl`` ``torch``, the checkpoint's default, is eager attention: scores plus bias plus mask, softmax (fp32 under
       autocast, else the compute dtype; described here as under autocast), product.  There is no call of torch's fused kernels;
       ``triton`` is a FlashAttention with bias, for which ``flash2`` stands.
-    - The ALiBi bias is (1, heads, 1, seq), shared by all layers; each layer makes, and keeps, a causal mask
+    - The ALiBi bias is (1, heads, 1, seq), shared by all layers.  Each layer makes and keeps a causal mask
       (seq, seq) of its own: one byte per pair, not counted.
     - ``q_ln`` and ``k_ln`` normalise query and key over all heads at once and are ordinary layer norms.
     - ``low_precision_layernorm`` lets norms run in the compute dtype: then a norm keeps 2 bytes per feature of its input where

@@ -24,8 +24,8 @@ def read_baichuan(fields: ConfigFields) -> ModelSpec:
     What the code does that memory depends on:
 
     - Baichuan 7B: rotary in the compute dtype; training needs xformers and uses its causal kernel, without a mask tensor.
-    - Baichuan 2 7B: rotary in fp32 (``q.float() * cos``), cast back.  xformers' causal kernel when xformers is installed and
-      the model trains, else ``F.scaled_dot_product_attention`` with an explicit mask (batch, 1, seq, seq) in the compute dtype.
+    - Baichuan 2 7B: rotary in fp32 (``q.float() * cos``), cast back.  With xformers installed, training uses its causal kernel.
+      Else ``F.scaled_dot_product_attention`` with an explicit mask (batch, 1, seq, seq) in the compute dtype.
     - 13B: a mask (heads, seq, seq) in the compute dtype, with padding (batch, heads, seq, seq), lives for the whole pass; it is
       built in fp32 on the CPU.  Attention is eager: scores, mask added, ``torch.max`` against the least number and softmax in
       the compute dtype, each (batch, heads, seq, seq).  Baichuan 2 13B avoids that only where xformers is installed
@@ -84,8 +84,8 @@ def read_chatglm(fields: ConfigFields) -> ModelSpec:
 
     What the code does that memory depends on:
 
-    - ``F.scaled_dot_product_attention`` under torch 2, causal without a mask unless some token is padding (then a boolean
-      mask (batch, 1, seq, seq)); queries share ``multi_query_group_num`` key and value heads, which are expanded and copied
+    - ``F.scaled_dot_product_attention`` under torch 2, causal without a mask; where some token is padding, with a boolean
+      mask (batch, 1, seq, seq).  Queries share ``multi_query_group_num`` key and value heads, which are expanded and copied
       to all heads first.
     - Rotary on half of each head, in the compute dtype, by a scripted function (no upcast).
     - The loss converts logits with ``lm_logits.to(torch.float32)`` and afterwards back: fp32 and 16-bit copies coexist.

@@ -13,7 +13,7 @@ from planner.domain.sharding import sharding_named
 
 _DEVICES = {"optimizer": ("cpu", "none"), "params": ("none", "cpu"), "optimizer+params": ("cpu", "cpu"), "none": ("none", "none")}
 _TRAINERS = ("llama-factory", "axolotl", "trl", "transformers")
-# What a trainer hands to DeepSpeed where nothing else is said; ``auto`` is filled in by Transformers.
+# What a trainer hands to DeepSpeed where nothing else is given; ``auto`` is filled in by Transformers.
 _NEW_DEEPSPEED = {
     "train_micro_batch_size_per_gpu": AUTO,
     "gradient_accumulation_steps": AUTO,

@@ -79,9 +79,10 @@ class Checked:
 
     ``tool``: what the file is for (empty where that was not told).  ``flags``: the same job in words of ``plan``.
     ``remarks``: place and text of each key that is not counted as it stands.  ``ignored``: unknown keys, as ``file:key``.
-    ``accelerate``: the launch file that it was read with, where several were given; ``launch_file``: the one that was read in any
-    case; ``candidates``: those that could be meant where none was read.  ``command``: the check itself, ``launch``: what starts
-    the job.  ``fixes``: the first levers, ``None`` where nobody looked.  ``remedy``: changes that together make it fit.
+    ``accelerate``: the launch file that it was read with, where several were given.  ``launch_file``: the one
+    that was read in any case.  ``candidates``: those that could be meant where none was read.  ``command``:
+    the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers, ``None`` where nobody
+    looked.  ``remedy``: changes that together make it fit.
     """
 
     config: str

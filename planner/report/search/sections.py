@@ -17,7 +17,7 @@ from planner.searching.solve import pace, size_of
 from planner.units import format_count, plain_number
 
 _COMMAND_WIDTH = 78
-# Settings that change what is trained; what was taken for them without being said is printed.
+# Settings that change what is trained; what was taken for them without being given is printed.
 _UNSAID = ("seq", "lora_rank", "lora_targets", "precision", "load_dtype", "padding", "tokens_per_sample", "grad_accum", "stack")
 _HEADS: dict[str, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
@@ -118,7 +118,7 @@ def _rests_on_host(tried: Tried) -> bool:
 
 
 def _host(group: Group) -> tuple[Note, ...]:
-    """What has to be true of a host of which nobody said how much RAM it has."""
+    """What has to be true of a host of which nobody told how much RAM it has."""
     needs = sorted(float(each.prediction.host.required_per_node_bytes) for each in group.rows if _rests_on_host(each))
     if not needs:
         return ()

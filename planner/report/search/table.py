@@ -13,7 +13,7 @@ from planner.searching.attempt import Tried
 from planner.units import KILO, format_seconds, plain_number
 
 USD_PER_THOUSAND = "USD/1000"
-"""Title of the column of costs where the length of the run is not said."""
+"""Title of the column of costs where the length of the run is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _time_text(tried: Tried) -> str:
 
 
 def _usd_text(tried: Tried) -> str:
-    """Cost of the run, or of a thousand samples where its length is not said."""
+    """Cost of the run, or of a thousand samples where its length is not given."""
     time, each = tried.prediction.time, tried.sample_usd
     whole = None if time is None or time.cost_usd is None else float(time.cost_usd)
     usd = whole if tried.scenario.run.n_samples is not None else None if each is None else KILO * each

@@ -208,8 +208,8 @@ class UnusedPart(Part):
 class FitPart(Part):
     """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals.
 
-    ``scale``: how much each cause of scatter counts in an interval, chosen with all groups (``fixed_bytes`` in bytes, the others
-    are factors); ``coverage`` is with choices that leave the judged group out.
+    ``scale``: how much each cause of scatter counts in an interval, chosen with all groups; ``fixed_bytes``
+    in bytes, the others are factors.  ``coverage`` is with choices that leave the judged group out.
     """
 
     formulas: str
