@@ -21,7 +21,7 @@ help:
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
 	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"
-	@echo "make regenerate  everything that follows from the formulas: misses, calibration, accuracy.json, golden tables, README"
+	@echo "make regenerate  everything that follows from the formulas: calibration, accuracy.json, golden tables, README"
 	@echo "make pictures    the README's picture and the outputs of the notebooks"
 	@echo "make clean   remove the environments and caches"
 
@@ -92,7 +92,6 @@ accuracy: env
 # The order matters: the golden tables show the new calibration, and the README shows the stored accuracy.  The accuracy is measured
 # with the fits that the calibration comes from, so both are written by one command.
 regenerate: env
-	$(BIN)/python -m tests.accuracy.misses --write
 	$(BIN)/python -m tests.accuracy.accuracy --write
 	$(BIN)/python -m tests.accuracy.estimators
 	$(BIN)/python tests/golden/regenerate.py

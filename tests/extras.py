@@ -26,7 +26,8 @@ def import_or_skip(module: str, minversion: str | None = None) -> ModuleType:
     # The report names the line that asked.
     __tracebackhide__ = True
     too_old = f"{module} is not installed in version {minversion} or newer" if minversion else ""
-    return pytest.importorskip(module, minversion=minversion, reason=too_old or _reason(module))
+    found: ModuleType = pytest.importorskip(module, minversion=minversion, reason=too_old or _reason(module))
+    return found
 
 
 def _reason(module: str) -> str:

@@ -1,7 +1,7 @@
 """``data/accuracy.json``: the one generated file of figures that tests compare with.
 
-README, docs/accuracy.md and the picture are made from it.  ``make regenerate`` writes it, ``make accuracy`` says when it is
-stale. All shares are fractions, rounded up at the second digit.  Its parts:
+README, docs/accuracy.md and the picture are made from it: ``make regenerate`` writes it, ``make accuracy`` says when it is stale.
+All shares are fractions, rounded up at the second digit.  Its parts:
 
 - ``date``, ``formulas``, ``free_numbers``, ``rows``, ``groups``: when, with which formulas, what was fitted and to how much.
 - ``coverage``: of 90 % intervals whose scale and quantiles are made from the other sources.
@@ -14,6 +14,7 @@ stale. All shares are fractions, rounded up at the second digit.  Its parts:
   ``worst_reading``: held out, with each choice of ``data/published/choices.toml`` read the other way where that is worse.
 - ``budget``: errors and wrong verdicts of each document with nothing fitted, which must not grow.  Its ``best`` has the lowest
   figures that there ever were, where they were lower.
+- ``misses``: how many rows are far off with nothing fitted, and which of them ``data/published/misses.toml`` says nothing of.
 - ``points``: what the picture draws of our own predictions, ``[series, quantity, record, measured, predicted]``.
 - ``other_tools``: what other estimators say of the same rows, with their ``points``.
 """

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
@@ -31,9 +31,9 @@ from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.goals import percent_text
 from tests.accuracy.longest import answer, longest_table, published_cases
-from tests.accuracy.misses import Evidence, over_limit, stored_misses
+from tests.accuracy.misses import Evidence, stored_misses
 from tests.accuracy.other_tools import stored_other_tools
-from tests.accuracy.published import CORE_PATTERN, published_validation
+from tests.accuracy.published import CORE_PATTERN
 from tests.accuracy.stored import stored_accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -505,10 +505,10 @@ def misses_table() -> str:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for quantity, title in _QUANTITIES.items():
-        over = over_limit(published_validation().rows, quantity)
-        counts: Counter[Evidence] = Counter()
+        found = stored_accuracy()["misses"][quantity]
+        counts: Counter[Evidence] = Counter(none=len(found["unlisted"]))
         for group in stored.get(quantity, ()):
-            counts[group.evidence] += len(group.rows)
-        off = sum(times > 1 for times in over.values())
-        lines.append(f"| {title} | {len(over)} | {off} | {counts['tested']} | {counts['suspected']} | {counts['none']} |")
+            counts[group.evidence] += len(set(group.rows) - set(found["recovered"]))
+        evidence = " | ".join(str(counts[each]) for each in get_args(Evidence))
+        lines.append(f"| {title} | {found['compared']} | {found['far_off']} | {evidence} |")
     return "\n".join(lines) + "\n"
