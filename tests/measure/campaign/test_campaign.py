@@ -62,7 +62,7 @@ def test_a_grid_is_every_combination_over_the_defaults(tmp_path: Path) -> None:
         ("", "schema must be 1"),
         ("schema = 2\n" + CASE, "newer"),
         (HEAD, "holds no cases"),
-        (HEAD + "[[case]]\nmethod = 'lora'\nseq = 1\n", "case 1: 'model' is missing"),
+        (HEAD + "[[case]]\nmethod = 'lora'\nseq = 1\n", "case 1: missing model"),
         (HEAD + CASE + "sequence = 3\n", "case 1: unknown key 'sequence'"),
         (HEAD + "colour = 3\n", "unknown key 'colour'"),
         (HEAD + CASE + "repeat = 0\n", "repeat must be"),
