@@ -347,13 +347,15 @@ _FIELDS = (
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""
+_NEEDED = tuple(field for field in _FIELDS if field.needed_for is not None)
 FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS}
 """Names in records and documents -> names of fields."""
 
 
 def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
     """Fields without a default that ``said`` answers no to, of these parts of a job."""
-    wanted = [field for field in REQUEST_FIELDS.values() if field.needed_for in set(parts)]
+    asked = set(parts)
+    wanted = [field for field in _NEEDED if field.needed_for in asked]
     return tuple(field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else))))
 
 

@@ -15,7 +15,7 @@ from planner.errors import RefusedCombinationError
 from planner.intake.resolve import complete
 from planner.intake.rules import FORCE_HINT
 from planner.prediction import predict_with
-from planner.searching.space import Option, Said, Space
+from planner.searching.space import Option, Space, TypedFlags
 from planner.units import HOUR_S
 
 Model = Coefficients | Calibration
@@ -34,7 +34,7 @@ class Tried:
     ``offloads``: the search moved state to host RAM by itself.
     """
 
-    flags: Said
+    flags: TypedFlags
     scenario: Scenario
     prediction: Prediction
     n_changes: int
@@ -82,7 +82,7 @@ class Tried:
         return (*(("--config", self.config) if self.config else ()), *words_of(self.flags))
 
 
-def words_of(flags: Said) -> list[str]:
+def words_of(flags: TypedFlags) -> list[str]:
     """Flags as words of a command line; a value that begins with a hyphen is tied to its flag."""
     words = []
     for name, value in flags.items():
@@ -96,7 +96,7 @@ def words_of(flags: Said) -> list[str]:
     return words
 
 
-def attempt(space: Space, option: Option, model: Model, more: Said) -> Tried | RefusedCombinationError:
+def attempt(space: Space, option: Option, model: Model, more: TypedFlags) -> Tried | RefusedCombinationError:
     """The answer to an option with ``more`` flags, by the same steps as ``plan`` with all of them; or the rule that it breaks."""
     flags = {**option.flags, **more}
     try:

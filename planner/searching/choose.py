@@ -11,7 +11,7 @@ from planner.intake.resolve import complete, look_up
 from planner.searching.answer import Answer, answer_of
 from planner.searching.attempt import Model, ModelFor, Tried, rank
 from planner.searching.pool import Pool
-from planner.searching.space import MICRO_BATCHES, Option, Options, Said, Space, options_over, sizes
+from planner.searching.space import MICRO_BATCHES, Option, Options, Space, TypedFlags, options_over, sizes
 
 # Room that differs by less than this share of the card is the same for choosing.
 _SAME_ROOM = 0.05
@@ -63,7 +63,7 @@ def try_sizes(pool: Pool, option: Option, model: Model) -> bool:
     return fits
 
 
-def all_options(pool: Pool, model_for: ModelFor, every: Iterable[Said]) -> Iterator[tuple[Options, Model]]:
+def all_options(pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]) -> Iterator[tuple[Options, Model]]:
     """Options of ``every`` place, with the calibration of the place.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Literal
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.resolve import LookedUp
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
-from planner.searching.space import Option, Options, Said, Space
+from planner.searching.space import Option, Options, Space, TypedFlags
 
 # Estimates an option with sizes of its choosing; says whether any fits.
 Explorer = Callable[["Pool", Option, Model], bool]
@@ -35,7 +35,7 @@ class Pool:
     found: LookedUp | None = None
     left_out: list[str] = field(default_factory=list)
 
-    def tries(self, option: Option, model: Model, more: Said) -> Tried | None:
+    def tries(self, option: Option, model: Model, more: TypedFlags) -> Tried | None:
         """Estimate one recipe and keep it; ``None`` where a rule refuses it.
 
         Raises:
@@ -70,7 +70,7 @@ class Pool:
         """Whether a recipe counts as fitting."""
         return tried is not None and state_of(tried.prediction, self.confidence) == "fits"
 
-    def training_of(self, flags: Said) -> Training:
+    def training_of(self, flags: TypedFlags) -> Training:
         """What a recipe trains: the settings that tell ways of training apart, with their values."""
         named = [name for name in _TRAININGS if name == "method" or name in self.space.choices]
         typed = {**{name: str(self.space.of_file(name)) for name in named}, **flags}

@@ -15,7 +15,7 @@ from planner.searching.attempt import Model, ModelFor, Tried, rank
 from planner.searching.choose import all_options, by_place, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.pool import Explorer, Pool, Training
-from planner.searching.space import Option, Said, Space, sizes
+from planner.searching.space import Option, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""
@@ -35,7 +35,7 @@ class _Line:
     start: int
     step: int
     highest: int
-    more: Said
+    more: TypedFlags
 
     def flags(self, value: int) -> dict[str, str | bool]:
         """The flags that ask for one value."""
@@ -120,7 +120,7 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
     """Solve one option with every accumulation (for the length: every micro-batch) that was said; whether anything fits."""
     if quantity == "batch":
         accums = pool.space.values_of("grad_accum")
-        more: list[Said] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
+        more: list[TypedFlags] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
         lines = [_Line("batch", 1, 1, int(REQUEST_FIELDS["batch"].high or 1), each) for each in more]
     else:
         own = option.found.model.max_position_tokens
@@ -236,11 +236,11 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
     return replace(answer, solved="gpus")
 
 
-def _divides(space: Space, place: Said) -> bool:
+def _divides(space: Space, place: TypedFlags) -> bool:
     return any(sizes(space, int(str(place["gpus"])) * int(str(place.get("nodes", 1)))))
 
 
-def counted_places(space: Space, card: Said) -> Iterator[dict[str, str | bool]]:
+def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | bool]]:
     """The place with 1, 2, 4... GPUs of a node, then with whole nodes; ``X:n`` and ``--gpus`` say how many one node has."""
     place, per_node = dict(card), space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
     name, counted = split_count(str(card.get("gpu") or space.of_file("gpu") or ""))

@@ -23,7 +23,7 @@ from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
 from planner.searching.moves import moves
 
 # Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
-Said = Mapping[str, str | bool]
+TypedFlags = Mapping[str, str | bool]
 
 METHODS = ("full", "lora", "qlora")
 """What is tried where no method is said.  They train different things, so their recipes are listed apart."""
@@ -66,7 +66,7 @@ class Space:
     ``beyond_context``: whether lengths may be solved for that are above what the model was made for.
     """
 
-    fixed: Said
+    fixed: TypedFlags
     choices: Mapping[str, tuple[str, ...]]
     config: ConfigFile = field(default_factory=lambda: ConfigFile(ScenarioRequest(MappingProxyType({})), ""))
     global_batch: int | None = None
@@ -96,11 +96,11 @@ class Space:
         parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.of_file(name)} - {None}
         return tuple(sorted(parsed))
 
-    def outline(self, flags: Said) -> ScenarioRequest:
+    def outline(self, flags: TypedFlags) -> ScenarioRequest:
         """What is said of all recipes with these flags, whose sizes are still open."""
         return merge(self.config.request, from_flags(flags))
 
-    def request(self, flags: Said) -> ScenarioRequest:
+    def request(self, flags: TypedFlags) -> ScenarioRequest:
         """The request of one recipe, as ``plan`` makes it of the file and these flags."""
         return with_flags(self.config, from_flags(flags))
 
@@ -125,7 +125,7 @@ class Space:
 class Option:
     """One combination of all but the sizes: its flags, what they name, and how many settings differ from the stack's own."""
 
-    flags: Said
+    flags: TypedFlags
     found: LookedUp
     n_changes: int
 
@@ -168,7 +168,7 @@ class Options:
     offloading: tuple[Option, ...]
 
 
-def options_over(space: Space, place: Said, found: LookedUp) -> Iterator[Options]:
+def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[Options]:
     """Every combination of recipe settings over one place: what was said with each choice, times what nobody said."""
     names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
     lists = [space.choices[name] for name in names]

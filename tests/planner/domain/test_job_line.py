@@ -59,5 +59,5 @@ def test_cases_of_a_campaign_do_not_read_alike() -> None:
     plain, eager = scenario(**flags), scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed")
     assert describe(plain, RunOptions()) == "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused"
     assert describe(eager, RunOptions(memory_limit_bytes=8 * GIB)) == (
-        "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused, eager, liger loss, within 8.0 GiB"
+        "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused, eager, liger loss, within 8.00 GiB"
     )
