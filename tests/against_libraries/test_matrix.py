@@ -15,6 +15,8 @@ from tests.extras import import_or_skip
 
 # Of the trace, by method and kind of checkpointing: peak and terms, and what is reserved.
 MEDIAN_PERCENT, NINE_OF_TEN_PERCENT, WORST_PERCENT = 0.2, 1.6, 5.0
+# By model, in its real widths: the larger of both.
+MODEL_MEDIAN_PERCENT, MODEL_NINE_OF_TEN_PERCENT = 0.9, 2.1
 RESERVED_MEDIAN_PERCENT, RESERVED_WORST_PERCENT = 5.0, 30.0
 TABLES = read_tables(folder())
 CELLS = {cell.key: cell for cell in all_cells()}
@@ -36,6 +38,13 @@ def test_the_closed_form_is_within_the_limits_of_every_trace_or_has_a_mechanism(
         reserved = [abs(each.reserved) for each in some]
         assert statistics.median(reserved) <= RESERVED_MEDIAN_PERCENT, name
         assert max(reserved) <= RESERVED_WORST_PERCENT, name
+    models: dict[str, list[float]] = {}
+    for each in apart.values():
+        if each.row["widths"] == "real":
+            models.setdefault(each.row["model"], []).append(max(abs(each.allocated), abs(each.terms)))
+    for model, percents in models.items():
+        assert statistics.median(percents) <= MODEL_MEDIAN_PERCENT, model
+        assert sorted(percents)[9 * len(percents) // 10] <= MODEL_NINE_OF_TEN_PERCENT, model
     listed = exceptions()
     far = {key for key, each in apart.items() if max(abs(each.allocated), abs(each.terms)) > WORST_PERCENT}
     assert [" ".join(key) for key in far if not any(each.covers(TABLES.rows[key]) for each in listed)] == []
