@@ -190,15 +190,6 @@ def test_reasons_are_those_of_the_short_list() -> None:
     assert all(set(entry) <= {"source", "reason", "detail", "rows"} and entry["rows"] for entry in content["left_out"])
 
 
-def test_the_readme_counts_what_is_left_out() -> None:
-    """The table of reasons in the README has each reason once, with the number of rows in the list."""
-    counts: Counter[str] = Counter()
-    for entry in left_out()["left_out"]:
-        counts[entry["reason"]] += len(entry["rows"])
-    text = (published_dir() / "README.md").read_text(encoding="utf-8").partition("### Left out")[2]
-    assert {name: int(number) for name, number in re.findall(r"^\| `(\w+)` \| (\d+) \|", text, flags=re.MULTILINE)} == counts
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_rows_measure_something_once(source: str) -> None:
     """Ids are unique and in order, each row has a number or ran out of memory, and says where it stands and what was inferred."""

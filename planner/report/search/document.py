@@ -39,7 +39,7 @@ class RecipePart(Part):
     attention: str = at("scenario", "recipe", "attention")
     loss: str = at("scenario", "recipe", "loss")
     optimizer: str = at("scenario", "recipe", "optimizer")
-    sharding: str = at("scenario", "recipe", "sharding")
+    sharding: str = at("scenario", "recipe", "sharding", "name")
     offload: str = at("scenario", "recipe", "offload")
     verdict: Verdict = at("prediction", "verdict")
     fits_probability: Annotated[float, Field(ge=0, le=1)] | None = at("prediction", "fits_probability")
