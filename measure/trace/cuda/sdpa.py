@@ -132,12 +132,12 @@ def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *
 
 
 def cublas_workspace_bytes(compute_capability: str) -> int:
-    """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on, 8.125 MiB before.
+    """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on, 8.125 MiB before and on a card that is not known.
 
     Source: ATen/cuda/CUDABlas.cpp and CublasHandlePool.cpp, ``getChosenWorkspaceSize``: 4096 KiB twice and 16 KiB eight times.
     """
-    major = int(compute_capability.partition(".")[0] or 0)
-    return 32 * MIB if major >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
+    major = compute_capability.partition(".")[0]
+    return 32 * MIB if major.isdigit() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
 
 
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
