@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from planner.domain.recipe import Optimizer, Recipe
-from planner.errors import UsageError, how_to_install
+from planner.errors import NotModelledError, UsageError, how_to_install
 
 # The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -49,6 +49,7 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
 
     Raises:
         UsageError: an optimizer whose library is not installed.
+        NotModelledError: an optimizer that nothing here makes.
     """
     name = recipe.optimizer
     if name in _TORCH:
@@ -57,6 +58,9 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
     if name in _BITSANDBYTES:
         class_name, options = _BITSANDBYTES[name]
         return _bitsandbytes(model, class_name, groups, options)
+    if name != "adafactor":
+        known = ", ".join((*_TORCH, *_BITSANDBYTES, "adafactor"))
+        raise NotModelledError(f"optimizer '{name}' is not among those that are made here: {known}")
     from transformers import Adafactor
 
     return _made(Adafactor, groups, {"scale_parameter": False, "relative_step": False})

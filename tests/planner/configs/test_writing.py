@@ -9,7 +9,7 @@ import pytest
 
 from planner.configs.document import Document, read_document
 from planner.configs.launch_lines import Launch, launch_line
-from planner.configs.read import read_config
+from planner.configs.read import TOOLS, read_config
 from planner.configs.sharding import Beside
 from planner.configs.writing.edits import REMOVED, Edit
 from planner.configs.writing.engines import Files
@@ -254,3 +254,8 @@ def test_a_table_is_printed_as_its_keys(tmp_path: Path) -> None:
     lines = edits[0].lines
     assert "deepspeed.zero_optimization.stage: 2" in lines
     assert lines[-1].startswith("and ")
+
+
+def test_every_tool_that_is_read_has_rules_of_writing() -> None:
+    """A tool without its own has an empty table, so that a fix is refused and nothing breaks."""
+    assert set(RULES) == set(TOOLS)

@@ -1,0 +1,35 @@
+"""Every optimizer that a job can name is made by its own library, and no other name becomes one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.domain.recipe import OPTIMIZERS
+from planner.errors import NotModelledError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+import_or_skip("bitsandbytes")
+import_or_skip("transformers")
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "unheard_of"])
+def test_the_name_decides_what_is_made(optimizer: str) -> None:
+    """The class has the name of its family; an unknown name is refused instead of becoming another optimizer."""
+    from measure.recipe.optimizers import optimizer_over
+
+    model = torch.nn.Linear(4, 4)
+    recipe = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"})).recipe
+    recipe = replace(recipe, optimizer=optimizer)  # type: ignore[arg-type]
+    groups = [{"params": list(model.parameters())}]
+    if optimizer == "unheard_of":
+        with pytest.raises(NotModelledError, match="unheard_of"):
+            optimizer_over(model, groups, recipe)
+        return
+    made = type(optimizer_over(model, groups, recipe)).__name__.lower()
+    family = optimizer.removeprefix("paged_").partition("_")[0]
+    assert family in made
