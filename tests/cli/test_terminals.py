@@ -13,6 +13,7 @@ import pytest
 from measure.campaign.progress import LiveProgress, PlainProgress, open_progress
 from measure.cli.main import main as measure
 from planner.cli.main import main as plan
+from tests.extras import needs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests" / "planner" / "configs" / "examples"
@@ -129,6 +130,7 @@ def test_names_outside_the_encoding_are_escaped(encoding: str, tmp_path: Path, s
     assert (code, text.count("\n")) == (2, 1)
 
 
+@needs("torch", "psutil")
 def test_a_campaign_cannot_steer_the_terminal(tmp_path: Path, shown: Callable[..., tuple[int, str]]) -> None:
     """Titles come from a file: neither their escape sequences nor those of one byte reach the terminal."""
     file = tmp_path / "campaign.toml"
