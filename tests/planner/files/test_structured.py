@@ -65,7 +65,7 @@ def test_no_text_takes_the_square_of_its_length(form: str, text: str) -> None:
         ("json", '{"a": NaN}', "'NaN' is not a number"),
         ("json", '{"a": -1e999}', "a number too large"),
         ("json", '{"a": ' + "9" * 301 + "}", "a number of more than 300 digits"),
-        ("json", '{"a": 1,\n}', "f:2: not valid JSON"),
+        ("json", '{"a": 1\n"b"}', "f:2: not valid JSON"),
         ("toml", "a = 1\nb = 2\na = 3\n", "f:3: not valid TOML: a key or a table is given twice"),
         ("toml", "[a.b]\n[a.b]\n", "f:2: not valid TOML: a key or a table is given twice"),
         ("toml", "a = " + "9" * 5000, "a number of more than 300 digits"),
