@@ -17,7 +17,7 @@ help:
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
 	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
-	@echo "make differential   the closed form against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
+	@echo "make differential   the step program against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
 	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"

@@ -57,6 +57,11 @@ def mean(value: Number) -> float:
     return float(value) if isinstance(value, _PLAIN) else float(value.mean())
 
 
+def largest(value: Number) -> float:
+    """The number itself, or the largest of an array."""
+    return float(value) if isinstance(value, _PLAIN) else float(value.max())
+
+
 def ceil_div(numerator: Number, denominator: Number) -> Number:
     """``numerator / denominator`` rounded up."""
     return -(-numerator // denominator)

@@ -15,9 +15,9 @@ from planner.domain.scale import Doubt, far_factor, lifted, memory_scale, need_s
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
 from planner.memory.host import predict_host
-from planner.memory.job import job_of
 from planner.memory.optimizer import paged_state_bytes
 from planner.memory.peak import predict_memory
+from planner.program.job import job_of
 from planner.throughput.step import predict_time
 from planner.units import format_gib
 

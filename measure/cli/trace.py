@@ -12,11 +12,11 @@ from measure.cli.said import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
 from measure.trace.report import to_text
 from measure.trace.to_json import to_json
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.settings import parse_settings
-from planner.allocator.summary import Summary, summarize, timeline_of
+from planner.allocator.summary import Summary, summarize, timeline_of, timeline_over
 from planner.catalog.hf_config import model_from_config
-from planner.domain.job_line import recomputation_words, short_job_line
+from planner.domain.job_line import picture_title
 from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
@@ -41,6 +41,10 @@ OPTIONS: OwnOptions = {
         Annotated[str | None, typer.Option("--export", metavar="FILE", help="Write a snapshot for PyTorch's memory visualiser")],
         None,
     ),
+    "events": (
+        Annotated[str | None, typer.Option("--events", metavar="FILE", help="Write every allocation and free, one line each")],
+        None,
+    ),
     "all_layers": (Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")], False),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write JSON")], False),
 }
@@ -54,6 +58,7 @@ class TraceOutput:
     allocator: str | None
     plot: str | None
     export: str | None
+    events: str | None
     all_layers: bool
     as_json: bool
 
@@ -66,7 +71,7 @@ def trace(**said: Any) -> int:
     settings = parse_settings(answer.allocator or "")
     said_apart = {"config": said.pop("config"), "force": said.pop("force")}
     scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
-    for path in (answer.plot, answer.export):
+    for path in (answer.plot, answer.export, answer.events):
         if path is not None:
             check_writable(path)
     if answer.plot is not None:
@@ -95,22 +100,18 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
         from measure.trace.foreign import described_by_modules
 
         model = described_by_modules(fields, error)
-    write_remark(f"the closed form has no formulas for '{model.architecture}'; its modules are traced")
+    write_remark(f"the prediction has no reader for '{model.architecture}'; its modules are traced")
     return model
 
 
 def _write_files(answer: TraceOutput, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
     if answer.plot is not None:
-        from measure.trace.plot import draw_timeline
+        from planner.allocator.picture import PICTURE_MOMENTS, draw_timeline
 
-        draw_timeline(answer.plot, _title(scenario), events, summary)
+        draw_timeline(answer.plot, picture_title(scenario), timeline_over(events, summary, PICTURE_MOMENTS))
     if answer.export is not None:
         from planner.allocator.export import write_snapshot
 
         write_snapshot(answer.export, events, answer.allocator or "")
-
-
-def _title(scenario: Scenario) -> str:
-    recipe = scenario.recipe
-    also = (recipe.optimizer, *(recomputation_words(recipe) or ("no checkpointing",)))
-    return short_job_line(scenario, with_gpus=False, also=also)
+    if answer.events is not None:
+        write_jsonl(answer.events, events)

@@ -231,11 +231,10 @@ def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> Trace
 def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> None:
     with recorder.modules.at(places[0][2].rpartition(".")[0]):
         # A quantised matrix is on the card in full before it is packed.
-        loading = getattr(tensor, "loading_bytes", 0)
-        whole = recorder.take(loading, "load", "dequantization") if loading else None
+        whole = [recorder.take(n_bytes, "load", "dequantization") for n_bytes in getattr(tensor, "loading_bytes", ())]
         fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        if whole is not None:
-            recorder.give_back(whole)
+        for block in whole:
+            recorder.give_back(block)
     recorder.mark(fake, _role(places[0][2]))
     if isinstance(tensor, nn.Parameter):
         kept: Any = nn.Parameter(fake, requires_grad=tensor.requires_grad)

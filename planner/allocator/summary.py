@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import PhasePeaks, ReplayResult, replay
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-from planner.allocator.timeline import Moment, moments_at, phase_peak_events, sampled
+from planner.allocator.timeline import Moment, Timeline, moments_at, phase_peak_events, sampled, spans_of
 from planner.errors import UsageError
 
 # Enough for a line across a screen, little enough for a JSON document that people open.
@@ -87,3 +87,16 @@ def _with_expandable_segments(events: Sequence[AllocEvent], verdict: ReplayResul
 def timeline_of(events: Sequence[AllocEvent], summary: Summary, n_moments: int = TIMELINE_MOMENTS) -> list[Moment]:
     """Moments over the whole trace, on the unlimited card."""
     return sampled(events, summary.result, n_moments)
+
+
+def timeline_over(events: Sequence[AllocEvent], summary: Summary, n_moments: int) -> Timeline:
+    """The whole trace for a picture: moments of the unlimited card, and the limit with where it failed."""
+    verdict = summary.verdict
+    failed = None if verdict is None else verdict.out_of_memory
+    return Timeline(
+        spans=tuple(spans_of(events, len(events))),
+        moments=tuple(timeline_of(events, summary, n_moments)),
+        n_events=len(events),
+        limit_bytes=None if verdict is None else verdict.limit_bytes,
+        failed_event=None if failed is None else failed.event,
+    )

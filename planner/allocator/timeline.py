@@ -10,6 +10,8 @@ from planner.allocator.events import AllocEvent
 from planner.allocator.replay import ReplayResult
 from planner.domain.term import ALLOCATED_TERM_ORDER
 
+_NEAR = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -36,6 +38,36 @@ class Span:
     phase: str
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What was held over a whole stream of ``n_events``: its phases, and moments of it in order, the fullest among them.
+
+    ``limit_bytes``: what the card lets the allocator reserve; ``failed_event``: the request that it cannot serve.
+    """
+
+    spans: tuple[Span, ...]
+    moments: tuple[Moment, ...]
+    n_events: int
+    limit_bytes: int | None = None
+    failed_event: int | None = None
+
+    @property
+    def peak(self) -> Moment:
+        """The first moment when most was allocated."""
+        return max(self.moments, key=lambda moment: moment.allocated_bytes)
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """Most bytes reserved."""
+        return max(moment.reserved_bytes for moment in self.moments)
+
+    @property
+    def near_limit_bytes(self) -> int | None:
+        """The limit, where drawing it would not leave a third of the picture empty."""
+        limit = self.limit_bytes
+        return limit if limit is not None and limit <= _NEAR * self.reserved_peak_bytes else None
 
 
 def spans_of(events: Sequence[AllocEvent], n_events: int) -> list[Span]:
@@ -92,14 +124,20 @@ def sampled(events: Sequence[AllocEvent], result: ReplayResult, n_moments: int) 
     No piece crosses the border of a phase, and a short phase is cut finer, so every phase is seen and every peak is kept.
     """
     allocated = result.allocated_timeline
-    n_events = len(allocated)
-    picked = []
-    for span in spans_of(events, n_events):
-        pieces = max(n_moments * (span.end - span.start) // n_events, n_moments // 20, 1)
-        step = max((span.end - span.start) // pieces, 1)
-        starts = range(span.start, span.end, step)
-        picked += [max(range(start, min(start + step, span.end)), key=allocated.__getitem__) for start in starts]
+    pieces = pieces_of(spans_of(events, len(allocated)), n_moments)
+    picked = [max(range(start, end), key=allocated.__getitem__) for start, end in pieces]
     return list(moments_at(events, result, picked).values())
+
+
+def pieces_of(spans: Sequence[Span], n_pieces: int) -> list[tuple[int, int]]:
+    """About ``n_pieces`` ranges of events, none across the border of a phase; a short phase is cut finer."""
+    n_events = spans[-1].end if spans else 0
+    found = []
+    for span in spans:
+        pieces = max(n_pieces * (span.end - span.start) // n_events, n_pieces // 20, 1)
+        step = max((span.end - span.start) // pieces, 1)
+        found += [(start, min(start + step, span.end)) for start in range(span.start, span.end, step)]
+    return found
 
 
 def _running_totals(events: Sequence[AllocEvent], result: ReplayResult) -> Iterator[tuple[int, dict[str, int]]]:

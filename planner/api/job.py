@@ -9,6 +9,7 @@ from planner.api.calibration_choice import calibration_for
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
+from planner.domain.scenario import Scenario
 from planner.intake.fields import PARTS
 from planner.intake.request import ScenarioRequest, from_flags, require
 from planner.intake.resolve import resolve
@@ -24,12 +25,14 @@ class How:
 
     ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused combinations become
     warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``: look for what could be changed.
+    ``timeline``: memory over the step is to be drawn.
     """
 
     calibration: str | None = None
     force: bool = False
     explain: bool = False
     advise: bool = True
+    timeline: bool = False
 
 
 def answer_job(flags: Mapping[str, object], config: str | None = None, how: How | None = None) -> Subject:
@@ -58,7 +61,22 @@ def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()
     prediction = predict_with(scenario, model, explain=how.explain)
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
+    if how.timeline and scenario.hardware.gpu.is_cuda:
+        subject = _replayed(subject, scenario, coefficients)
     return _advised(subject, model) if how.advise else subject
+
+
+def _replayed(subject: Subject, scenario: Scenario, coefficients: Coefficients) -> Subject:
+    """``subject`` with its step replayed request by request."""
+    from planner.memory.over_time import timeline_of
+    from planner.memory.replayed_peak import predict_replayed
+    from planner.memory.shares import with_shares
+    from planner.program.job import job_of
+
+    job = job_of(scenario, coefficients)
+    memory = predict_replayed(job)
+    timeline = timeline_of(scenario, coefficients, memory)
+    return replace(subject, timeline=timeline, replayed=with_shares(job, memory) if subject.explain else memory)
 
 
 def read_request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:

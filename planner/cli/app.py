@@ -33,7 +33,7 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
     from planner.cli.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    names = ("config", "details", "explain", "force", "calibration", "trace")
+    names = ("config", "details", "explain", "force", "calibration", "trace", "plot")
     options = Options(output_format=output_format, **{name: said.pop(name) for name in names})
     return predict(said, options)
 

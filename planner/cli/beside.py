@@ -1,26 +1,39 @@
-"""``plan ... --trace``: the closed form beside a trace, which runs as a process of its own and never sees the prediction."""
+"""``plan ... --trace``: the prediction beside a trace, which runs as a process of its own and never sees the prediction."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
+from planner.allocator.events import AllocEvent, read_jsonl
 from planner.allocator.trace_document import TraceDocument
 from planner.cli.outcome import Outcome, human_text, json_text
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.beside import beside_document, beside_sections, put_beside
+from planner.report.trace.requests import difference_of
 
 _MODULE = "measure"
 _ERRORS: dict[int, type[PlannerError]] = {ExitCode.USAGE: UsageError, ExitCode.NOT_MODELLED: NotModelledError}
 
 
-def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -> TraceDocument:
+@dataclass(frozen=True, slots=True)
+class TraceAnswer:
+    """What ``measure trace`` said, and every allocation and free behind it."""
+
+    document: TraceDocument
+    events: list[AllocEvent]
+
+
+def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -> TraceAnswer:
     """What ``measure trace`` says about the same flags.
 
     Raises:
@@ -33,6 +46,13 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
     command = [sys.executable, "-m", _MODULE, "trace", "--json", *trace_arguments(flags)]
     command += ["--config", config] if config is not None else []
     command += ["--force"] if force else []
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        document = _document([*command, f"--events={path}"])
+        return TraceAnswer(document, read_jsonl(path))
+
+
+def _document(command: list[str]) -> TraceDocument:
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode != ExitCode.FITS:
         lines = done.stderr.strip().splitlines()
@@ -46,9 +66,11 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
         raise PlannerError(f"what measure trace wrote is not the document that plan reads: {place}: {first['msg']}") from None
 
 
-def answer_beside(subject: Subject, traced: TraceDocument, output_format: str) -> Outcome:
+def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> Outcome:
     """Both answers row by row; the exit code is that of the prediction."""
-    beside, code = put_beside(subject.prediction, traced), exit_code_of(subject.prediction)
+    traced, prediction = answer.document, subject.prediction
+    beside = put_beside(prediction, traced, difference_of(subject.scenario, answer.events))
+    code = exit_code_of(prediction)
     if output_format == "json":
         whole = prediction_document(subject).model_dump(by_alias=True)
         return Outcome(json_text(beside_document(beside, whole, traced)), code)

@@ -30,11 +30,21 @@ _ANSWER_OPTIONS: OwnOptions = {
     "config": (Config, None),
     "output_format": (Format, None),
     "as_json": (Json, False),
-    "details": (Annotated[bool, typer.Option("--details", help="Show all terms, phases, host RAM, time and assumptions")], False),
-    "explain": (Annotated[bool, typer.Option("--explain", help="Details, and each formula with its numbers and source")], False),
+    "details": (
+        Annotated[bool, typer.Option("--details", help="Show all terms, phases, memory over the step, host RAM and time")],
+        False,
+    ),
+    "explain": (
+        Annotated[bool, typer.Option("--explain", help="Details, and how each number is made, with its source")],
+        False,
+    ),
     "force": (Force, False),
     "calibration": (_Calibration, None),
     "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
+    "plot": (
+        Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw memory over the step as a PNG (plots extra)")],
+        None,
+    ),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
 }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from planner.api.job import How, answer_job
 from planner.cli.outcome import Outcome, human_text
+from planner.domain.job_line import picture_title
+from planner.errors import NotModelledError, UsageError, how_to_install
 from planner.report.prediction.subject import Subject, exit_code_of
 
 
@@ -22,17 +25,45 @@ class Options:
     force: bool = False
     calibration: str | None = None
     trace: bool = False
+    plot: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether more than the first answer is asked for."""
+        return self.details or self.explain
 
 
 def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     """Answer one job that flags and a config file describe; flags win."""
-    how = How(options.calibration, options.force, options.explain, advise=not options.trace)
+    if options.plot is not None:
+        _check_plot(options.plot)
+    timeline = options.plot is not None or (options.whole and options.output_format != "json")
+    how = How(options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline)
     subject = answer_job(flags, options.config, how)
+    if options.plot is not None:
+        _draw(subject, options.plot)
     if options.trace:
         from planner.cli.beside import answer_beside, run_trace
 
         return answer_beside(subject, run_trace(flags, config=options.config, force=options.force), options.output_format)
     return _report(subject, options)
+
+
+def _check_plot(path: str) -> None:
+    """Everything that can be wrong with a picture is found before the work begins."""
+    from planner.files.writing import check_writable
+
+    check_writable(path)
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"matplotlib is not installed; {how_to_install('plots')}")
+
+
+def _draw(subject: Subject, path: str) -> None:
+    if subject.timeline is None:
+        raise NotModelledError("memory over the step is that of PyTorch's CUDA allocator; this is not a CUDA device")
+    from planner.allocator.picture import draw_timeline
+
+    draw_timeline(path, picture_title(subject.scenario), subject.timeline)
 
 
 def _report(subject: Subject, options: Options) -> Outcome:
@@ -49,7 +80,7 @@ def _text(subject: Subject, options: Options) -> str:
     from planner.report.prediction.sections import build_sections
     from planner.report.prediction.short import short_sections, short_text
 
-    whole = options.details or options.explain
+    whole = options.whole
     if options.output_format == "markdown":
         from planner.report.render.markdown import to_markdown
 

@@ -47,6 +47,12 @@ def short_job_line(scenario: Scenario, *, with_gpus: bool = True, also: Sequence
     return ", ".join(parts)
 
 
+def picture_title(scenario: Scenario) -> str:
+    """Above a picture of the step: what decides its memory on any card."""
+    also = (scenario.recipe.optimizer, *(recomputation_words(scenario.recipe) or ("no checkpointing",)))
+    return short_job_line(scenario, with_gpus=False, also=also)
+
+
 def job_cell(scenario: Scenario) -> str:
     """Recipe and GPUs beside a row's name: ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length)."""
     recipe, hardware, world = scenario.recipe, scenario.hardware, scenario.hardware.world_size

@@ -11,7 +11,15 @@ InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", 
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
+RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
+FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
+RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
+RotaryJoin = Literal["inline", "function", "forward"]
+RotaryResult = Literal["wider", "input", "fp32"]
+BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
+RotaryTables = Literal["cast", "fp32", "half", "layers"]
+EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
 
 
@@ -106,6 +114,17 @@ class AttentionSpec:
     ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).
     ``copies_heads``: query, key and value are copied out of the fused product, which stays beside them.
     ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
+    ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
+    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
+    ``rotary_width``: features of each head that rotary positions turn (0: all).  ``rotary_join``: where a turned and an
+    untouched part are joined: in one expression (``inline``), in a ``function`` behind both turns, or in the ``forward`` that
+    calls attention, whose variables keep the parts until it returns.
+    ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
+    ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``:
+    products of halves, then joined; ``complex``: one product of complex numbers.  ``rotary_result``: its dtype, that of the
+    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``.
+    ``head_norms_last``: query and key norms run after all three projections, not each behind its own.  ``heads_last``: the code
+    sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
     """
 
     n_heads: int
@@ -125,6 +144,14 @@ class AttentionSpec:
     value_product_width: int = 0
     makes_mask: bool = False
     copies_heads: bool = False
+    fused_parts: FusedParts = "split"
+    rotary_width: int = 0
+    rotary_join: RotaryJoin = "function"
+    rotary_form: RotaryForm = "halves"
+    rotary_result: RotaryResult = "wider"
+    head_norms_last: bool = False
+    heads_last: bool = False
+    scales_query: bool = False
 
     @property
     def q_width(self) -> int:
@@ -153,6 +180,14 @@ class MlpSpec:
 
     ``width`` is the intermediate size of the dense MLP (0 if the layer has none) or of one expert; ``shared_width`` that
     of the always-active shared expert.  ``gated`` means two input projections whose product feeds the output projection.
+
+    ``router`` is how experts are chosen, which decides the dtype of what is weighted:
+
+    - ``softmax``: fp32 probabilities over all experts, cast back to the dtype of the logits (Qwen, OLMoE)
+    - ``softmax_fp32``: the same, left in fp32 (Mixtral)
+    - ``chosen``: a softmax over the chosen logits alone (Granite, gpt-oss)
+    - ``fp32``: the input and the weight of the router in fp32 too (DeepSeek V2)
+    - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
     """
 
     width: int
@@ -162,6 +197,7 @@ class MlpSpec:
     n_experts: int = 0
     top_k: int = 0
     shared_width: int = 0
+    router: RouterKind = "softmax"
 
     @property
     def active_width(self) -> int:
@@ -178,6 +214,9 @@ class BlockSpec:
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
     ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
     ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero.
+    ``norms_sums`` marks norms behind the branches that read the stream after the addition, not the branch before it (OPT 350M).
+    ``branch_sum`` is what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and
+    the first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
     """
 
     attention: AttentionSpec
@@ -189,6 +228,9 @@ class BlockSpec:
     dropouts: int = 0
     reads_stream: bool = False
     norms_first: bool = False
+    norms_sums: bool = False
+    branch_sum: BranchSum = "branches"
+    scales_branches: bool = False
 
     @property
     def param_count(self) -> int:
@@ -207,11 +249,12 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """A lookup table of ``rows`` vectors of ``width`` features (token, position)."""
+    """A lookup table of ``rows`` vectors of ``width`` features (token, position); ``shared``: looked up once for all samples."""
 
     name: str
     rows: int
     width: int
+    shared: bool = False
 
     @property
     def param_count(self) -> int:
@@ -231,6 +274,10 @@ class ModelSpec:
     ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
     is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
     ``embedding_dropout`` a dropout of them.
+    ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
+    behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
+    ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
+    once (``half``); or each of the ``layers`` makes its own.  ``rotary_by_kind``: layers with a window have tables of their own.
     ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 
@@ -254,6 +301,10 @@ class ModelSpec:
     logit_softcap: bool = False
     embedding_norm: bool = False
     embedding_dropout: bool = False
+    embedding_scale: EmbeddingScale = "none"
+    scales_logits: bool = False
+    rotary_tables: RotaryTables = "cast"
+    rotary_by_kind: bool = False
     omits: str = ""
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"

@@ -24,6 +24,34 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """The first allocation that the card cannot serve: in which phase, part of the model, module and operator.
+
+    ``n_bytes`` were asked for while ``free_bytes`` were cached in ``free_blocks`` pieces, the largest of them
+    ``largest_free_bytes``, and the allocator might reserve ``unreserved_bytes`` more.  ``event``: its number in the program.
+    ``fits_expandable``: whether the whole job ends with expandable segments; ``None`` where they cannot help, because what
+    is allocated and the request are too much together.
+    """
+
+    phase: Phase
+    part: str
+    module: str
+    op: str
+    n_bytes: int
+    free_bytes: int
+    free_blocks: int
+    largest_free_bytes: int
+    unreserved_bytes: int
+    event: int
+    fits_expandable: bool | None
+
+    @property
+    def where(self) -> str:
+        """Part of the model and module."""
+        return ", ".join(name for name in (self.part, self.module) if name)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPrediction:
     """GPU memory of one device.
 
@@ -31,6 +59,7 @@ class MemoryPrediction:
     Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator
     would have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
     ``order_spread_bytes``: one standard deviation of the cache that natural lengths pile up, over orders of the samples.
+    ``failed``: what the card cannot serve, of a job that was replayed and does not fit.
     """
 
     terms: tuple[Term, ...]
@@ -43,6 +72,7 @@ class MemoryPrediction:
     must_have_bytes: Number
     limit_bytes: int | None
     order_spread_bytes: Number = 0
+    failed: FailedRequest | None = None
 
     @property
     def state_bytes(self) -> Number:

@@ -69,6 +69,8 @@ class Stack:
     the fp32 masters of stages 1 and 2 too.  ``zero12_upload``: how these stages send weights that the host updated back to the
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
+    ``fsdp_no_sync``: FSDP reduces gradients in the last micro-step only, and they stay whole until then.
+    ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights.
     ``zero12_flattens_on_gpu``: trained weights of these stages become one flat buffer on the GPU where it has room, not on the
     host; what they lay in before stays cached.
     ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so that they lie beside its logits.
@@ -121,6 +123,8 @@ class Stack:
     pins_masters: PinsMasters
     zero12_upload: Zero12Upload
     zero12_overlap: bool
+    fsdp_no_sync: bool
+    fsdp1_wraps_adapters: bool
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     sdpa_mask: SdpaMask

@@ -12,7 +12,7 @@ from planner.arrays import maximum
 from planner.domain.model import BlockSpec
 from planner.domain.recipe import Number
 from planner.memory.head import head_gradient_bytes
-from planner.memory.job import Job
+from planner.program.job import Job
 
 
 @dataclass(frozen=True, slots=True)

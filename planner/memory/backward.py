@@ -7,9 +7,9 @@ from planner.domain.recipe import Number
 from planner.domain.term import Phase, Term
 from planner.memory import optimizer
 from planner.memory.activations import Activations
-from planner.memory.job import Job
 from planner.memory.moments import BackwardMoment, either, first_backward, later_backward
 from planner.memory.phases import AFTER_BACKWARD, FORWARD, LOSS, kind_of, make_term
+from planner.program.job import Job
 
 _FIRST: frozenset[Phase] = frozenset({"backward"})
 _LATER: frozenset[Phase] = frozenset({"backward_2"})

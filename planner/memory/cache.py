@@ -13,13 +13,13 @@ from planner.arrays import is_zero, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
 from planner.memory.activations import Activations
-from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import optimizer_state_bytes
 from planner.memory.parts import Parts
 from planner.memory.score_cache import logits_in_scores_bytes, most_heads, stranded_scores_bytes
 from planner.memory.sharding import bucket_count, early_bucket_bytes
 from planner.memory.widening import idle_after_widening_bytes
+from planner.program.job import Job
 from planner.units import MIB
 
 # Requests of at most this size come from a pool of their own.  Source: c10/cuda/CUDACachingAllocator.cpp kSmallSize.

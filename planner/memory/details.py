@@ -11,7 +11,7 @@ from planner.domain.model import BlockGroup
 from planner.domain.prediction import HostPrediction, MemoryPrediction
 from planner.domain.recipe import Number
 from planner.memory import cache, lengths, pools, runtime, score_cache, sharding
-from planner.memory.job import Job
+from planner.program.job import Job
 from planner.units import format_bytes, format_count
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.memory.job import Job
+from planner.program.job import Job
 
 
 def head_gradient_bytes(job: Job) -> int:

@@ -10,7 +10,6 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.host_tensors import frozen_tensors, parts_bytes, parts_pinned_alone_bytes, pinned_bytes, trained_tensors
-from planner.memory.job import Job
 from planner.memory.optimizer import SUB_GROUP_PARAMS
 from planner.memory.sharding import offload_staging_bytes
 from planner.memory.weights import (
@@ -20,6 +19,7 @@ from planner.memory.weights import (
     saved_module_bytes,
     unquantized_weight_bytes,
 )
+from planner.program.job import Job
 
 _HERE = "planner.memory.host"
 

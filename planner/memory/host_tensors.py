@@ -12,8 +12,8 @@ from planner.anatomy.regime import Regime
 from planner.arrays import ceil_div, ceil_pow2, where
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.domain.recipe import Number
-from planner.memory.job import Job
 from planner.memory.sharding import persistence_elements
+from planner.program.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from planner.anatomy.natural_lengths import CutLaw, cut_law, lengths_vary
 from planner.arrays import ceil_div, exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Number
-from planner.memory.job import Job
 from planner.memory.logits import logits_backward_bytes, logits_forward_bytes
+from planner.program.job import Job
 
 # Activations that grew find this part of their room in stranded logits.  Fitted to the replays above.
 _ROOM_FOUND = 0.9

@@ -6,8 +6,8 @@ from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.stack import LogitsCopy
 from planner.memory.head import head_gradient_bytes
-from planner.memory.job import Job
 from planner.memory.loss_pieces import differentiates_pieces, head_input_gradient_bytes, piece_tokens
+from planner.program.job import Job
 
 
 def logits_forward_bytes(job: Job) -> Number:

@@ -8,8 +8,8 @@ from planner.arrays import is_zero, maximum, where
 from planner.domain.recipe import Number
 from planner.memory import logits
 from planner.memory.activations import norm_output_bytes
-from planner.memory.job import Job
 from planner.memory.weights import autocast_copy_bytes
+from planner.program.job import Job
 
 
 @dataclass(frozen=True, slots=True)

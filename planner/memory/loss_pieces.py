@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.arrays import ceil_div, maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.memory.activations import activations
-from planner.memory.job import Job
 from planner.memory.runtime import context_bytes
 from planner.memory.weights import (
     adapter_bytes,
@@ -14,6 +13,7 @@ from planner.memory.weights import (
     saved_module_bytes,
     unquantized_weight_bytes,
 )
+from planner.program.job import Job
 from planner.units import GIB, MIB
 
 # Pieces by the rule "eighths".  Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py.

@@ -11,8 +11,8 @@ from planner.domain.recipe import Number
 from planner.domain.term import Phase
 from planner.memory.activations import Activations
 from planner.memory.head import head_gradient_bytes
-from planner.memory.job import Job
 from planner.memory.optimizer import carried_gradient_bytes, gradient_bytes, offload_norm_bytes, standing_gradient_bytes
+from planner.program.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from planner.arrays import maximum, minimum, where
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import Number
 from planner.domain.sharding import DDP
-from planner.memory.job import Job
 from planner.memory.sharding import reduce_bucket_elements
+from planner.program.job import Job
 
 # Source: bitsandbytes 0.50 optim/optimizer.py: 8-bit states for tensors of at least 4096 elements, fp32 scale per 256.
 _MIN_8BIT_ELEMENTS = 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.memory.activations import Activations, activations
-from planner.memory.job import Job
 from planner.memory.loss import LossBytes, loss_bytes
 from planner.memory.sharding import Gathered, gathered_parameter_bytes
+from planner.program.job import Job
 
 
 @dataclass(frozen=True, slots=True)

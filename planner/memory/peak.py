@@ -7,10 +7,10 @@ from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, LENGTH_CACHE, PHASES, Phase, Term
 from planner.memory import cache, lengths, optimizer, pools, runtime, score_cache
-from planner.memory.job import Job
 from planner.memory.parts import Parts, parts_of
 from planner.memory.phases import ALL_PHASES, BACKWARD, LATER, make_term
 from planner.memory.terms import GATHERED, TIED_TABLE, driver_terms, tensor_terms
+from planner.program.job import Job
 
 
 def predict_memory(job: Job, *, by_phase: bool = True) -> MemoryPrediction:

@@ -6,7 +6,6 @@ from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
 from planner.memory.activations import Activations
-from planner.memory.job import Job
 from planner.memory.moments import idle_in_backward
 from planner.memory.optimizer import NORM_PART_ELEMENTS
 from planner.memory.sharding import (
@@ -17,6 +16,7 @@ from planner.memory.sharding import (
     largest_adapter_elements,
     reduce_bucket_elements,
 )
+from planner.program.job import Job
 
 
 def gather_pool_bytes(job: Job, gathered: Gathered) -> Number:

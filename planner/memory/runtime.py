@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planner.arrays import where
 from planner.domain.recipe import Number
-from planner.memory.job import Job
 from planner.memory.optimizer import step_block_bytes
 from planner.memory.pools import fsdp_gather_pool_bytes, reduction_stream_bytes
+from planner.program.job import Job
 from planner.units import KIB, MIB
 
 # Threads that one multiprocessor can hold, by compute capability; torch prints the same as max_threads_per_multi_processor.

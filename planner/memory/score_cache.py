@@ -10,7 +10,7 @@ from __future__ import annotations
 from planner.anatomy.attention import score_bytes, softmax_reads_half
 from planner.arrays import where
 from planner.domain.recipe import Number
-from planner.memory.job import Job
+from planner.program.job import Job
 
 # Blocks of 16-bit scores that a rebuilt layer needs beside those that are alive at its peak: where the softmax reads fp16 scores
 # as they are, and otherwise.  Means of 18 replays each (Llama-2-7B, Mistral-7B, Yi-6B, phi-2; 1 to 10 samples of 1,024 to 4,096

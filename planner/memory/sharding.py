@@ -9,7 +9,7 @@ from planner.anatomy.adapters import adapter_shapes
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import maximum, minimum, where
 from planner.domain.recipe import Number
-from planner.memory.job import Job
+from planner.program.job import Job
 
 # DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19 runtime/zero/config.py.
 _REDUCE_BUCKET = 500_000_000

@@ -7,7 +7,6 @@ from planner.domain.term import Phase, Term
 from planner.memory import activations as act
 from planner.memory import logits, optimizer, runtime, sharding, weights
 from planner.memory.backward import backward_terms
-from planner.memory.job import Job
 from planner.memory.loss import LossBytes
 from planner.memory.parts import Parts
 from planner.memory.phases import (
@@ -23,6 +22,7 @@ from planner.memory.phases import (
     kind_of,
     make_term,
 )
+from planner.program.job import Job
 
 GATHERED = "planner.memory.sharding:gathered_parameter_bytes"
 TIED_TABLE = "planner.memory.moments:tied_table_bytes"

@@ -8,7 +8,7 @@ from planner.anatomy.int8 import outlier_weight_bytes as outlier_bytes_of_layer
 from planner.anatomy.weight_copies import is_recast
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipe import Number
-from planner.memory.job import Job
+from planner.program.job import Job
 
 # Elements per block scale.  Source: bitsandbytes 0.50 functional.quantize_4bit (blocksize 64, nested blocksize 256).
 _BLOCK = 64

@@ -15,8 +15,8 @@ from planner.arrays import maximum, where
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term
-from planner.memory.job import Job
 from planner.memory.phases import LOSS
+from planner.program.job import Job
 from planner.units import MIB
 
 # A free block is cut where more than this is left over.  Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp should_split.

@@ -19,9 +19,9 @@ from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_s
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import ShardingName
 from planner.errors import UsageError
-from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 from planner.prediction import PRIORS, order_reach_bytes
+from planner.program.job import job_of
 from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
 from planner.throughput.step import predict_time
 

@@ -1,4 +1,4 @@
-"""Counts bytes alive in real tensors while real modules run on the CPU: an oracle that shares nothing with the closed form."""
+"""Counts bytes alive in real tensors while real modules run on the CPU: an oracle that shares nothing with the planner."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import ShardingName, sharding_named
-from planner.memory.job import Job, job_of
+from planner.program.job import Job, job_of
 
 BATCH, LENGTH = 2, 128
 TOKENS = BATCH * LENGTH

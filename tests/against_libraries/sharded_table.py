@@ -1,4 +1,4 @@
-"""Sharded jobs, closed form against trace: this script writes the traces to ``data/differential/sharded.csv``."""
+"""Sharded jobs, program against trace: this script writes the traces to ``data/differential/sharded.csv``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import job_of
-from planner.memory.peak import predict_memory
+from planner.memory.replayed import replayed_phases
+from planner.program.job import job_of
 
 KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq", "quant_storage")
 COLUMNS = (
@@ -104,7 +104,7 @@ def traced(row: Mapping[str, str]) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How far the closed form is from the trace of one job, in percent of the trace's peak.
+    """How far the program is from the trace of one job, in percent of the trace's peak.
 
     ``in_phase``: in the phase, loading aside, where both are furthest apart; ``worst_phase`` is its name.
     """
@@ -116,14 +116,14 @@ class Apart:
 
 
 def compared(row: Row) -> Apart:
-    """The closed form as it is now beside the trace of ``row``."""
-    memory = predict_memory(job_of(scenario_of(row), Coefficients()))
+    """The program as it is now beside the trace of ``row``."""
+    phases_of_job = replayed_phases(job_of(scenario_of(row), Coefficients()))
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
-    planned = {each.phase: float(each.allocated_bytes) for each in memory.phases}
+    planned = {each.phase: each.allocated_bytes for each in phases_of_job if each.phase not in (*LOADING, "eval")}
     apart = {name: 100 * (planned[name] - int(size)) / trace_bytes for name, size in phases.items() if name not in LOADING}
     worst = max(apart, key=lambda name: abs(apart[name]))
-    return Apart(row, 100 * (float(memory.allocated_peak_bytes) / trace_bytes - 1), apart[worst], worst)
+    return Apart(row, 100 * (max(planned.values()) / trace_bytes - 1), apart[worst], worst)
 
 
 def read() -> list[Row]:
@@ -144,10 +144,10 @@ def write(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Trace what is missing, and say how far the closed form is from the traces."""
+    """Trace what is missing, and say how far the program is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="trace every job, not only those that are not stored yet")
-    parser.add_argument("--closed-form-only", action="store_true", help="trace nothing; only say how far apart both are")
+    parser.add_argument("--compare-only", action="store_true", help="trace nothing; only say how far apart both are")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     stored = {key_of(row): row for row in read()}
@@ -155,7 +155,7 @@ def main() -> None:
     apart: list[Apart] = []
     for job in JOBS:
         row: Row = dict.fromkeys(COLUMNS, "") | stored.get(key_of(job), {}) | job
-        if not options.closed_form_only and (options.again or not row["trace_bytes"]):
+        if not options.compare_only and (options.again or not row["trace_bytes"]):
             row |= traced(job)
         if row["trace_bytes"]:
             rows.append(row)

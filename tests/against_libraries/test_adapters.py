@@ -8,7 +8,7 @@ import pytest
 from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job, with_layers
 
 from planner.domain.recipe import Numerics
-from planner.memory.job import Job
+from planner.program.job import Job
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

@@ -1,55 +1,48 @@
-"""The differential matrix: the closed form as it is now is within the limits of the stored traces, and these are true now."""
+"""The differential matrix: the step program as it is now is within the limits of the stored traces, and these are true now."""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Iterator
 
 import pytest
 from matrix.cells import Cell, all_cells
 from matrix.models import MODELS
-from matrix.table import Apart, compared, exceptions, folder, read_tables
+from matrix.table import Key, compared, folder, read_tables
 
 from planner.catalog.models import load_model, model_ids
 from tests.extras import import_or_skip
 
-# Of the trace, by method and kind of checkpointing: peak and terms, and what is reserved.
-MEDIAN_PERCENT, NINE_OF_TEN_PERCENT, WORST_PERCENT = 0.2, 1.6, 5.0
-# By model, in its real widths: the larger of both.
-MODEL_MEDIAN_PERCENT, MODEL_NINE_OF_TEN_PERCENT = 0.9, 2.1
-RESERVED_MEDIAN_PERCENT, RESERVED_WORST_PERCENT = 5.0, 30.0
+ONE_OF = 12
+# (mean, worst) in percent of the trace, by widths, with little room above what all cells show.  Peaks of small models are a few
+# segments of 20 MiB, of which one more shows.
+LIMITS = {
+    "allocated": {"real": (0.04, 0.6), "small": (0.12, 2.8)},
+    "reserved": {"real": (0.4, 9.0), "small": (1.1, 30.0)},
+    # Of the trace's peak: the phase, and the group of terms, that differ most.  Where two moments are equally full, either may
+    # be the one that terms are counted at.
+    "phase": {"real": (0.08, 2.5), "small": (0.4, 16.0)},
+    "terms": {"real": (0.3, 8.5), "small": (0.5, 4.5)},
+}
 TABLES = read_tables(folder())
 CELLS = {cell.key: cell for cell in all_cells()}
 
 
-def test_the_closed_form_is_within_the_limits_of_every_trace_or_has_a_mechanism() -> None:
-    """Each cell is predicted now: peak by peak and term by term, in the middle and at the end; each exception is known.
+def is_sampled(key: Key) -> bool:
+    """Whether a cell is in the fixed sample, which depends on its key alone."""
+    return int.from_bytes(hashlib.sha256(" ".join(key).encode()).digest()[:4], "big") % ONE_OF == 0
 
-    One test, because the closed form of all cells takes some seconds.
-    """
-    apart = compared(TABLES.rows)
-    groups: dict[tuple[str, str], list[Apart]] = {}
-    for each in apart.values():
-        groups.setdefault((each.row["method"], each.row["checkpointing"]), []).append(each)
-    for name, some in groups.items():
-        for sizes in (sorted(abs(each.allocated) for each in some), sorted(abs(each.terms) for each in some)):
-            assert statistics.median(sizes) <= MEDIAN_PERCENT, name
-            assert sizes[9 * len(sizes) // 10] <= NINE_OF_TEN_PERCENT, name
-        reserved = [abs(each.reserved) for each in some]
-        assert statistics.median(reserved) <= RESERVED_MEDIAN_PERCENT, name
-        assert max(reserved) <= RESERVED_WORST_PERCENT, name
-    models: dict[str, list[float]] = {}
-    for each in apart.values():
-        if each.row["widths"] == "real":
-            models.setdefault(each.row["model"], []).append(max(abs(each.allocated), abs(each.terms)))
-    for model, percents in models.items():
-        assert statistics.median(percents) <= MODEL_MEDIAN_PERCENT, model
-        assert sorted(percents)[9 * len(percents) // 10] <= MODEL_NINE_OF_TEN_PERCENT, model
-    listed = exceptions()
-    far = {key for key, each in apart.items() if max(abs(each.allocated), abs(each.terms)) > WORST_PERCENT}
-    assert [" ".join(key) for key in far if not any(each.covers(TABLES.rows[key]) for each in listed)] == []
-    assert [each.mechanism for each in listed if not any(each.covers(TABLES.rows[key]) for key in far)] == []
-    assert [each.mechanism for each in listed if "unknown" in each.mechanism.lower()] == []
+
+def test_the_program_is_within_the_limits_of_the_traces() -> None:
+    """A fixed sample of all cells is predicted now; ``make differential`` compares all of them."""
+    apart = compared({key: row for key, row in TABLES.rows.items() if is_sampled(key)})
+    for name, limits in LIMITS.items():
+        for widths, (mean, worst) in limits.items():
+            sizes = [(abs(getattr(each, name)), key) for key, each in apart.items() if key[0] == widths]
+            assert len(sizes) > 100
+            assert statistics.fmean(size for size, _ in sizes) <= mean, (name, widths)
+            assert max(sizes) <= (worst,), (name, max(sizes))
 
 
 def test_nothing_is_left_out_without_a_reason() -> None:

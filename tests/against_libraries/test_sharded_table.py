@@ -1,4 +1,4 @@
-"""The table of sharded jobs: the closed form as it is now stays within the limit of the stored traces."""
+"""The table of sharded jobs: the program as it is now stays within the limit of the stored traces."""
 
 from __future__ import annotations
 

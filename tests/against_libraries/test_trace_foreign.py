@@ -72,7 +72,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
     model = Starcoder2ForCausalLM(Starcoder2Config(**{name: value for name, value in TINY.items() if name != "model_type"}))
     held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
     assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
-    assert "no formulas for 'starcoder2'" in err
+    assert "no reader for 'starcoder2'" in err
     assert plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
     assert "measure trace" in capsys.readouterr().err
 

@@ -21,10 +21,10 @@ from scenarios import Setup, job
 
 from planner.domain.recipe import Dtype, Offload
 from planner.domain.sharding import ShardingName
-from planner.memory.job import Job
 from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
 from planner.memory.sharding import persistent_parameter_bytes
 from planner.memory.weights import adapter_bytes, unquantized_weight_bytes
+from planner.program.job import Job
 from tests.extras import import_or_skip
 
 import_or_skip("torch")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from measure.trace.to_json import to_json
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.summary import summarize, timeline_of
 from planner.allocator.trace_document import TraceDocument
 from planner.cli import beside as beside_module
@@ -42,6 +42,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, stdout: str = "", stderr:
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
+        write_jsonl(command[-1].removeprefix("--events="), EVENTS)
         return subprocess.CompletedProcess(command, code, stdout, stderr)
 
     monkeypatch.setattr(beside_module.subprocess, "run", run)
@@ -82,10 +83,11 @@ def test_flags_are_handed_on_as_they_were_given(monkeypatch: pytest.MonkeyPatch,
     commands = answer(monkeypatch, 0, DOCUMENT)
     assert main([*JOB, "--trace"]) == 0
     assert commands[0][1:5] == ["-m", "measure", "trace", "--json"]
-    assert sorted(commands[0][5:]) == ["--gpu=4090", "--method=qlora", "--model=7b", "--seq=512"]
+    assert sorted(commands[0][5:-1]) == ["--gpu=4090", "--method=qlora", "--model=7b", "--seq=512"]
     out = capsys.readouterr().out
     assert "saved activations" in out
     assert "By phase" in out
+    assert "The first request that differs, number 1 after loading" in out
 
 
 def test_json_holds_both_documents_and_the_rows(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -137,8 +139,10 @@ def test_a_real_trace_stands_beside_the_closed_form(capsys: Captured, tmp_path: 
     config = tmp_path / "config.json"
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512}
     config.write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 4, "torch_dtype": "bfloat16", **sizes}))
-    assert main(["--model", str(config), "--method", "full", "--gpu", "4090", "--seq", "64", "--trace", "--json"]) == 0
+    assert main(["--model", str(config), "--method", "full", "--gpu", "4090", "--seq", "512", "--trace", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     weights = next(each for each in document["terms"] if each["name"] == "weights")
     assert 0 <= weights["trace_bytes"] - weights["plan_bytes"] < 512 * 30
     assert [each["name"] for each in document["allocated"]][-1] == "backward_2"
+    # This family asks for memory as the real modules do, request by request.
+    assert document["first_difference"] is None

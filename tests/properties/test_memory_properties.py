@@ -24,10 +24,10 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory import runtime
 from planner.memory.cache import served_share, small_pool_leftover_bytes
-from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 from planner.memory.sharding import persistent_parameter_bytes
 from planner.prediction import estimate
+from planner.program.job import job_of
 from planner.searching.variants import with_flags, with_rank, with_sizes
 from planner.units import GIB, MIB
 

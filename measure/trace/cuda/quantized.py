@@ -97,7 +97,7 @@ def _stand_in(layer: Any, loaded: torch.dtype) -> None:
     facts = {
         "compress_statistics": old.compress_statistics,
         "quant_type": old.quant_type,
-        "loading_bytes": n_elements * loaded.itemsize,
+        "loading_bytes": (n_elements * loaded.itemsize,),
     }
     for name, value in facts.items():
         setattr(weight, name, value)
@@ -186,7 +186,7 @@ def int8_stand_in(layer: Any, loaded: torch.dtype) -> None:
     n_elements = layer.out_features * layer.in_features
     weight: Any = nn.Parameter(torch.empty((layer.out_features, layer.in_features), dtype=torch.int8, device="meta"), False)
     # The tensor as loaded, and the fp16 copy that is quantised (nn/modules.py Int8Params._quantize).
-    weight.loading_bytes = n_elements * (loaded.itemsize + 2)
+    weight.loading_bytes = (n_elements * loaded.itemsize, n_elements * 2)
     layer.weight = weight
     layer.register_buffer("SCB", torch.empty(layer.out_features, dtype=torch.float32, device="meta"))
     layer.__class__ = type("Linear8bitLt", (type(layer),), {"forward": _forward})

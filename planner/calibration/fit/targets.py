@@ -26,9 +26,9 @@ from planner.domain.recipe import Number
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
-from planner.memory.job import job_of
 from planner.memory.optimizer import paged_state_bytes
 from planner.memory.peak import predict_memory
+from planner.program.job import job_of
 from planner.throughput.step import predict_time
 from planner.units import MIB
 

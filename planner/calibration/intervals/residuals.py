@@ -17,9 +17,9 @@ from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.recipe import Number
 from planner.domain.scale import far_factor, memory_scale, time_scale
-from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
 from planner.prediction import order_reach_bytes
+from planner.program.job import job_of
 from planner.throughput.step import predict_time
 
 

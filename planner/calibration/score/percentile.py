@@ -7,8 +7,8 @@ from dataclasses import replace
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.memory.job import job_of
 from planner.memory.lengths import longest_of_batch_tokens
+from planner.program.job import job_of
 
 
 def at_percentile(record: RunRecord, scenario: Scenario) -> Scenario:

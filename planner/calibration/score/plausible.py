@@ -9,8 +9,8 @@ from planner.domain.term import PHASES
 from planner.intake.request import ScenarioRequest, from_record
 from planner.intake.resolve import resolve
 from planner.intake.rules import Case, refusals
-from planner.memory.job import job_of
 from planner.memory.peak import predict_memory
+from planner.program.job import job_of
 from planner.units import MIB
 
 # What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.

@@ -28,7 +28,7 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
     heads = fields.integer("n_head", "num_attention_heads")
     drops = fields.is_positive("attention_dropout", 0.0)
     attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True, dropout=drops)
-    attention = replace(attention, returned_scores="cast", copies_heads=True)
+    attention = replace(attention, returned_scores="cast", copies_heads=True, fused_parts="selected")
     width = _MLP_RATIO * hidden
     block = BlockSpec(
         attention=attention,
@@ -65,6 +65,7 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
         + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=bias, kind="subclass"),
         norms=norms,
         parallel=parallel,
+        branch_sum="in_place",
         norms_first=parallel and sum(norm.copies for norm in norms) == 2,
     )
     table = token_embedding(fields, hidden, "word_embeddings")
@@ -81,15 +82,15 @@ def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", "n_head")
     attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute", returned_scores="softmax")
     # modeling_falcon.py passes allow_is_causal_skip=False, for the sake of ALiBi.
-    attention = replace(attention, makes_mask=True, copies_heads=True)
+    attention = replace(attention, makes_mask=True, copies_heads=True, fused_parts="selected")
     kv_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
     if fields.flag("new_decoder_architecture", False):
         if heads % kv_heads:
             raise fields.fail(f"{heads} attention heads are not divisible by num_kv_heads {kv_heads}")
-        attention = replace(attention, sdpa_input="expanded")
+        attention = replace(attention, sdpa_input="expanded", fused_parts="indexed")
     elif fields.flag("multi_query", True):
         kv_heads = 1
-        attention = replace(attention, sdpa_input="broadcast")
+        attention = replace(attention, sdpa_input="broadcast", fused_parts="indexed")
     elif kv_heads != heads:
         # The module sizes query_key_value for one key and value per head whatever num_kv_heads says.
         raise fields.fail(f"num_kv_heads {kv_heads} needs new_decoder_architecture or multi_query")

@@ -13,22 +13,32 @@ from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import decoder
 from planner.catalog.architectures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
-from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import (
+    AttentionSpec,
+    BlockSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    RotaryForm,
+    RouterKind,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _ClassDefaults:
-    """Where the two configuration classes differ in what an absent field means.  ``None``: the field must be present."""
+    """Where the two classes differ: what an absent field means (``None``: it must be present), and how the router works."""
 
     n_routed_experts: int
     n_shared_experts: int
     moe_intermediate_size: int
     first_k_dense_replace: int
     num_experts_per_tok: int | None
+    router: RouterKind
 
 
-_V2 = _ClassDefaults(64, 2, 1407, 0, None)
-_V3 = _ClassDefaults(256, 1, 2048, 3, 8)
+_V2 = _ClassDefaults(64, 2, 1407, 0, None, "fp32")
+_V3 = _ClassDefaults(256, 1, 2048, 3, 8, "sigmoid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,11 @@ def _latents(fields: ConfigFields) -> _Latents:
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
     product = heads * (nope_dim + value_dim)
     attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True, value_product_width=product)
+    # V2 turns complex numbers; V3 pairs, unless told to swap halves.
+    form: RotaryForm = "crossed" if fields.flag("rope_interleave", True) else "halves"
+    if fields.text("model_type", "") == "deepseek_v2":
+        form = "complex"
+    attention = replace(attention, rotary_width=rope_dim, rotary_form=form, rotary_join="forward")
     return _Latents(q_rank, fields.integer("kv_lora_rank", default=512), rope_dim, attention, nope_dim)
 
 
@@ -103,7 +118,7 @@ def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bia
     mlp = experts_of(fields, width, n_experts, fields.integer("num_experts_per_tok", default=defaults.num_experts_per_tok))
     # All shared experts of a layer are one MLP of their joint width.
     shared_width = width * fields.integer("n_shared_experts", default=defaults.n_shared_experts)
-    mlp = replace(mlp, shared_width=shared_width)
+    mlp = replace(mlp, shared_width=shared_width, router=defaults.router)
     experts = (router(hidden, n_experts), *fused_experts(hidden, mlp), *shared_experts(hidden, shared_width, bias=bias))
     return replace(base, mlp=mlp, linears=base.linears + _reached(experts))
 

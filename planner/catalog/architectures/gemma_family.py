@@ -34,7 +34,8 @@ def read_gemma(fields: ConfigFields) -> ModelSpec:
     activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
     attention = attention_of(fields, heads_default=16, kv_default=16, head_dim_default=256)
     block = _block(fields, attention, activation, n_hidden_norms=2)
-    return with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True), "one_plus")
+    spec = with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True), "one_plus")
+    return replace(spec, embedding_scale="table")
 
 
 def read_gemma2(fields: ConfigFields) -> ModelSpec:
@@ -45,6 +46,7 @@ def read_gemma2(fields: ConfigFields) -> ModelSpec:
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 2))
     spec = with_scaling(decoder(fields, with_windows(block, windows), tied_default=True), "one_plus")
+    spec = replace(spec, embedding_scale="table")
     return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=True))
 
 
@@ -57,13 +59,14 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
         raise NotModelledError(f"{fields.where}: Gemma 3 with bidirectional attention is an encoder, which is not modelled")
     n_layers = fields.layers("num_hidden_layers")
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
-    attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=False))
+    attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=False), head_norms_last=True)
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     block = replace(block, norms=block.norms + head_norms(attention))
     period = fields.integer("sliding_window_pattern", default=6)
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, period))
     with_vocab = ConfigFields({"vocab_size": _GEMMA3_TEXT_VOCAB, **fields.data}, fields.where)
     spec = with_scaling(decoder(with_vocab, with_windows(block, windows), tied_default=True), "one_plus")
+    spec = replace(spec, embedding_scale="table", rotary_by_kind=True)
     return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=False))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model
-from planner.catalog.architectures.parts import fused_gated_mlp, lm_head, rms, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import fused_gated_mlp, lm_head, rms, rotary_width, separate_qkv, token_embedding
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
 
 
@@ -31,7 +31,8 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=128)
-    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim, joined_rotary=True)
+    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim, joined_rotary=True, rotary_form="repeated_pairs")
+    attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5))
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),

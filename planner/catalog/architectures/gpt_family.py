@@ -15,6 +15,7 @@ from planner.catalog.architectures.parts import (
     layer_norm,
     lm_head,
     plain_mlp,
+    rotary_width,
     separate_qkv,
     token_embedding,
 )
@@ -76,7 +77,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden),),
-        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden),),
+        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden, shared=True),),
         checkpoint_dtype="fp32",
     )
 
@@ -86,7 +87,10 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     width = fields.integer("n_inner", default=4 * hidden)
     drops = fields.is_positive("attn_pdrop", 0.0)
-    attention = replace(even_heads(fields, hidden, heads), eager_scores="fp32", dropout=drops)
+    attention = replace(
+        even_heads(fields, hidden, heads), eager_scores="fp32", dropout=drops, rotary_form="repeated_pairs", rotary_join="forward"
+    )
+    attention = replace(attention, rotary_width=fields.count("rotary_dim", default=64), returned_scores="cast")
     query, key, value, _ = separate_qkv(attention, hidden)
     block = BlockSpec(
         attention=attention,
@@ -105,6 +109,7 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, head)
     return replace(
         spec,
+        rotary_tables="layers",
         embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
@@ -119,10 +124,13 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
     The head is ``lm_head`` in Transformers 5 and ``embed_out`` in Transformers 4 and in the checkpoints.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    attention = even_heads(fields, hidden, fields.integer("num_attention_heads"))
     attention = replace(
-        even_heads(fields, hidden, fields.integer("num_attention_heads")),
+        attention,
         fused_qkv=True,
+        fused_parts="split_heads",
         joined_rotary=True,
+        rotary_width=rotary_width(fields, attention.head_dim, 0.25, "rotary_pct"),
         dropout=fields.is_positive("attention_dropout", 0.0),
     )
     bias = fields.flag("attention_bias", True)
@@ -176,6 +184,7 @@ def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
     attention = replace(
         even_heads(fields, hidden, fields.integer("num_attention_heads")),
         position="learned",
+        scales_query=True,
         dropout=fields.is_positive("attention_dropout", 0.0),
     )
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=bias)
@@ -190,6 +199,7 @@ def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
         norms=(layer_norm(hidden, copies=2, bias=affine, weight=affine),),
         dropouts=2 * int(fields.is_positive("dropout", 0.1)),
         reads_stream=not fields.flag("do_layer_norm_before", True),
+        norms_sums=not fields.flag("do_layer_norm_before", True),
     )
 
 

@@ -19,12 +19,14 @@ from planner.domain.model import BlockSpec, ModelSpec
 def read_gpt_oss(fields: ConfigFields) -> ModelSpec:
     """``gpt_oss``: biases everywhere, a learned sink per head, every other layer local, experts and router with bias."""
     hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
-    attention = replace(attention_of(fields, heads_default=64, kv_default=8, head_dim_default=64), sinks=True)
+    attention = replace(
+        attention_of(fields, heads_default=64, kv_default=8, head_dim_default=64), sinks=True, rotary_form="crossed"
+    )
     bias = fields.flag("attention_bias", True)
     n_experts = fields.integer("num_local_experts", "num_experts", default=128)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=4))
     # The experts clamp gate and up and write their gate out, whatever ``hidden_act`` says (GptOssExperts._apply_gate).
-    mlp = replace(mlp, activation="clamped_swiglu")
+    mlp = replace(mlp, activation="clamped_swiglu", router="chosen")
     block = BlockSpec(
         attention=attention,
         mlp=mlp,
@@ -37,7 +39,7 @@ def read_gpt_oss(fields: ConfigFields) -> ModelSpec:
         extra_params=attention.n_heads,
     )
     windows = layer_windows(fields, n_layers, window_field(fields, 128), alternating_types(n_layers, 2))
-    return with_scaling(decoder(fields, with_windows(block, windows)), "wide")
+    return replace(with_scaling(decoder(fields, with_windows(block, windows)), "wide"), rotary_tables="half")
 
 
 READERS = {"gpt_oss": read_gpt_oss}

@@ -27,7 +27,7 @@ def read_internlm2(fields: ConfigFields) -> ModelSpec:
     Logits are turned into fp32 (``logits = logits.float()``) before the loss.  The head is called ``output``.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(attention_of(fields), fused_qkv=True)
+    attention = replace(attention_of(fields), fused_qkv=True, fused_parts="slices")
     bias = fields.flag("bias", True)
     block = BlockSpec(
         attention=attention,

@@ -107,12 +107,14 @@ def _biased_block(fields: ConfigFields, attention: AttentionSpec) -> BlockSpec:
 
 
 def read_llama(fields: ConfigFields) -> ModelSpec:
-    """``llama``: also TinyLlama, Yi, SmolLM2, DeepSeek-LLM and everything else published under this type.
-
-    ``granite`` has the same modules; its multipliers change no shape.
-    """
-    block = _biased_block(fields, attention_of(fields))
+    """``llama``: also TinyLlama, Yi, SmolLM2, DeepSeek-LLM and everything else published under this type."""
+    block = replace(_biased_block(fields, attention_of(fields)), scales_branches=fields.text("model_type", "") == "granite")
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def read_granite(fields: ConfigFields) -> ModelSpec:
+    """``granite``: the modules of Llama; embeddings and logits are multiplied by numbers."""
+    return replace(read_llama(fields), embedding_scale="model", scales_logits=True)
 
 
 def read_mistral(fields: ConfigFields) -> ModelSpec:
@@ -138,18 +140,20 @@ def read_qwen3(fields: ConfigFields) -> ModelSpec:
 
 def read_olmo2(fields: ConfigFields) -> ModelSpec:
     """``olmo2``: both hidden norms come after their branch; query and key are normalised over all heads at once."""
-    return with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
+    spec = with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
+    return replace(spec, rotary_tables="fp32")
 
 
 def read_olmo3(fields: ConfigFields) -> ModelSpec:
     """``olmo3``: the modules of OLMo 2; three layers of four attend to a window of 4096 tokens when the file names none."""
     n_layers = fields.layers("num_hidden_layers")
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 4))
-    return with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
+    spec = with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
+    return replace(spec, rotary_tables="fp32", rotary_by_kind=True)
 
 
 def _olmo_block(fields: ConfigFields) -> BlockSpec:
-    attention, bias = attention_of(fields), fields.flag("attention_bias", False)
+    attention, bias = replace(attention_of(fields), rotary_result="input", heads_last=True), fields.flag("attention_bias", False)
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
     return replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
 
@@ -184,7 +188,7 @@ def _rope_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
 
 READERS = {
     "llama": read_llama,
-    "granite": read_llama,
+    "granite": read_granite,
     "mistral": read_mistral,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,

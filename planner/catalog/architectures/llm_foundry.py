@@ -38,7 +38,7 @@ def read_mpt_causal_lm(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden, bias=bias),),
-        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden),),
+        extra_embeddings=(EmbeddingSpec("wpe", positions, hidden, shared=True),),
     )
 
 
@@ -80,7 +80,7 @@ def read_mosaic_gpt(fields: ConfigFields) -> ModelSpec:
         tied=True,
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden, bias=bias),),
-        extra_embeddings=() if alibi else (EmbeddingSpec("wpe", positions, hidden),),
+        extra_embeddings=() if alibi else (EmbeddingSpec("wpe", positions, hidden, shared=True),),
         fp32_logits=False,
         remote_code=True,
     )

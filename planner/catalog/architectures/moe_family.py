@@ -56,13 +56,14 @@ def read_mixtral(fields: ConfigFields) -> ModelSpec:
     n_experts = fields.integer("num_local_experts", "num_experts", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=2))
     block = _moe_block(fields, attention, mlp, qkv_bias=False, out_bias=False)
-    block = replace(block, linears=reached_by_peft(block.linears, ("w1", "w3"), "w2"))
+    linears = reached_by_peft(block.linears, ("w1", "w3"), "w2")
+    block = replace(block, mlp=replace(mlp, router="softmax_fp32"), linears=linears)
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
 def read_olmoe(fields: ConfigFields) -> ModelSpec:
     """``olmoe``: query and key normalised over all heads at once; ``intermediate_size`` is that of one expert."""
-    attention, bias = attention_of(fields), fields.flag("attention_bias", False)
+    attention, bias = replace(attention_of(fields), heads_last=True), fields.flag("attention_bias", False)
     n_experts, top_k = fields.integer("num_experts", default=64), fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
@@ -76,8 +77,10 @@ def read_granitemoe(fields: ConfigFields) -> ModelSpec:
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
     n_experts, top_k = fields.integer("num_local_experts", default=8), fields.integer("num_experts_per_tok", default=2)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
-    block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias, router_name="router")
-    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    block = _moe_block(fields, attention, replace(mlp, router="chosen"), qkv_bias=bias, out_bias=bias, router_name="router")
+    block = replace(block, scales_branches=True)
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    return replace(spec, embedding_scale="model", scales_logits=True)
 
 
 def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:

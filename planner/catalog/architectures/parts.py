@@ -44,6 +44,15 @@ def separate_qkv(
     )
 
 
+def rotary_width(fields: ConfigFields, head_dim: int, default: float, name: str = "partial_rotary_factor") -> int:
+    """Features of each head that rotary positions turn: a share of them, of which Transformers 5 keeps the older ``name`` too."""
+    rope = fields.data.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", fields.data.get(name, default))
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise fields.fail(f"field '{name}' must be a number above 0 and at most 1")
+    return int(head_dim * share)
+
+
 def fused_qkv(
     attention: AttentionSpec, hidden: int, names: tuple[str, str], *, biases: tuple[bool, bool], kind: LinearKind = "linear"
 ) -> tuple[LinearSpec, ...]:

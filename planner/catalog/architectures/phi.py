@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import layer_norm, lm_head, plain_mlp, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import layer_norm, lm_head, plain_mlp, rotary_width, separate_qkv, token_embedding
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -21,9 +21,9 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=even_heads(fields, hidden, heads).head_dim)
-    attention = replace(
-        even_heads(fields, hidden, heads), n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
-    )
+    shape = even_heads(fields, hidden, heads)
+    attention = replace(shape, n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True)
+    attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5), rotary_join="forward")
     attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.0))
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden),)

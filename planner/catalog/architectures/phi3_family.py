@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder
-from planner.catalog.architectures.parts import fused_gated_mlp, fused_qkv, rms
+from planner.catalog.architectures.parts import fused_gated_mlp, fused_qkv, rms, rotary_width
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 
 
 def read_phi3(fields: ConfigFields) -> ModelSpec:
     """``phi3``: Llama's block with ``qkv_proj`` and ``gate_up_proj`` each one matrix, no bias anywhere."""
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(
-        attention_of(fields, window_tokens=fields.optional_integer("sliding_window")), fused_qkv=True, joined_rotary=True
-    )
+    attention = attention_of(fields, window_tokens=fields.optional_integer("sliding_window"))
+    attention = replace(attention, fused_qkv=True, fused_parts="slices", joined_rotary=True)
+    attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 1.0), rotary_join="inline")
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),

@@ -41,6 +41,7 @@ def read_baichuan(fields: ConfigFields) -> ModelSpec:
         raise NotModelledError(f"{fields.where}: Baichuan with tied embeddings is not modelled: no release has them")
     position, limit = _baichuan_positions(fields)
     attention = replace(even_heads(fields, hidden, fields.integer("num_attention_heads")), position=position, fused_qkv=True)
+    attention = replace(attention, fused_parts="selected")
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),

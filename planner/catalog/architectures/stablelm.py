@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import gated_mlp, layer_norm, lm_head, separate_qkv, token_embedding, with_scaling
+from planner.catalog.architectures.parts import (
+    gated_mlp,
+    layer_norm,
+    lm_head,
+    rotary_width,
+    separate_qkv,
+    token_embedding,
+    with_scaling,
+)
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -31,6 +39,9 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     # Rotary positions turn a quarter of each head (partial_rotary_factor), and the parts are concatenated.
     attention = replace(_grouped_heads(fields, hidden, default_kv_heads=32), joined_rotary=True)
+    attention = replace(
+        attention, rotary_width=rotary_width(fields, attention.head_dim, 0.25), rotary_join="forward", heads_last=True
+    )
     parallel = fields.flag("use_parallel_residual", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, copies=1 if parallel else 2),)
     if fields.flag("qk_layernorm", False):
@@ -42,6 +53,7 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
         linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("use_qkv_bias", False)) + gated_mlp(hidden, width),
         norms=norms,
         parallel=parallel,
+        branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
@@ -59,7 +71,7 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
     ``use_qk_norm`` keeps a weight for every feature of every head (shape heads by head size).
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = _grouped_heads(fields, hidden)
+    attention = replace(_grouped_heads(fields, hidden), rotary_form="pairs", rotary_result="fp32", head_norms_last=True)
     bias = fields.flag("attention_bias", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, bias=False),)
     if fields.flag("use_qk_norm", False):
@@ -71,6 +83,7 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
         linears=separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias) + gated_mlp(hidden, width),
         norms=norms,
         parallel=True,
+        branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
@@ -78,7 +91,8 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
         with_scaling(spec, "centred"),
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=fields.integer("max_position_embeddings", default=8192),
-        final_norms=(layer_norm(hidden, bias=False),),
+        final_norms=(replace(layer_norm(hidden, bias=False), scaling="centred"),),
+        scales_logits=True,
     )
 
 

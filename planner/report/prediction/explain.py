@@ -38,15 +38,18 @@ class Explanation:
 
 
 def formula_text(reference: str) -> FormulaText:
-    """What the docstring of the function ``reference`` (``module:function``) says.
+    """What the docstring of the function ``reference`` (``module:function``) says; of the program, that of its file.
 
+    A file of ``planner.program`` writes one part of the step down, by functions that return tensors and not bytes.
     Empty where the function or its docstring does not exist: a report is not the place to fail over that.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name.startswith("planner.") or not attribute:
         return FormulaText()
     try:
-        doc = inspect.getdoc(getattr(importlib.import_module(module_name), attribute)) or ""
+        module = importlib.import_module(module_name)
+        named = getattr(module, attribute)
+        doc = inspect.getdoc(module if module_name.startswith("planner.program.") else named) or ""
     except (ImportError, AttributeError):
         return FormulaText()
     summary, *rest = (_LABEL.split(paragraph)[0] for paragraph in doc.split("\n\n"))
@@ -76,7 +79,7 @@ def formula_section(prediction: Prediction) -> Section:
         rows += [("function", formula), ("counts", text.summary), ("formula", text.rule)]
         rows += [("ignored", text.ignored), ("source", text.source)]
         blocks += [Note("")] if blocks else []
-        blocks.append(Note(f"{topic}: {'; '.join(each.label for each in group)}", "strong"))
+        blocks.append(Note(f"{topic}: {'; '.join(dict.fromkeys(each.label for each in group))}", "strong"))
         blocks.append(Grid((Column(""), Column("")), tuple(Row(row) for row in rows if row[1])))
     return Section("Formulas", tuple(blocks))
 

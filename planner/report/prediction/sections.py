@@ -11,6 +11,7 @@ from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
+from planner.report.prediction.over_time import failed_section, replay_section, timeline_section
 from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
 from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
 from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section, Segment, StackedBar
@@ -34,6 +35,9 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         levels_section(prediction, scenario.hardware),
         terms_section(prediction),
         phases_section(prediction),
+        replay_section(subject),
+        timeline_section(subject),
+        failed_section(subject),
         host_section(prediction, scenario.hardware),
         time_section(prediction),
         run_section(subject),
@@ -94,7 +98,7 @@ _TERM_COLUMNS = (
     Column("GiB", "right"),
     Column("share", "right"),
     Column("kind"),
-    Column("formula in planner.memory", wide_only=True),
+    Column("written in", wide_only=True),
 )
 _ELSEWHERE_COLUMNS = (Column("not at the peak"), Column("GiB", "right"), Column("kind"), Column("when"))
 _PHASE_COLUMNS = (
@@ -180,7 +184,7 @@ def phases_section(prediction: Prediction) -> Section:
 def host_section(prediction: Prediction, hardware: Hardware) -> Section:
     """Host RAM per process by term, and per node against what the host has."""
     host = prediction.host
-    columns = (Column("per process"), Column("GiB", "right"), Column(""), Column("formula in planner.memory", wide_only=True))
+    columns = (Column("per process"), Column("GiB", "right"), Column(""), Column("written in", wide_only=True))
     rows = [_host_row(term) for term in host.terms if float(term.n_bytes) >= 1]
     rows.append(Row(("= per process", gib(host.per_process_bytes), "", ""), "strong"))
     processes = f"{hardware.gpus_per_node} process{'es' if hardware.gpus_per_node > 1 else ''}"
@@ -223,7 +227,7 @@ def _host_row(term: HostTerm) -> Row:
 
 
 def _short(formula: str) -> str:
-    return formula.removeprefix("planner.memory.")
+    return formula.removeprefix("planner.")
 
 
 _COLUMNS = (

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from planner.allocator.timeline import Timeline
 from planner.domain.coefficients import Coefficients
-from planner.domain.prediction import PhasePeak, Prediction, Verdict
+from planner.domain.prediction import MemoryPrediction, PhasePeak, Prediction, Verdict
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
@@ -33,6 +34,7 @@ class Subject:
 
     ``coefficients`` are those that the prediction was made with.  ``stacks``: what the common ones need, where none is given.
     ``at_length``: the run at an example of a real length, where its length is asked for and that of samples is not given.
+    ``timeline``: memory over the step, where it is to be drawn; ``replayed``: what its replay says of the peak.
     """
 
     scenario: Scenario
@@ -43,6 +45,8 @@ class Subject:
     unsaid: Sequence[Unsaid] | None = None
     stacks: Sequence[StackNeed] = ()
     at_length: AtLength | None = None
+    timeline: Timeline | None = None
+    replayed: MemoryPrediction | None = None
 
     @property
     def shown_peak_bytes(self) -> Number:

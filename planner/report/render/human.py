@@ -13,7 +13,8 @@ from rich.text import Text
 
 from planner.printing import MOST_WIDTH, printable, width_of
 from planner.report.render.bar import FREE, scale_line, segment_cells
-from planner.report.render.layout import Block, Choices, Commands, FlagChoice, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.render.chart import ALLOCATED, CACHED, CROSSED, HEIGHT, LIMIT, chart_lines
+from planner.report.render.layout import Block, Chart, Choices, Commands, FlagChoice, Grid, Note, Row, Section, StackedBar, Tone
 from planner.report.render.numbers import gib, share_text
 from planner.report.render.wrapping import first_line, wrap
 
@@ -75,6 +76,8 @@ def _print_block(block: Block, console: Console) -> None:
         console.print(_bar(block, console), soft_wrap=True)
     elif isinstance(block, Choices):
         console.print(choices_text(block, width), soft_wrap=True)
+    elif isinstance(block, Chart):
+        console.print(_chart(block, console), soft_wrap=True)
     elif isinstance(block, Commands):
         console.print(Text("\n".join(map(printable, block.lines))), soft_wrap=True)
     else:
@@ -107,6 +110,19 @@ def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
     across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
     down = -(-len(cells) // across)
     lines = [Text(" " * _GUTTER).join(cells[row::down]) for row in range(down)]
+    return Text("\n").join(lines)
+
+
+_CHART_STYLES = {ALLOCATED: "bright_blue", CACHED: "bright_yellow", LIMIT: "red", CROSSED: "bold red"}
+
+
+def _chart(chart: Chart, console: Console) -> Text:
+    """The lines of the chart; where the terminal has colours, each kind of memory in its own."""
+    lines = [Text(line) for line in chart_lines(chart, console.width)]
+    if console.color_system is not None:
+        for line in lines[:HEIGHT]:
+            for mark, style in _CHART_STYLES.items():
+                line.highlight_regex(f"{mark}+", style)
     return Text("\n").join(lines)
 
 

@@ -106,7 +106,27 @@ class Choices:
     texts: bool = False
 
 
-Block = Note | Grid | StackedBar | Commands | Choices
+@dataclass(frozen=True, slots=True)
+class ChartPart:
+    """One part of a chart's axis: names for it, the longest first, and its points in order, each a lower and an upper amount."""
+
+    labels: tuple[str, ...]
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Two amounts in bytes over parts of an axis, one filled below the other, and the limit of the upper one.
+
+    ``crossed``: part and place in it, from 0 to 1, at which the limit is too low.
+    """
+
+    parts: tuple[ChartPart, ...]
+    limit_bytes: float | None = None
+    crossed: tuple[int, float] | None = None
+
+
+Block = Note | Grid | StackedBar | Commands | Choices | Chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from planner.printing import printable
 from planner.report.render.bar import letter_line, scale_line
-from planner.report.render.layout import Block, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
+from planner.report.render.chart import chart_lines
+from planner.report.render.layout import Block, Chart, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
 from planner.report.render.numbers import gib, share_text
 
 _BAR_WIDTH = 80
@@ -31,6 +32,9 @@ def _block(block: Block) -> str:
         return f"{drawn}\n\n{_grid(_legend(block))}" if block.legend else drawn
     if isinstance(block, Choices):
         return f"**{_escape(block.title)}**\n\n{_choices(block)}" if block.title else _choices(block)
+    if isinstance(block, Chart):
+        drawn = "\n".join(chart_lines(block, _BAR_WIDTH))
+        return f"```\n{drawn}\n```"
     if isinstance(block, Commands):
         lines = "\n".join(map(printable, block.lines))
         return f"```sh\n{lines}\n```"

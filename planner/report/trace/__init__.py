@@ -1,1 +1,1 @@
-"""The trace of ``measure`` beside the closed form."""
+"""The trace of ``measure`` beside the prediction."""

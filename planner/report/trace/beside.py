@@ -1,4 +1,4 @@
-"""The closed form and the trace side by side: one row for each phase and for each term of the list that both share."""
+"""The prediction and the trace side by side: one row for each phase and for each term of the list that both share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
+from planner.report.trace.requests import Difference, Request
 from planner.units import GIB
 
 BESIDE_SCHEMA_ID: Final = "planner/beside@1"
 # What every process holds, and files that are mapped: no allocation of a training step.
 _UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "mapped_checkpoint"})
+_LEFT_OUT = "Left out: requests below 2 KiB, and tensors of one number for each token."
 _AMOUNTS = (Column("plan", "right"), Column("trace", "right"), Column("difference", "right"), Column("of peak", "right"))
 
 
@@ -40,7 +42,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PlanBesideTrace:
-    """Both instruments' answers to one scenario; ``phase`` is the one in which the trace allocated most."""
+    """Both instruments' answers to one scenario; ``phase`` is the one in which the trace allocated most.
+
+    ``difference``: the first request in which they part; ``None`` where all are equal.
+    """
 
     phase: str
     operator: str
@@ -50,9 +55,10 @@ class PlanBesideTrace:
     reserved: tuple[Pair, ...]
     terms: tuple[Pair, ...]
     host: tuple[Pair, ...] = ()
+    difference: Difference | None = None
 
 
-def put_beside(prediction: Prediction, traced: TraceDocument) -> PlanBesideTrace:
+def put_beside(prediction: Prediction, traced: TraceDocument, difference: Difference | None = None) -> PlanBesideTrace:
     """Line up what both say: peaks, allocated and reserved by phase, and the terms in the phase of the trace's peak."""
     memory = prediction.memory
     highest, most_reserved = traced.allocated_peak_bytes, traced.reserved_peak_bytes
@@ -70,6 +76,7 @@ def put_beside(prediction: Prediction, traced: TraceDocument) -> PlanBesideTrace
         reserved=tuple(Pair(t.phase, round(float(p.reserved_bytes)), t.reserved_bytes, most_reserved) for t, p in pairs),
         terms=_terms(memory, traced),
         host=_host(prediction, traced),
+        difference=difference,
     )
 
 
@@ -121,7 +128,26 @@ def beside_sections(beside: PlanBesideTrace) -> list[Section]:
             "Of peak: of the larger sum.  Without interpreter, libraries and checkpoint files, which are not traced.", "dim"
         )
         sections.append(Section("Host memory of one process while it trains", (_grid("host term", beside.host), aside)))
+    if beside.difference:
+        title = f"The first request that differs, number {beside.difference.number:,} after loading"
+        sections.append(Section(title, (_requests(beside.difference), Note(_LEFT_OUT, "dim"))))
     return sections
+
+
+def _requests(difference: Difference) -> Grid:
+    """One row for each side; a side that has ended has none."""
+    sides = (("plan", difference.program), ("trace", difference.trace))
+    rows = tuple(
+        Row((name, each.phase, f"{each.part} {each.module}".strip(), each.op, f"{each.n_bytes:,}", _freed(each)))
+        for name, each in sides
+        if each is not None
+    )
+    columns = (Column("bytes", "right"), Column("then frees", "right"))
+    return Grid((*map(Column, ("side", "phase", "part and module", "operator")), *columns), rows)
+
+
+def _freed(request: Request) -> str:
+    return ", ".join(f"{n_bytes:,}" for n_bytes in sorted(request.freed, reverse=True)) or "nothing"
 
 
 def beside_document(beside: PlanBesideTrace, prediction: dict[str, Any], traced: TraceDocument) -> dict[str, Any]:
@@ -130,7 +156,8 @@ def beside_document(beside: PlanBesideTrace, prediction: dict[str, Any], traced:
         name: [_entry(pair) for pair in getattr(beside, name)] for name in ("peaks", "allocated", "reserved", "terms", "host")
     }
     place = {"phase": beside.phase, "operator": beside.operator, "module": beside.module}
-    whole = {"prediction": prediction, "trace": traced.model_dump(by_alias=True)}
+    whole: dict[str, Any] = {"first_difference": None if beside.difference is None else asdict(beside.difference)}
+    whole |= {"prediction": prediction, "trace": traced.model_dump(by_alias=True)}
     return {"schema": BESIDE_SCHEMA_ID, "peak": place, **tables, **whole}
 
 

@@ -23,7 +23,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TermPair:
-    """One group of terms in bytes, as the history has it and as the closed form does."""
+    """One group of terms in bytes, as the history has it and as the prediction does."""
 
     name: str
     measured_bytes: int
@@ -43,7 +43,7 @@ class HistoryScore:
 
 
 def score_history(record_id: str, document: ReplayDocument, memory: MemoryPrediction) -> HistoryScore:
-    """Groups of terms at the measured peak, beside what the closed form holds in that phase."""
+    """Groups of terms at the measured peak, beside what the prediction holds in that phase."""
     peak = document.peak
     measured = {term.name: term.bytes for term in peak.terms}
     pairs = []

@@ -1,1 +1,1 @@
-"""The differential matrix: many models and recipes through the closed form and through the trace, and the table of both."""
+"""The differential matrix: many models and recipes through the step program and through the trace, and the table of both."""

@@ -12,7 +12,6 @@ from typing import Literal
 from zlib import crc32
 
 from matrix.models import MODELS, write_config
-from planner.catalog.models import load_model
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
@@ -69,17 +68,6 @@ def _folder() -> TemporaryDirectory[str]:
 @cache
 def _config(model: str, widths: Widths) -> Path:
     return write_config(model, Path(_folder().name), small=widths == "small")
-
-
-def has_windows(cell: Cell) -> bool:
-    """Whether a layer of its model attends to a window alone."""
-    return _has_windows(cell.model, cell.widths)
-
-
-@cache
-def _has_windows(model: str, widths: Widths) -> bool:
-    groups = load_model(str(_config(model, widths))).spec.groups
-    return any(group.block.attention.window_tokens is not None for group in groups)
 
 
 def scenario_of(cell: Cell) -> Scenario:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from matrix.cells import Cell, scenario_of
 from planner.domain.coefficients import Coefficients
-from planner.domain.prediction import MemoryPrediction
-from planner.domain.recipe import Number
-from planner.memory.job import job_of
-from planner.memory.peak import predict_memory
-from planner.searching.variants import with_sizes
+from planner.memory.replayed import replayed_phases
+from planner.program.job import job_of
 
 # Terms that are compared together, because the border between them is where each instrument draws it: what the graph keeps and
 # what one block adds to it; a weight's copy, expanded or cast, and the product that needs it.
@@ -46,10 +41,11 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the closed form says of a cell.  ``terms`` are those alive in the phase that the trace peaks in."""
+    """What the step program says of a cell.  ``terms`` are those at its peak in the phase that the trace peaks in."""
 
     allocated_bytes: int
     reserved_bytes: int
+    phases: Mapping[str, int]
     terms: Mapping[str, int]
 
 
@@ -72,33 +68,26 @@ def traced(cell: Cell) -> Traced:
     )
 
 
-def planned(cells: Sequence[Cell], phases: Sequence[str]) -> list[Planned]:
-    """Ask the closed form about cells that differ in length alone, all at once; ``phases``: where each trace peaks."""
-    length = np.array([float(cell.seq_tokens) for cell in cells])
-    scenario = with_sizes(scenario_of(cells[0]), cells[0].batch, length, length)
-    memory = predict_memory(job_of(scenario, Coefficients()), by_phase=False)
-    allocated, reserved = (_one_each(amount, len(cells)) for amount in (memory.allocated_peak_bytes, memory.reserved_peak_bytes))
-    terms = {phase: _terms_in(memory, phase, len(cells)) for phase in dict.fromkeys(phases)}
-    return [
-        Planned(allocated[i], reserved[i], {name: sizes[i] for name, sizes in terms[phase].items()})
-        for i, phase in enumerate(phases)
-    ]
+def planned(cell: Cell, phase: str) -> Planned:
+    """Replay the program of a cell; ``phase``: where its trace peaks."""
+    phases = {each.phase: each for each in replayed_phases(job_of(scenario_of(cell), Coefficients()))}
+    allocated = {name: each.allocated_bytes for name, each in phases.items()}
+    reserved = max(each.reserved_bytes for each in phases.values())
+    terms = next(each.terms for name, each in phases.items() if name == phase)
+    return Planned(max(allocated.values()), reserved, allocated, dict(terms))
 
 
-def _terms_in(memory: MemoryPrediction, phase: str, count: int) -> dict[str, list[int]]:
-    totals: dict[str, Number] = {}
-    for term in memory.terms:
-        if phase in term.phases:
-            totals[term.name] = totals.get(term.name, 0) + term.n_bytes
-    return {name: _one_each(amount, count) for name, amount in totals.items()}
-
-
-def _one_each(amount: Number, count: int) -> list[int]:
-    return [round(float(each)) for each in np.broadcast_to(np.asarray(amount, dtype=np.float64), (count,))]
+def worst_phase(plan: Mapping[str, int], trace: Mapping[str, int], peak_bytes: int) -> tuple[str, float]:
+    """(phase, percent of the peak) with the largest difference of the program from the trace."""
+    return _worst({phase: plan[phase] - n_bytes for phase, n_bytes in trace.items()}, peak_bytes)
 
 
 def worst_group(plan: Mapping[str, int], trace: Mapping[str, int], peak_bytes: int) -> tuple[str, float]:
-    """(group of terms, percent of the peak) with the largest difference of the closed form from the trace."""
-    differences = {group: sum(plan.get(name, 0) - trace.get(name, 0) for name in names) for group, names in GROUPS.items()}
-    worst = max(differences, key=lambda group: abs(differences[group]))
-    return worst, 100 * differences[worst] / peak_bytes
+    """(group of terms, percent of the peak) with the largest difference of the program from the trace."""
+    differ = {group: sum(plan.get(name, 0) - trace.get(name, 0) for name in names) for group, names in GROUPS.items()}
+    return _worst(differ, peak_bytes)
+
+
+def _worst(differ: Mapping[str, int], peak_bytes: int) -> tuple[str, float]:
+    worst = max(differ, key=lambda name: abs(differ[name]))
+    return worst, 100 * differ[worst] / peak_bytes

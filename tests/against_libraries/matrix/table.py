@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matrix.cells import Cell, all_cells, has_windows
-from matrix.compare import Planned, Traced, planned, worst_group
+from matrix.cells import Cell, all_cells
+from matrix.compare import Planned, Traced, planned, worst_group, worst_phase
 from planner.catalog.location import data_dir
 
 COLUMNS = (
@@ -55,37 +54,34 @@ def row_of(cell: Cell, trace: Traced) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How far the closed form is from the trace of one row, in percent of the trace.
+    """How far the step program is from the trace of one row, in percent of the trace.
 
-    ``terms``: of the group of terms that differs most in the phase of the trace's peak; ``worst_terms`` is its name.
+    ``phase``: of the phase that differs most; ``terms``: of the group of terms that differs most in the phase of the trace's
+    peak.  Both are in percent of the trace's peak; ``worst_phase`` and ``worst_terms`` are their names.
     """
 
     row: Row
     allocated: float
-    terms: float
     reserved: float
+    phase: float
+    terms: float
+    worst_phase: str
     worst_terms: str
 
 
 def compared(rows: Mapping[Key, Row]) -> dict[Key, Apart]:
-    """The closed form as it is now beside the stored traces."""
+    """The step program as it is now beside the stored traces."""
     cells = {cell.key: cell for cell in all_cells()}
-    groups: dict[Key, list[Key]] = {}
-    for key in rows:
-        # A window is reached by a whole array of lengths or by none of it.
-        groups.setdefault(key if has_windows(cells[key]) else key[:-1], []).append(key)
-    found: dict[Key, Apart] = {}
-    for keys in groups.values():
-        traces = [trace_of(rows[key]) for key in keys]
-        plans = planned([cells[key] for key in keys], [trace.phase for trace in traces])
-        found |= {key: _apart(rows[key], plan, trace) for key, plan, trace in zip(keys, plans, traces, strict=True)}
-    return found
+    return {key: _apart(row, planned(cells[key], row["trace_phase"]), trace_of(row)) for key, row in rows.items()}
 
 
 def _apart(row: Row, plan: Planned, trace: Traced) -> Apart:
-    group, percent = worst_group(plan.terms, trace.terms, trace.allocated_bytes)
-    allocated = 100 * (plan.allocated_bytes / trace.allocated_bytes - 1)
-    return Apart(row, allocated, percent, 100 * (plan.reserved_bytes / trace.reserved_bytes - 1), group)
+    whole = trace.allocated_bytes
+    phase, of_phase = worst_phase(plan.phases, trace.phases, whole)
+    group, of_group = worst_group(plan.terms, trace.terms, whole)
+    allocated = 100 * (plan.allocated_bytes / whole - 1)
+    reserved = 100 * (plan.reserved_bytes / trace.reserved_bytes - 1)
+    return Apart(row, allocated, reserved, of_phase, of_group, phase, group)
 
 
 def trace_of(row: Row) -> Traced:
@@ -149,50 +145,28 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
     partial.replace(path)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Rows that are further off than the limit, by the values of some columns, and why."""
-
-    match: Mapping[str, str]
-    mechanism: str
-
-    def covers(self, row: Row) -> bool:
-        """Whether ``row`` is one of them."""
-        return all(row[name] == value for name, value in self.match.items())
-
-
-def exceptions() -> list[Difference]:
-    """``data/differential/exceptions.toml``: differences that are understood and not modelled."""
-    entries = tomllib.loads((folder() / "exceptions.toml").read_text(encoding="utf-8")).get("exception", [])
-    return [Difference(entry["match"], entry["mechanism"]) for entry in entries]
-
-
 def summary_line(percentages: Iterable[float]) -> str:
-    """Median and worst size of some percentages."""
+    """Mean, median, nine of ten and worst size of some percentages."""
     sizes = sorted(map(abs, percentages))
-    return f"median {statistics.median(sizes):.2f} %, worst {sizes[-1]:.2f} %" if sizes else "no rows"
+    if not sizes:
+        return "no rows"
+    tenth = sizes[9 * len(sizes) // 10]
+    mean, median = statistics.fmean(sizes), statistics.median(sizes)
+    return f"mean {mean:.2f} %, median {median:.2f} %, 90 % {tenth:.2f} %, worst {sizes[-1]:.2f} %"
 
 
-def summary_table() -> str:
-    """The comparison in a few lines of markdown: one line a method and kind of checkpointing."""
-    everything = list(compared(read_tables(folder()).rows).values())
-    groups: dict[tuple[str, str], list[Apart]] = {}
-    for each in everything:
+def summary_table(some: Iterable[Apart]) -> str:
+    """The comparison in a few lines of markdown: one line for each widths, method and kind of checkpointing."""
+    groups: dict[tuple[str, str, str], list[Apart]] = {}
+    for each in some:
         kept = "checkpointing" if each.row["checkpointing"] == "true" else "all kept"
-        groups.setdefault((each.row["method"], kept), []).append(each)
+        for key in ((each.row["widths"], each.row["method"], kept), (each.row["widths"], "all", "")):
+            groups.setdefault(key, []).append(each)
     lines = [
-        "| method | activations | cells | allocated peak | within 2 % | terms, of the peak | reserved peak |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| widths | method | activations | cells | allocated peak | reserved peak |",
+        "|---|---|---|--:|--:|--:|",
     ]
-    for (method, kept), some in (*sorted(groups.items()), (("all", ""), everything)):
-        close = sum(abs(round(each.allocated, 2)) <= 2 for each in some) / len(some)
-        cells = " | ".join(
-            (
-                summary_line(each.allocated for each in some),
-                f"{100 * close:.0f} %",
-                summary_line(each.terms for each in some),
-                summary_line(each.reserved for each in some),
-            )
-        )
-        lines.append(f"| {method} | {kept} | {len(some)} | {cells} |")
+    for key, apart in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] == "all", group[0])):
+        sizes = [summary_line(each.allocated for each in apart), summary_line(each.reserved for each in apart)]
+        lines.append(f"| {' | '.join((*key, str(len(apart)), *sizes))} |")
     return "\n".join(lines) + "\n"

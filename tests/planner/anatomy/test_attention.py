@@ -9,8 +9,8 @@ from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.cache import stranded_logits_bytes
-from planner.memory.job import Job, job_of
 from planner.memory.score_cache import stranded_scores_bytes
+from planner.program.job import Job, job_of
 from tests.extras import import_or_skip
 
 

@@ -9,7 +9,7 @@ from planner.anatomy.ledger import BlockView, Step
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import job_of
+from planner.program.job import job_of
 
 
 def view_of(model: str) -> BlockView:

@@ -11,8 +11,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.weights import outlier_weight_bytes
+from planner.program.job import Job, job_of
 
 # Llama-2-7b: per layer four matrices of 4096 x 4096 and three of 4096 x 11008, in 32 layers.
 _HIDDEN, _MLP, _LAYERS = 4096, 11008, 32

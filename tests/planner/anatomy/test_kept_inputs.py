@@ -6,8 +6,8 @@ from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.activations import activations
-from planner.memory.job import job_of
 from planner.prediction import PRIORS
+from planner.program.job import job_of
 
 LAYERS, HIDDEN, FEED_FORWARD, SEQ = 32, 4096, 11_008, 1_024
 

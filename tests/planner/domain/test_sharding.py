@@ -11,8 +11,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.sharding import SHARDING_NAMES, sharding_named
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import job_of
 from planner.prediction import estimate
+from planner.program.job import job_of
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
 

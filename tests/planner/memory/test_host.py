@@ -8,8 +8,8 @@ from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
-from planner.memory.job import Job, job_of
 from planner.prediction import estimate
+from planner.program.job import Job, job_of
 
 # Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944; 28 layers.
 LORA = ((9, 8 * 3_584), (2, 8 * 512), (3, 8 * 18_944))

@@ -16,10 +16,10 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.lengths import length_cache, middle_sum, records
 from planner.memory.peak import predict_memory
 from planner.prediction import estimate
+from planner.program.job import Job, job_of
 
 PRIORS = Coefficients()
 NATURAL = {

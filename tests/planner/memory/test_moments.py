@@ -12,10 +12,10 @@ from planner.domain.model import LinearSpec
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.activations import activations, rotary_table_bytes
-from planner.memory.job import Job, job_of
 from planner.memory.moments import first_backward, tied_table_bytes
 from planner.memory.parts import parts_of
 from planner.memory.terms import tensor_terms
+from planner.program.job import Job, job_of
 
 # Qwen2.5-7B: hidden features, and those of the feed-forward part.
 HIDDEN, WIDTH = 3_584, 18_944

@@ -8,11 +8,11 @@ from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.cache import flattened_leftover_bytes
-from planner.memory.job import Job, job_of
 from planner.memory.optimizer import initial_block_bytes
 from planner.memory.pools import fsdp_gather_pool_bytes, gather_pool_bytes, gradient_pool_bytes, reduction_stream_bytes
 from planner.memory.sharding import gathered_parameter_bytes, loaded_parameter_bytes
 from planner.prediction import estimate
+from planner.program.job import Job, job_of
 
 # The head of Qwen2.5-72B: 152,064 tokens x 8,192 features, more than the 1e9 parameters that ZeRO-3 holds at a time.
 HEAD = 152_064 * 8_192

@@ -10,9 +10,9 @@ from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.runtime import context_bytes, counted_threads, resident_threads
 from planner.prediction import estimate
+from planner.program.job import Job, job_of
 from planner.units import GIGA, KIB, MEGA, MIB
 
 BARE = replace(Coefficients(), context_bytes=0.0)

@@ -7,9 +7,9 @@ import pytest
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.peak import predict_memory
 from planner.memory.score_cache import logits_in_scores_bytes, spoiled_scores_bytes, stranded_scores_bytes
+from planner.program.job import Job, job_of
 
 VOCABULARY, HEADS = 32_000, 32
 

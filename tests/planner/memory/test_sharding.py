@@ -7,11 +7,11 @@ import pytest
 from planner.domain.coefficients import Coefficients
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.parts import parts_of
 from planner.memory.sharding import block_unit_bytes, gathered_parameter_bytes, received_buffer_bytes
 from planner.memory.terms import tensor_terms
 from planner.memory.weights import quantization_constant_bytes
+from planner.program.job import Job, job_of
 
 # Qwen2.5-7B: width 3,584, keys and values 512 wide, feed-forward 18,944, 28 layers, 152,064 tokens; biases on q, k and v.
 MATRICES = 2 * 3_584 * 3_584 + 2 * 3_584 * 512 + 3 * 3_584 * 18_944

@@ -9,9 +9,9 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.job import Job, job_of
 from planner.memory.peak import predict_memory
 from planner.memory.widening import left_by_replacing, left_by_widening_bytes
+from planner.program.job import Job, job_of
 from planner.units import MIB
 
 

@@ -20,8 +20,8 @@ from planner.domain.hierarchy import FREEDOM, moved
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
-from planner.memory.job import job_of
 from planner.memory.runtime import context_bytes
+from planner.program.job import job_of
 from planner.units import MIB
 from tests.planner.calibration.simulated import MACHINES, SHAPES, simulated
 

@@ -55,7 +55,7 @@ def test_formulas_are_whole_or_left_out(width: int) -> None:
         Subject(scenario(), replace(made, memory=replace(made.memory, terms=(named, *made.memory.terms[1:])))), width=width
     )
     assert re.search(r"^a  base weights in nf4 +3\.26 +64\.7 % +replicated", text, re.MULTILINE)
-    assert ("weights:quantization_constant_bytes" in text) == ("weights:" in text) == (width >= 90)
+    assert ("weights:quantization_constant_bytes" in text) == ("weights:" in text) == (width >= 100)
 
 
 def test_sections_come_in_reading_order() -> None:

@@ -22,4 +22,4 @@ def test_markdown_has_a_table_for_every_grid_and_escapes_cells() -> None:
     assert "## Terms at the peak (backward, 1st micro-step)" in text
     assert "| **= driver** | **5.03** |" in text
     rows = [line for line in text.splitlines() if line.startswith("| a |")]
-    assert rows == [r"| a | base weights in nf4 | 3.26 | 64.7 % | replicated | planner.units:format\_gib |"]
+    assert rows == [r"| a | base weights in nf4 | 3.26 | 64.7 % | replicated | units:format\_gib |"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
@@ -47,6 +47,19 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("model", "recipe", "stack", "hardware"):
             object.__setattr__(self, name, getattr(self.scenario, name))
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this is one job, not a grid of them; its coefficients may be arrays all the same."""
+        batch, adapter, hardware = self.recipe.batch, self.recipe.adapter, self.hardware
+        sizes = (batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum, hardware.gpus_per_node)
+        return all(isinstance(each, int | float) for each in (*sizes, adapter.rank if adapter else 0))
+
+    def at_length(self, tokens: int) -> Job:
+        """The same job with batches of ``tokens`` padded tokens per sample."""
+        recipe = self.recipe
+        batch = replace(recipe.batch, seq_len=tokens)
+        return job_of(replace(self.scenario, recipe=replace(recipe, batch=batch)), self.coefficients)
 
     @property
     def trained_weight_bytes(self) -> Number:

@@ -1,4 +1,8 @@
-"""The timeline as a picture: what was allocated by term, what was reserved, the phases, and the peak."""
+"""A timeline as a picture: what was allocated by term, what was reserved, the phases, and the peak.
+
+``measure trace`` and ``plan`` draw the same picture, so that what the libraries do and what the program says lie side by
+side.  It needs matplotlib, which is imported when a picture is drawn.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.allocator.events import AllocEvent
-from planner.allocator.summary import Summary
-from planner.allocator.timeline import Moment, Span, sampled, spans_of
+from planner.allocator.timeline import Moment, Span, Timeline
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.files.writing import whole_file
 from planner.units import GIB, format_gib
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Wider than the picture has pixels would be wasted.
-_MOMENTS = 1500
+PICTURE_MOMENTS = 1500
 # One colour for each term that a trace can hold, dark where it stays, light where it comes and goes.
 _COLOURS = {
     "weights": "#33567a",
@@ -43,7 +45,7 @@ _SHADES = {"load": 0.04, "backward": 0.05, "loss": 0.12, "adapters": 0.10}
 _NARROWEST = 0.055
 
 
-def draw_timeline(path: str | Path, title: str, events: Sequence[AllocEvent], summary: Summary) -> None:
+def draw_timeline(path: str | Path, title: str, timeline: Timeline) -> None:
     """Write the picture (PNG) to ``path``; needs matplotlib.
 
     Raises:
@@ -53,19 +55,18 @@ def draw_timeline(path: str | Path, title: str, events: Sequence[AllocEvent], su
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    moments = sampled(events, summary.result, _MOMENTS)
-    scale = _Scale(spans_of(events, len(events)))
+    scale = _Scale(timeline.spans)
     figure = Figure(figsize=(13, 6.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    top_bytes = max(summary.reserved_peak_bytes, _limit_bytes(summary)) * 1.18
+    top_bytes = max(timeline.reserved_peak_bytes, timeline.near_limit_bytes or 0) * 1.18
     _shade_phases(axes, scale)
-    _stack_terms(axes, moments, scale)
-    _lines(axes, moments, summary, scale)
-    _mark_peak(axes, summary, scale, top_bytes)
+    _stack_terms(axes, timeline.moments, scale)
+    _lines(axes, timeline, scale)
+    _mark_peak(axes, timeline.peak, scale, top_bytes)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, top_bytes / GIB)
     axes.set_xticks(scale.borders, labels=[])
-    axes.set_xlabel(f"{len(events):,} allocations and frees, in program order; short phases are widened")
+    axes.set_xlabel(f"{timeline.n_events:,} allocations and frees, in program order; short phases are widened")
     axes.set_ylabel("GiB")
     axes.set_title(title, loc="left", fontsize=11)
     for side in ("top", "right"):
@@ -94,10 +95,6 @@ class _Scale:
         return start + (end - start) * (event - span.start) / (span.end - span.start)
 
 
-def _limit_bytes(summary: Summary) -> int:
-    return 0 if summary.verdict is None else summary.verdict.limit_bytes or 0
-
-
 def _shade_phases(axes: Axes, scale: _Scale) -> None:
     for span, start, end in zip(scale.spans, scale.borders, scale.borders[1:], strict=False):
         axes.axvspan(start, end, color="#000000", alpha=_SHADES.get(span.phase.removesuffix("_2"), 0.0), linewidth=0, zorder=0)
@@ -121,27 +118,21 @@ def _stack_terms(axes: Axes, moments: Sequence[Moment], scale: _Scale) -> None:
     )
 
 
-def _lines(axes: Axes, moments: Sequence[Moment], summary: Summary, scale: _Scale) -> None:
+def _lines(axes: Axes, timeline: Timeline, scale: _Scale) -> None:
+    moments, limit_bytes = timeline.moments, timeline.limit_bytes
     places = [*(scale(each.event) for each in moments), 1.0]
     reserved = [each.reserved_bytes / GIB for each in (*moments, moments[-1])]
     axes.plot(places, reserved, drawstyle="steps-post", color="#111111", linewidth=1.3, label="reserved by the allocator")
-    verdict = summary.verdict
-    if verdict is None or verdict.limit_bytes is None:
+    if limit_bytes is None:
         return
-    axes.axhline(
-        verdict.limit_bytes / GIB,
-        color="#c00000",
-        linewidth=1.2,
-        linestyle="--",
-        label=f"limit {format_gib(verdict.limit_bytes)}",
-    )
-    if verdict.out_of_memory is not None:
-        failed = verdict.out_of_memory
-        axes.plot([scale(failed.event)], [verdict.limit_bytes / GIB], "X", color="#c00000", markersize=11, label="out of memory")
+    limit = f"limit {format_gib(limit_bytes)}{'' if timeline.near_limit_bytes else ', far above'}"
+    axes.axhline(limit_bytes / GIB, color="#c00000", linewidth=1.2, linestyle="--", label=limit)
+    if timeline.failed_event is not None:
+        at = scale(timeline.failed_event)
+        axes.plot([at], [limit_bytes / GIB], "X", color="#c00000", markersize=11, label="out of memory")
 
 
-def _mark_peak(axes: Axes, summary: Summary, scale: _Scale, top_bytes: float) -> None:
-    peak = summary.peak
+def _mark_peak(axes: Axes, peak: Moment, scale: _Scale, top_bytes: float) -> None:
     place = f"{peak.op.removeprefix('aten.') or 'no operator'}\n{peak.module or 'no module'}"
     at = scale(peak.event)
     on_the_right = at > 0.5

@@ -1,0 +1,61 @@
+"""The batches of one drawn run that are longer than all before them.
+
+Where samples are padded to the longest of their batch, such a batch finds no cached blocks of its size.  Shorter ones do.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from planner.anatomy.natural_lengths import CutLaw, cut_law, lengths_vary
+from planner.program.job import Job
+
+_SEED = 2026
+# Micro-steps of a run where the scenario does not say how many samples there are.
+_MICRO_STEPS = 1000
+# Batches that are longer by less than this share find room in rounded blocks.
+_LEAST_GROWTH = 1.01
+
+
+def drawn_longest(job: Job) -> list[int]:
+    """Padded tokens per sample of each new longest batch, in the order of a drawn run; empty where lengths do not vary.
+
+    Lengths follow :class:`planner.anatomy.natural_lengths.CutLaw`.  The run has as many micro-steps as its samples give, or
+    1,000.  Nothing is drawn where segments grow or caches are emptied (stack switch ``keeps_outgrown_blocks``).
+    """
+    batch, stack = job.recipe.batch, job.stack
+    if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
+        return []
+    law = cut_law(
+        batch,
+        job.coefficients.length_variation,
+        drops_long=stack.drops_long_samples,
+        sorts_lengths=stack.sorts_lengths,
+    )
+    return _records(law, int(batch.seq_len), micro_steps(job))
+
+
+def _records(law: CutLaw, cap: int, n_steps: int) -> list[int]:
+    """New longest batches among ``n_steps``: the share of batches below each is uniform above the share before."""
+    draw, step, below = Random(_SEED), 0, 0.0  # noqa: S311 - lengths, no secret
+    found: list[int] = []
+    while step < n_steps:
+        below += (1 - below) * draw.random()
+        length = math.ceil(float(law.length(below)) * cap)
+        if not found or length > found[-1] * _LEAST_GROWTH:
+            found.append(min(length, cap))
+        if length >= cap:
+            break
+        # How many batches pass until one is longer: geometric.
+        step += 1 + int(math.log(1 - draw.random()) / math.log(below)) if below < 1 else n_steps
+    return found
+
+
+def micro_steps(job: Job) -> int:
+    """Micro-steps of one GPU over the whole run."""
+    run = job.scenario.run
+    if run.n_samples is None:
+        return _MICRO_STEPS
+    steps = run.n_samples * run.epochs / (float(job.recipe.batch.micro_batch) * float(job.hardware.world_size))
+    return max(int(steps), 1)

@@ -1,0 +1,177 @@
+"""The program of one job, replayed through the model of the caching allocator: what is allocated and reserved, by phase.
+
+Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from planner.allocator.slots import SlotEvents, SlotReplay, least_limit, replay_again, replay_slots
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Number
+from planner.domain.scenario import Scenario
+from planner.domain.term import Phase, TermName
+from planner.memory.drawn_lengths import drawn_longest
+from planner.program.job import Job, job_of
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
+from planner.program.stream import Stream
+from planner.program.tensors import Unit
+from planner.units import MIB
+
+# The minimum is searched to a 128th of what is allocated, and no finer than this.
+_LEAST_STEP_BYTES = 64 * MIB
+_STEPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBytes:
+    """Most bytes allocated and reserved in one phase; ``terms``: what they are at that moment, in blocks of the allocator."""
+
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+    terms: dict[TermName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """``phases``: on a card without a limit, every batch as long as the cap.
+
+    ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and ``order_spread_bytes`` its
+    standard deviation over orders of the samples.
+    """
+
+    phases: tuple[PhaseBytes, ...]
+    length_cache_bytes: int
+    order_spread_bytes: float
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Most bytes allocated."""
+        return max(each.allocated_bytes for each in self.phases)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Most bytes reserved."""
+        return max(each.reserved_bytes for each in self.phases)
+
+
+def replayed(job: Job) -> Replayed:
+    """Replay the program of ``job`` on a card without a limit."""
+    variation: Number = job.coefficients.length_variation
+    # A fit asks with many values at once, none of which it learns from memory.
+    known = variation if isinstance(variation, int | float) else Coefficients().length_variation
+    return _replayed(_without_card(job.scenario), known)
+
+
+def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
+    """The smallest limit under which the program of ``job`` still ends.
+
+    ``limit_bytes``: what the allocator may reserve on the job's own card; the minimum is on the right side of it.
+    """
+    done = replayed(job)
+    near = limit_bytes is not None and done.allocated_bytes <= limit_bytes < done.reserved_bytes
+    return _least_bytes(_without_card(job.scenario), limit_bytes if near else None)
+
+
+def replayed_phases(job: Job) -> tuple[PhaseBytes, ...]:
+    """The phases of ``job`` on a card without a limit."""
+    return replayed(job).phases
+
+
+def _without_card(scenario: Scenario) -> Scenario:
+    """The scenario without what changes no request, so that equal programs are replayed once."""
+    hardware, recipe = scenario.hardware, scenario.recipe
+    if recipe.sharding.engine == "native" and recipe.loss != "chunked":
+        # DeepSpeed flattens weights where the card has room, and some losses in pieces ask how much is free.
+        hardware = replace(hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None))
+    return replace(scenario, hardware=hardware, assumptions=(), warnings=())
+
+
+@lru_cache(maxsize=4096)
+def _replayed(scenario: Scenario, length_variation: float) -> Replayed:
+    job = job_of(scenario, Coefficients(length_variation=length_variation))
+    stream = step_of(job)
+    events = slot_events(stream, job)
+    done = replay_slots(events)
+    growth = _growth(job, stream, events)
+    piled = max(max(growth, default=0) - done.reserved_bytes, 0)
+    steps = [after - before for before, after in pairwise(growth)]
+    spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
+    return Replayed(tuple(_by_phase(stream, events, done)), piled, spread)
+
+
+@lru_cache(maxsize=4096)
+def _least_bytes(scenario: Scenario, limit_bytes: int | None) -> int:
+    job = job_of(scenario, Coefficients())
+    events = slot_events(step_of(job), job)
+    done = replay_slots(events)
+    step_bytes = max(done.allocated_bytes // _STEPS, _LEAST_STEP_BYTES)
+    return least_limit(events, done, step_bytes, limit_bytes)
+
+
+def _values(job: Job) -> dict[Unit, float]:
+    return {unit: float(count) for unit, count in unit_values(job).items()}
+
+
+def slot_events(stream: Stream, job: Job) -> SlotEvents:
+    """The requests of ``stream`` in bytes, with the events at which its phases begin."""
+    streams = stream.streams if any(stream.streams) else ()
+    begins = [begin for begin, _ in stream.phases]
+    # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
+    empties = [] if job.stack.keeps_outgrown_blocks else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
+    return SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, frozenset(empties))
+
+
+def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:
+    """Bytes reserved after each batch that is longer than all before it, for one drawn order of the samples.
+
+    Shorter batches find room in what longer ones left, so only new longest batches are replayed.
+    """
+    lengths = drawn_longest(job)
+    if len(lengths) <= 1:
+        return []
+    later = next(begin for begin, phase in stream.phases if phase == "forward_2")
+    sizes = [stream.sizes(_values(job.at_length(length))) for length in lengths]
+    return replay_again(events, later, sizes)
+
+
+def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:
+    """Each phase once; those that several micro-steps go through take the most of them."""
+    terms = terms_at(stream, events, [phase.peak_event for phase in done.phases])
+    found: dict[Phase, PhaseBytes] = {}
+    for (_, name), replay, held in zip(stream.phases, done.phases, terms, strict=True):
+        # Blocks are larger than what was asked for: rounding, and remainders that are not cut off.
+        held["other_temporaries"] = held.get("other_temporaries", 0) + replay.allocated_bytes - sum(held.values())
+        before = found.get(name)
+        reserved = max(replay.reserved_bytes, before.reserved_bytes if before else 0)
+        if before and name == "optimizer_step":
+            # The second one comes after passes whose blocks stay reserved.
+            reserved = before.reserved_bytes
+        if before is None or replay.allocated_bytes > before.allocated_bytes:
+            found[name] = PhaseBytes(name, replay.allocated_bytes, reserved, held)
+        else:
+            found[name] = PhaseBytes(name, before.allocated_bytes, reserved, before.terms)
+    return iter(found.values())
+
+
+def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:
+    """Bytes of each term after each of the events ``moments``, which are in order."""
+    held: dict[TermName, int] = {}
+    found: list[dict[TermName, int]] = []
+    terms, sizes = stream.terms, events.sizes
+    start = 0
+    for moment in moments:
+        for event in stream.events[start : moment + 1]:
+            if event >= 0:
+                held[terms[event]] = held.get(terms[event], 0) + sizes[event]
+            else:
+                held[terms[~event]] -= sizes[~event]
+        start = max(moment + 1, start)
+        found.append({term: n_bytes for term, n_bytes in held.items() if n_bytes})
+    return found

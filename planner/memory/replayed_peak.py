@@ -1,0 +1,157 @@
+"""GPU memory of a job: its program replayed, what lies outside of the allocator, and the three levels of the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner.arrays import is_zero, maximum, mean, minimum, where
+from planner.domain.prediction import MemoryPrediction, PhasePeak
+from planner.domain.recipe import Number
+from planner.domain.term import DRIVER_TERMS, LENGTH_CACHE, PHASES, STATE_TERMS, Phase, Term, TermKind, TermName
+from planner.memory import outside
+from planner.memory.failing import failed_request
+from planner.memory.replayed import Replayed, least_bytes, replayed
+from planner.program.engines import runtime_of
+from planner.program.job import Job
+
+_ALL = frozenset(PHASES)
+_LATER: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "eval", "save"})
+_SLACK = "planner.allocator.slots:replay_slots"
+_LABELS: dict[TermName, str] = {
+    "weights": "weights",
+    "quantization_constants": "quantization constants",
+    "adapters": "LoRA adapters",
+    "master_weights": "fp32 master weights",
+    "autocast_copies": "autocast weight copies",
+    "gradients": "gradients",
+    "gradient_buckets": "gradient buckets",
+    "optimizer_states": "optimizer states",
+    "optimizer_temporaries": "optimizer temporaries",
+    "saved_activations": "saved activations",
+    "block_recompute": "one layer at work",
+    "logits_and_loss": "logits and loss",
+    "dequantization": "expanded weights",
+    "gathered_parameters": "gathered parameters",
+    "other_temporaries": "masks, workspaces, rounding",
+}
+
+
+def predict_replayed(job: Job) -> MemoryPrediction:
+    """Terms, phase peaks and the three levels for one GPU, of one job."""
+    outer = outside.driver_terms(job)
+    around = _sum(outer, DRIVER_TERMS)
+    limit = outside.limit_bytes(job)
+    done = replayed(job)
+    allocated = {each.phase: each.allocated_bytes for each in done.phases}
+    more = outside.uncounted_terms(job, {each.phase: each.terms for each in done.phases})
+    extra = maximum(0, *(_in_phase(more, phase) for phase in allocated))
+    allocated_peak = max(allocated.values()) + extra
+    slack = done.reserved_bytes + extra - allocated_peak
+    piled = done.length_cache_bytes
+    uncapped = allocated_peak + slack + piled + around
+    beside = extra + around - _sum(outer, _PAGED)
+    must_have = _least(job, limit, beside) + beside
+    # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not is shown whole.
+    driver = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
+    too_large = limit is not None and isinstance(must_have, int | float) and must_have > limit
+    return MemoryPrediction(
+        terms=(*_terms(job, done), *more, *_slack_terms(slack, piled), *outer),
+        phases=tuple(_phase_peaks(done, outer)),
+        limiting_phase=max(allocated, key=lambda phase: allocated[phase] + mean(_in_phase(outer, phase))),
+        allocated_peak_bytes=allocated_peak,
+        reserved_peak_bytes=minimum(allocated_peak + slack + piled, maximum(allocated_peak, driver - around)),
+        driver_peak_bytes=driver,
+        uncapped_driver_bytes=uncapped,
+        must_have_bytes=must_have,
+        limit_bytes=limit,
+        order_spread_bytes=done.order_spread_bytes,
+        failed=failed_request(job, max(int(limit - beside), 0)) if too_large and limit is not None else None,
+    )
+
+
+def _least(job: Job, limit: int | None, beside: Number) -> int:
+    """The minimum of what the allocator reserves, on the right side of what the card leaves it."""
+    # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
+    room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
+    return least_bytes(job, room)
+
+
+_PAGED: frozenset[str] = frozenset({"paged_optimizer_states"})
+
+
+_OF_ENGINES: frozenset[TermName] = frozenset({"master_weights", "gradient_buckets", "gathered_parameters"})
+# Where the operators that allocate a term are written down.
+_WRITTEN: dict[TermName, str] = {
+    "weights": "planner.program.load:load",
+    "quantization_constants": "planner.program.load:load",
+    "adapters": "planner.program.load:load",
+    "autocast_copies": "planner.program.casts:weight_copy",
+    "gradients": "planner.program.autograd:run_backward",
+    "optimizer_states": "planner.program.optimizer:optimizer_step",
+    "optimizer_temporaries": "planner.program.optimizer:optimizer_step",
+    "saved_activations": "planner.program.layer:layer",
+    "block_recompute": "planner.program.layer:layer",
+    "logits_and_loss": "planner.program.ends:head",
+    "dequantization": "planner.program.matrices:linear",
+    "other_temporaries": "planner.program.step:step_of",
+}
+
+
+def _slack_terms(slack: Number, piled: Number) -> tuple[Term, ...]:
+    named = (("caching allocator", slack, _ALL), (LENGTH_CACHE, piled, _LATER))
+    return tuple(
+        Term("allocator_slack", label, n_bytes, "transient", phases, _SLACK)
+        for label, n_bytes, phases in named
+        if not is_zero(n_bytes)
+    )
+
+
+def _terms(job: Job, done: Replayed) -> tuple[Term, ...]:
+    """What is allocated at the fullest moment of each phase; amounts that several phases share are one term."""
+    found: dict[tuple[TermName, int], set[Phase]] = {}
+    for each in done.phases:
+        for name, n_bytes in each.terms.items():
+            found.setdefault((name, n_bytes), set()).add(each.phase)
+    standing: dict[TermName, int] = {}
+    for name, n_bytes in found:
+        standing[name] = max(standing.get(name, 0), n_bytes)
+    return tuple(
+        Term(name, _LABELS[name], n_bytes, _kind(job, name, n_bytes == standing[name]), frozenset(phases), _written(job, name))
+        for (name, n_bytes), phases in found.items()
+    )
+
+
+def _written(job: Job, name: TermName) -> str:
+    """The function, or the class of an engine, that writes the operators of a term down."""
+    engine = runtime_of(job)
+    return f"{engine.__module__}:{engine.__qualname__}" if name in _OF_ENGINES else _WRITTEN[name]
+
+
+def _kind(job: Job, name: TermName, is_whole: bool) -> TermKind:
+    """States stand once they are made; all else comes and goes.  A state that is being made counts as coming and going."""
+    if name not in STATE_TERMS or not is_whole:
+        return "transient"
+    shards = job.optimizer_shards if name in ("master_weights", "optimizer_states") else job.weight_shards
+    return "replicated" if isinstance(shards, int) and shards == 1 else "sharded"
+
+
+def _phase_peaks(done: Replayed, outer: Iterable[Term]) -> Iterable[PhasePeak]:
+    """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls."""
+    terms, so_far = tuple(outer), 0
+    for each in done.phases:
+        so_far = max(so_far, each.reserved_bytes)
+        yield PhasePeak(each.phase, each.allocated_bytes, so_far, so_far + _in_phase(terms, each.phase))
+
+
+def _sum(terms: Iterable[Term], names: frozenset[str]) -> Number:
+    """Most bytes of the terms ``names`` in one phase."""
+    chosen = [term for term in terms if term.name in names]
+    return maximum(0, *(_in_phase(chosen, phase) for phase in PHASES))
+
+
+def _in_phase(terms: Iterable[Term], phase: Phase) -> Number:
+    total: Number = 0
+    for term in terms:
+        if phase in term.phases:
+            total = total + term.n_bytes
+    return total

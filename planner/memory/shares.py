@@ -1,0 +1,97 @@
+"""``--explain``: the operators that a term is made of, equal ones of all layers together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner.allocator.slots import SlotEvents, replay_slots
+from planner.domain.prediction import MemoryPrediction
+from planner.domain.term import PHASE_WORDS, PHASES, Phase, Term, TermName
+from planner.memory.replayed import slot_events
+from planner.program.job import Job
+from planner.program.step import step_of
+from planner.program.stream import Stream
+from planner.units import format_bytes
+
+_MOST_SHARES = 6
+_LAYER = re.compile(r"\blayer \d+ ?")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One operator of one module: in ``n_layers`` layers (0: outside of them) ``count`` allocations of ``n_bytes`` each."""
+
+    where: str
+    n_layers: int
+    count: int
+    n_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all of them."""
+        return max(self.n_layers, 1) * self.count * self.n_bytes
+
+    def __str__(self) -> str:
+        layers = f"{self.n_layers} layers x " if self.n_layers > 1 else ""
+        return f"{layers}{f'{self.count} x ' if self.count > 1 else ''}{self.where} {format_bytes(self.n_bytes)}"
+
+
+def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
+    """``memory`` with the largest operators of each term in ``Term.detail``, at the fullest moment of a phase that has it."""
+    shares = shares_by_phase(job)
+
+    def detail(term: Term) -> str:
+        at_peak = memory.limiting_phase in term.phases
+        phase = memory.limiting_phase if at_peak else min(term.phases, key=PHASES.index)
+        said = _detail(shares.get(phase, {}).get(term.name, ()))
+        return said if at_peak or not said else f"{said} ({PHASE_WORDS[phase]})"
+
+    return replace(memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms))
+
+
+def _detail(shares: Iterable[Share]) -> str:
+    """``32 layers x q_proj mm 16.0 MiB; lm_head to 250.0 MiB``, the largest few."""
+    ordered = sorted(shares, key=lambda share: (-share.total_bytes, share.where))
+    more = len(ordered) - _MOST_SHARES
+    return "; ".join([*map(str, ordered[:_MOST_SHARES]), *([f"and {more} smaller"] if more > 0 else [])])
+
+
+def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
+    """Of the fullest moment of each phase, and of the fullest of those where micro-steps go through it several times."""
+    stream = step_of(job)
+    events = slot_events(stream, job)
+    most: dict[Phase, int] = {}
+    found: dict[Phase, dict[TermName, list[Share]]] = {}
+    live: set[int] = set()
+    start = 0
+    for (_, phase), done in zip(stream.phases, replay_slots(events).phases, strict=True):
+        for event in stream.events[start : done.peak_event + 1]:
+            if event >= 0:
+                live.add(event)
+            else:
+                live.discard(~event)
+        start = max(done.peak_event + 1, start)
+        if done.allocated_bytes > most.get(phase, -1):
+            most[phase] = done.allocated_bytes
+            found[phase] = _grouped(stream, events, live)
+    return found
+
+
+def _grouped(stream: Stream, events: SlotEvents, live: Iterable[int]) -> dict[TermName, list[Share]]:
+    """Equal operators together: how many in each layer, and in how many layers as many."""
+    counts: Counter[tuple[TermName, str, int, str]] = Counter()
+    for slot in live:
+        part, module, op = stream.place(slot)
+        layer = _LAYER.search(part) or _LAYER.search(module)
+        where = f"{_LAYER.sub('', module)} {op}".strip()
+        counts[stream.terms[slot], where, events.sizes[slot], layer.group().strip() if layer else ""] += 1
+    layers: Counter[tuple[TermName, str, int, int, bool]] = Counter()
+    for (term, where, n_bytes, number), count in counts.items():
+        layers[term, where, n_bytes, count, bool(number)] += 1
+    found: dict[TermName, list[Share]] = {}
+    for (term, where, n_bytes, count, in_layer), n_layers in layers.items():
+        found.setdefault(term, []).append(Share(where, n_layers if in_layer else 0, count, n_bytes))
+    return found

@@ -1,0 +1,39 @@
+"""The casts of autocast: of the inputs of a product, and of its weights.
+
+Source: torch 2.13 ``aten/src/ATen/autocast_mode.cpp`` cached_cast.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.autograd import record
+from planner.program.operators import Operators
+from planner.program.tensors import Tensor
+from planner.program.view import LayerView
+
+
+def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``x`` as a matrix product sees it: autocast casts it to the compute dtype."""
+    return torch.to(x, view.dtypes.compute) if view.dtypes.autocast else x
+
+
+def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
+    """A weight as a product sees it.  Autocast keeps its copies of trained fp32 weights until its region ends.
+
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
+    """
+    dtype, before = view.dtypes.compute, weight.dtype
+    if not view.dtypes.autocast or before == dtype:
+        return weight
+    if weight.node in torch.autocast_cache:
+        return torch.autocast_cache[weight.node]
+    copy = torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies")
+    copy = record(torch, copy, [weight], [], lambda _, gradient: [torch.like(gradient, "to", before)])
+    if before == "fp32" and weight.node is not None:
+        torch.autocast_cache[weight.node] = copy
+    return copy
+
+
+def rows_of(spec: LinearSpec, x: Tensor) -> float:
+    """Rows for each token that a matrix multiplies: one, or those of the experts that a token goes to."""
+    return x.count / spec.in_features

@@ -1,0 +1,121 @@
+"""Gradient checkpointing: a function that keeps its input alone, and runs again when its backward begins.
+
+Source: torch 2.13 ``utils/checkpoint.py``: without reentry every saved tensor is replaced by a holder; the first one that is
+asked for runs the function again, up to the last tensor that the first run saved (``_StopRecomputationError``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.program.autograd import record, run_backward
+from planner.program.operators import Operators
+from planner.program.tensors import Node, Tensor, Unpack, keep
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class _Stop(Exception):  # noqa: N818 - not an error: all that was saved exists again
+    """All that the first run saved exists again."""
+
+
+class _Frame:
+    """One checkpointed call: its function and input, and what its second run has saved again."""
+
+    def __init__(self, torch: Operators, layer: Layer, x: Tensor, *, offloads: bool) -> None:
+        self.torch, self.layer, self.offloads = torch, layer, offloads
+        self.x = _without_memory(x) if offloads else x
+        self.n_saved, self.n_parameters, self.path = 0, torch.n_parameters, torch.path
+        self.again: dict[int, Tensor] = {}
+        self.n_again = 0
+        self.ran = False
+
+    def hold(self, tensor: Tensor) -> Unpack:
+        """Drop a saved tensor; give it back from the second run."""
+        del tensor
+        number, self.n_saved = self.n_saved, self.n_saved + 1
+
+        def unpack() -> Tensor:
+            if not self.ran:
+                self.run_again()
+            return self.again.pop(number)
+
+        return unpack
+
+    def keep_again(self, tensor: Tensor) -> Unpack:
+        """Keep a tensor of the second run; stop after the last one."""
+        self.again[self.n_again] = tensor.alias()
+        self.n_again += 1
+        if self.n_again == self.n_saved:
+            raise _Stop
+        return keep(tensor)
+
+    def run_again(self) -> None:
+        """Run the function once more, with gradients and with an autocast region of its own."""
+        torch, self.ran = self.torch, True
+        packed, torch.pack = torch.pack, self.keep_again
+        graded, torch.grad_enabled = torch.grad_enabled, True
+        cached, torch.autocast_cache = torch.autocast_cache, {}
+        returned, torch.returned = torch.returned, []
+        module = torch.module
+        torch.n_parameters, n_parameters = self.n_parameters, torch.n_parameters
+        torch.mark("before_forward", self.path[-1])
+        if self.offloads:
+            self.x = _brought_back(torch, self.x)
+        try:
+            self.layer(self.x)
+        except _Stop as stop:
+            # The frames that the exception went through hold what their variables refer to.
+            stop.__traceback__ = None
+        torch.module, torch.n_parameters = module, n_parameters
+        torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = packed, graded, cached, returned
+
+
+def _without_memory(x: Tensor) -> Tensor:
+    """What is left of ``x`` on the GPU when it lies in host RAM."""
+    left = Tensor(None, x.unit, x.count, x.dtype)
+    left.node = x.node
+    return left
+
+
+def _brought_back(torch: Operators, x: Tensor) -> Tensor:
+    """``x`` copied from host RAM."""
+    copy = torch.like(x, "to")
+    copy.node = x.node
+    return copy
+
+
+def checkpointed(torch: Operators, layer: Layer, x: Tensor, *, offloads: bool = False) -> Tensor:
+    """``layer(x)``, of which only ``x`` is kept until its backward; ``offloads``: in host RAM."""
+    if not torch.grad_enabled:
+        return layer(x)
+    packed, torch.pack = torch.pack, _Frame(torch, layer, x, offloads=offloads).hold
+    try:
+        return layer(x)
+    finally:
+        torch.pack = packed
+
+
+def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, *, offloads: bool = False) -> Tensor:
+    """The same by the older way: a forward without gradients, and a backward pass inside the backward pass."""
+    first = torch.n_parameters
+    with torch.no_grad():
+        out = layer(x)
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        entry = _brought_back(torch, kept[0]) if offloads else kept[0].alias()
+        entry.node = Node(torch.module, -1, None)
+        before, torch.grad_enabled = torch.grad_enabled, True
+        cached, torch.autocast_cache = torch.autocast_cache, {}
+        torch.n_parameters, n_parameters = first, torch.n_parameters
+        returned, torch.returned = torch.returned, []
+        again = layer(entry)
+        torch.autocast_cache, torch.n_parameters = cached, n_parameters
+        torch.grad_enabled = before
+        if again.node is not None:
+            # The output of the second run stays until its backward has run (``outputs_with_grad``).
+            run_backward(torch, again.node, [gradient.alias()])
+        torch.returned = returned
+        return [entry.node.grad]
+
+    return record(torch, out, [x], [_without_memory(x) if offloads else x], backward)

@@ -1,0 +1,250 @@
+"""What lies around the layers: the token table and its inputs before them; the last norm, the head and the loss behind.
+
+Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each model and of its
+``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from planner.domain.model import EmbeddingSpec, ModelSpec
+from planner.program.autograd import LEAF_ORDER, record
+from planner.program.inputs import make_inputs
+from planner.program.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.matrices import autocast, dropout, linear, weight_copy
+from planner.program.norms import norm
+from planner.program.operators import Operators
+from planner.program.template import FORWARD_OUT, Shape
+from planner.program.tensors import Node, Tensor, Unit
+from planner.program.view import LayerView
+
+HEAD_GRADIENT = "head gradient"
+"""The head's part of the gradient of a table that is tied to it, which waits for the table's own part."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndsView:
+    """The model around its layers; ``layer`` is the view of one of them, for what both share, ``kinds`` those of all kinds."""
+
+    model: ModelSpec
+    layer: LayerView
+    kinds: Sequence[LayerView]
+
+    def trains(self, name: str) -> bool:
+        """Whether the table or the head of this name is trained: with all else, or as a copy in ``modules_to_save``."""
+        adapter = self.layer.recipe.adapter
+        saved = adapter is not None and any(each.rpartition(".")[2] == name for each in adapter.modules_to_save)
+        return self.layer.trains_base or saved
+
+    @property
+    def tied(self) -> bool:
+        """Whether one trained tensor is both table and head.  PEFT's trainable copies are two."""
+        return self.model.tied and self.layer.trains_base
+
+    @property
+    def given(self) -> dict[str, Shape]:
+        """What the embeddings get from the head."""
+        table, dtype = self.model.token_embedding, self.layer.dtypes.table
+        return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)} if self.tied else {}
+
+
+def embeddings(torch: Operators, ends: EndsView) -> Tensor:
+    """The stream that the first layer reads, and what all layers share.
+
+    The variables ``inputs_embeds`` and ``position_embeds`` live until the model returns.
+    """
+    model, view = ends.model, ends.layer
+    tokens = _tokens(torch, ends)
+    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings]
+    for spec in model.extra_linears:
+        if spec.reads == "embed":
+            tokens = linear(torch, view, spec, tokens)
+    torch.shared["inputs_embeds"] = stream = tokens
+    del tokens
+    for number, table in enumerate(positions):
+        torch.shared[f"position_embeds {number}"] = table
+        stream = torch.add(stream, table)
+    if model.embedding_norm:
+        with torch.inside("word_embeddings_layernorm"):
+            stream = norm(torch, view, model.final_norms[0], stream)
+    make_inputs(torch, model, ends.kinds, stream.dtype)
+    if view.recipe.offload == "activations" and torch.grad_enabled:
+        # Inputs of layers on their way to the host and back, or buffers for them.
+        torch.outputs = [torch.like(stream, "staged") for _ in range(view.stack.offloaded_inputs_kept)]
+    return dropout(torch, stream) if model.embedding_dropout else stream
+
+
+def _tokens(torch: Operators, ends: EndsView) -> Tensor:
+    """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
+    model, view = ends.model, ends.layer
+    tokens = _lookup(torch, ends, model.token_embedding)
+    if model.embedding_scale == "table":
+        tokens = torch.same(tokens, "mul")
+    if tokens.node is None and view.recipe.gradient_checkpointing and torch.grad_enabled:
+        _require_gradient(torch, tokens, model.token_embedding.name)
+    return torch.same(tokens, "mul") if model.embedding_scale == "model" else tokens
+
+
+def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
+    """Rows of a table, whose gradient is dense."""
+    count, dtype = table.param_count, ends.layer.dtypes.table
+    with torch.inside(table.name):
+        weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(table.name))
+        out = torch.new(Unit.LENGTH if table.shared else Unit.TOKENS, table.width, dtype, "embedding")
+        if HEAD_GRADIENT in torch.shared:
+            weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
+        return record(torch, out, [weight], [], lambda *_: [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward")])
+
+
+def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
+    """The tied weight, to whose gradient that of the head is added.
+
+    The head's is a view of a product, to which autograd does not add in place, unless a cast or a sum of pieces made it.
+    """
+    dtypes = ends.layer.dtypes
+    in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
+
+    def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        before = of_head.pop()
+        return [before if in_place else torch.like(gradient, "add")]
+
+    return record(torch, weight.alias(), [weight], [], add)
+
+
+def _require_gradient(torch: Operators, out: Tensor, table: str) -> None:
+    """``enable_input_require_grads``: the output becomes a leaf; the graph refers to it, and it to its gradient."""
+    kept = [out.alias()]
+
+    def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        kept.append(gradient)
+        return []
+
+    out.node = Node("embed_tokens", LEAF_ORDER, keep)
+    # The hook runs inside the table's module, whose own hooks see the gradient.
+    out.node.path = (*torch.path, torch.modules.index((table,)))
+
+
+def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss, from the stream after the last layer; under autocast accelerate then widens the logits that Transformers returns.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    loss, outputs = _forward(torch, ends, passed)
+    view = ends.layer
+    # The wrapper that widens runs autocast inside of it.
+    torch.enter(FORWARD_OUT)
+    if _keeps_logits(view):
+        # Until the next forward; here until the graph goes.
+        torch.outputs = [each.alias() for each in outputs]
+    elif view.dtypes.autocast and view.stack.model_code != "own":
+        while outputs:
+            torch.to(outputs.pop(), "fp32")
+    return loss
+
+
+def _keeps_logits(view: LayerView) -> bool:
+    """Whether the training loop refers to the logits during backward, and no kernel writes their gradient over them."""
+    return {"compute", "log_softmax"} <= set(view.stack.loss_backward)
+
+
+def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Last norm, head and loss, and the logits that the model returns.  The inner model returns before the head runs.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    model, view = ends.model, ends.layer
+    hidden = _last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        weight = _head_weight(torch, ends)
+        if view.recipe.loss != "hf":
+            return piecewise_loss(torch, view, model.head, weight, hidden), []
+        if model.normhead:
+            weight = _normalised(torch, weight)
+        logits_of = partial(_scaled_logits, torch, ends, weight)
+        if cuts_logits(view.stack):
+            loss, pieces = loss_of_pieces(torch, view, logits_of, hidden, upcast=model.fp32_logits)
+            return loss, pieces if _keeps_logits(view) else []
+        passed.append(logits_of(hidden))
+    loss, logits = full_loss(torch, view, passed, upcast=model.fp32_logits)
+    return loss, [logits]
+
+
+def _scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
+    """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
+    model = ends.model
+    logits = _logits(torch, ends, hidden, weight)
+    if model.scales_logits:
+        logits = torch.same(logits, "mul")
+    if model.logit_softcap:
+        logits = torch.same(logits, "div")
+        logits = torch.kernel(logits, "tanh", saves="output")
+        logits = torch.same(logits, "mul")
+    return logits
+
+
+def _last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The last norm, and OPT's projection behind the layers."""
+    model, view = ends.model, ends.layer
+    hidden = passed.pop()
+    for spec in model.final_norms[int(model.embedding_norm) :]:
+        with torch.inside("norm"):
+            hidden = norm(torch, view, spec, hidden)
+    for linear_spec in model.extra_linears:
+        if linear_spec.reads != "embed":
+            hidden = linear(torch, view, linear_spec, hidden)
+    return hidden
+
+
+def _head_weight(torch: Operators, ends: EndsView) -> Tensor:
+    """The head's weight; that of a tied one hands its gradient to the table."""
+    spec, dtype = ends.model.head, ends.layer.dtypes.table
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(spec.name) and not ends.tied)
+    if not ends.tied:
+        return weight
+
+    def hand_on(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        torch.shared[HEAD_GRADIENT] = gradient
+        if gradient.storage is not None:
+            torch.terms[gradient.storage.slot] = "gradients"
+        return []
+
+    weight.node = Node(spec.name, LEAF_ORDER, hand_on) if torch.grad_enabled else None
+    return weight
+
+
+def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) -> Tensor:
+    spec, view = ends.model.head, ends.layer
+    bias = None
+    if spec.bias:
+        bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(spec.name))
+        bias = weight_copy(torch, view, bias)
+    copy = weight_copy(torch, view, weight)
+    return torch.mm(autocast(torch, view, hidden), copy, spec.out_features, bias=bias, to_unit=hidden.unit)
+
+
+def _normalised(torch: Operators, weight: Tensor) -> Tensor:
+    """``normalize(weight)``: divided by the norms of its rows, which are spread out again in backward.
+
+    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and ``linalg_vector_norm`` in
+    tools/autograd/derivatives.yaml.
+    """
+    out = torch.like(weight, "div")
+
+    def of_norms(gradient: Tensor) -> Tensor:
+        # C++ keeps what an expression makes until it ends.
+        _negative, _quotient, _twice = (torch.like(gradient, op) for op in ("neg", "div", "div"))
+        return torch.like(gradient, "mul")
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        spread = of_norms(gradient)
+        of_weight = torch.like(gradient, "div")
+        del spread
+        _through_norms = [torch.like(gradient, op) for op in ("div", "mul")]
+        # The sum of both parts is made in place.
+        return [of_weight]
+
+    return record(torch, out, [weight], [], backward)

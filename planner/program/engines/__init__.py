@@ -1,0 +1,21 @@
+"""Engines that divide a job over several GPUs: what each of them allocates beside the model's own requests."""
+
+from __future__ import annotations
+
+from planner.program.engines.ddp import Ddp
+from planner.program.engines.fsdp1 import Fsdp1
+from planner.program.engines.fsdp2 import Fsdp2
+from planner.program.engines.zero3 import Zero3
+from planner.program.engines.zero12 import Zero12
+from planner.program.job import Job
+from planner.program.runtime import Runtime
+
+
+def runtime_of(job: Job) -> type[Runtime]:
+    """The runtime of a job's sharding."""
+    sharding = job.recipe.sharding
+    if sharding.engine == "deepspeed":
+        return Zero3 if sharding.is_zero3 else Zero12
+    if sharding.engine == "fsdp":
+        return Fsdp2 if sharding.dtensors else Fsdp1
+    return Ddp if sharding.communicates else Runtime

@@ -1,0 +1,242 @@
+"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched, kept for reuse, released.
+
+Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``; each method names
+its counterpart.  The first forward and backward record the order of modules, all later ones look ahead in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, What
+from planner.program.engines.params import Param
+
+_FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
+_WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
+_GATHERED_NOW = What("gathered parameter", "gathered_parameters")
+_LONG_AGO = -1_000_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One gather under way: the flat buffer that it receives, and how many of its parameters have been asked for."""
+
+    parameters: list[Live]
+    flat: int | None
+    asked: int = 0
+    complete: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A parameter and where it is.
+
+    ``active``: modules that use it now; ``fetched_for``: the last place in the order of modules that prefetch has seen it
+    at; ``uses``: all these places.
+    """
+
+    param: Param
+    persists: bool
+    status: Literal["away", "in flight", "here"] = "away"
+    slot: int | None = None
+    handle: Handle | None = None
+    active: set[Module] = field(default_factory=set)
+    fetched_for: int = _LONG_AGO
+    uses: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    """A module and the parameters that it holds itself."""
+
+    own: list[Live] = field(default_factory=list)
+
+
+class Coordinator:
+    """Fetches and releases on behalf of ``engine``."""
+
+    def __init__(self, engine: DeepSpeed) -> None:
+        self._engine, self._settings = engine, engine.settings
+        self._recorded: list[Module] = []
+        self._passed: list[int] = []
+        self._order: list[tuple[Live, int]] = []
+        self._next = 0
+        self._in_flight: dict[Live, Handle] = {}
+        self._step = 0
+        self._available = 0
+        self._active: dict[Module, set[Live]] = {}
+
+    def new_pass(self, everything: Iterable[Live]) -> None:
+        """``reset_step``, when the model's forward begins: from the second time on the order of modules is known."""
+        for live in list(self._in_flight):
+            self._ask(live)
+            self._release_one(live)
+        if self._recorded and not self._passed:
+            self._order = [(live, step) for step, module in enumerate(self._recorded) for live in module.own]
+            elements = (sum(live.param.elements for live in module.own) for module in self._recorded)
+            self._passed = [*accumulate(elements, initial=0)]
+            for live, step in self._order:
+                live.uses.append(step)
+        self._next = self._step = self._available = 0
+        for live in everything:
+            live.fetched_for = _LONG_AGO
+
+    def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
+        """``fetch_sub_module``: gather what the module needs, wait for it, then prefetch for the modules after it."""
+        if not forward:
+            self._active.setdefault(module, set())
+        if not self._passed:
+            self._recorded.append(module)
+        needed = module.own
+        if needed:
+            self._gather([live for live in needed if live.status == "away"])
+        for live in needed:
+            live.active.add(module)
+            if recomputes and self._active and not live.param.trained:
+                next(reversed(self._active.values())).add(live)
+            self._ask(live)
+        if self._passed:
+            self._prefetch(sum(live.fetched_for < self._step for live in needed))
+        self._step += 1
+
+    def _prefetch(self, n_needed: int) -> None:
+        """Skip what the module itself needs, then gather until the bucket is full or too much is whole."""
+        order, number = self._order, self._next
+        discarded: set[Live] = set()
+        while number < len(order) and len(discarded) < n_needed:
+            live, step = order[number]
+            live.fetched_for = step
+            discarded.add(live)
+            number += 1
+        limit = min(self._settings.max_live - self._available, self._settings.prefetch)
+        self._next = number
+        if limit <= 0 or number == len(order):
+            return
+        wanted: dict[Live, None] = {}
+        elements = 0
+        while number < len(order) and elements < limit:
+            live, step = order[number]
+            live.fetched_for = max(live.fetched_for, step)
+            if live.status == "away" and live not in wanted:
+                wanted[live] = None
+                elements += live.param.elements
+            number += 1
+        self._next = number
+        self._gather([*wanted])
+
+    def release(self, module: Module, *, forward: bool) -> None:
+        """``release_sub_module``: what is not needed again soon goes."""
+        own = module.own
+        recomputed = set() if forward else self._active.pop(module, set())
+        if not own and not recomputed:
+            return
+        going = {live for live in own if self._goes(live)} | {live for live in recomputed if not live.persists}
+        for live in _in_order(recomputed.union(own)):
+            live.active.discard(module)
+            if live in going:
+                self._release_one(live)
+
+    def _goes(self, live: Live) -> bool:
+        """``__params_to_release``: not what prefetch has passed over, nor what comes again within the reuse distance.
+
+        In the first pass everything goes.
+        """
+        if not self._passed:
+            return True
+        if live.persists or live.fetched_for > self._step:
+            return False
+        use = bisect_left(live.uses, self._step)
+        if use == len(live.uses):
+            return True
+        return self._passed[live.uses[use]] - self._passed[self._step] >= self._settings.max_reuse
+
+    def end_of_backward(self) -> None:
+        """``release_backward_leftovers``: modules whose input needed no gradient."""
+        while self._active:
+            module, recomputed = self._active.popitem()
+            for live in _in_order({*module.own, *recomputed}):
+                live.active.discard(module)
+                if not live.persists:
+                    self._release_one(live)
+
+    def release_all(self, everything: Iterable[Live]) -> None:
+        """``release_and_reset_all``, when the optimizer steps."""
+        for live in everything:
+            self._ask(live)
+            live.active.clear()
+            self._release_one(live)
+
+    def gather_now(self, wanted: Iterable[Live]) -> None:
+        """``_post_step``: each is whole again in memory of its own; on one process they always are."""
+        for live in wanted:
+            if live.status == "away":
+                n_bytes = self.part(live.param) * self._settings.world * live.param.element_bytes
+                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self._settings.world > 1 else None
+                live.status = "here"
+
+    def part(self, param: Param) -> int:
+        """Elements of one process's part, padded."""
+        return -(-param.elements // self._settings.world)
+
+    def _gather(self, wanted: list[Live]) -> None:
+        """``all_gather_coalesced``: one parameter arrives in its own memory, several in a flat buffer for each dtype."""
+        if not wanted:
+            return
+        self._available += sum(live.param.elements for live in wanted)
+        if len(wanted) == 1:
+            self._start(wanted, coalesced=False)
+            return
+        several = _in_order(wanted)
+        for width in sorted({live.param.element_bytes for live in several}):
+            self._start([live for live in several if live.param.element_bytes == width], coalesced=True)
+
+    def _start(self, several: list[Live], *, coalesced: bool) -> None:
+        engine, world = self._engine, self._settings.world
+        handle = Handle(several, None)
+        parts = [self.part(live.param) * live.param.element_bytes for live in several]
+        if world > 1:
+            slot = engine.take(sum(parts) * world, _FLAT if coalesced else _WHOLE, several[0].param)
+            handle.flat = slot if coalesced else None
+            several[0].slot = None if coalesced else slot
+        if self._settings.offloads_params:
+            away = [(live, n_bytes) for live, n_bytes in zip(several, parts, strict=True) if not live.persists]
+            uploaded = [engine.take(n_bytes, _UPLOADED, live.param) for live, n_bytes in away]
+            if world > 1:
+                engine.free(*uploaded)
+            else:
+                # ``_no_gather_coalesced``: one process has all of each parameter, and copies what lies on the host.
+                for (live, _), slot in zip(away, uploaded, strict=True):
+                    live.slot = slot
+        for live in several:
+            live.status, live.handle = "in flight", handle
+            self._in_flight[live] = handle
+
+    def _ask(self, live: Live) -> None:
+        """``AllGatherCoalescedHandle.wait``: every parameter is copied together; the buffer goes with the last one asked for."""
+        handle = self._in_flight.pop(live, None)
+        if handle is None:
+            return
+        if not handle.complete:
+            handle.complete = True
+            for each in handle.parameters:
+                if handle.flat is not None:
+                    each.slot = self._engine.take(each.param.n_bytes, _WHOLE, each.param)
+                each.status = "here"
+        handle.asked += 1
+        if handle.asked == len(handle.parameters):
+            self._engine.free(handle.flat)
+
+    def _release_one(self, live: Live) -> None:
+        if live.status == "here" and not live.active:
+            self._engine.free(live.slot)
+            live.slot, live.status = None, "away"
+            self._available -= live.param.elements
+
+
+def _in_order(several: Iterable[Live]) -> list[Live]:
+    return sorted(several, key=lambda live: live.param.number)

@@ -1,0 +1,137 @@
+"""What the stages of DeepSpeed's ZeRO share: a runtime that acts at the marks of the model, and memory of its own.
+
+Source: DeepSpeed 0.19.8 runtime/engine.py, runtime/zero.  What is offloaded is host memory, and not in the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain.term import TermName
+from planner.program.engines.params import Param, params_of
+from planner.program.engines.settings import settings_of
+from planner.program.job import Job
+from planner.program.load import take_workspaces
+from planner.program.optimizer import optimizer_step
+from planner.program.parameters import Weight
+from planner.program.runtime import Part, Pass, Runtime
+from planner.program.stream import Instance, Stream, Trained
+from planner.program.template import BACKWARD, FORWARD
+from planner.program.tensors import MARK, Mark, Unit
+
+MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
+FP32, FP64 = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What an allocation of the engine is: DeepSpeed's own name for it, its term, and the CUDA stream it is made on."""
+
+    name: str
+    term: TermName
+    stream: int = MAIN_STREAM
+
+
+class DeepSpeed(Runtime):
+    """One rank.  Stages override what happens at each moment."""
+
+    adds_gradients = False
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self.settings = settings_of(job)
+        self.params: dict[str, list[Param]] = {}
+        self.trained: list[Param] = []
+        self.boundary = True
+        self._in_backward = False
+        self._has_states = False
+
+    def load(self) -> None:
+        """Every parameter, then what the engine sets up."""
+        self.params = params_of(self.job, self.parts)
+        each_once = dict.fromkeys(param for own in self.params.values() for param in own)
+        self.trained = [param for param in each_once if param.trained]
+        self.load_weights()
+        self.set_up()
+        self.stream.enter("forward")
+        take_workspaces(self.stream, self.job)
+
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+        """A micro-step whose gradients the engine takes."""
+        self.boundary, self._in_backward = phases.is_last, False
+        super().micro_step(parts, phases)
+        return []
+
+    def forward(self, part: Instance) -> None:
+        """The forward pass of one part with its marks."""
+        self._run(part, FORWARD)
+
+    def backward(self, part: Instance) -> None:
+        """The backward pass of one part with its marks."""
+        if not self._in_backward:
+            self._in_backward = True
+            self.begin_backward()
+        self._run(part, BACKWARD)
+
+    def _run(self, part: Instance, stage: str) -> None:
+        events, marks = self.stream.events, part.template.marks
+        for event in part.marked_events(stage):
+            if event < MARK:
+                events.append(event)
+            elif marks[event - MARK].moment == "gradient":
+                self._ready(part, marks[event - MARK])
+            else:
+                self.at(part, marks[event - MARK], recomputes=stage == BACKWARD)
+
+    def _ready(self, part: Instance, mark: Mark) -> None:
+        """A gradient is there."""
+        slot = None if mark.slot is None else part.slot(mark.slot)
+        assert slot is not None
+        self.gradient(self.params[part.name][mark.number], slot)
+
+    def optimizer_step(self, trained: list[Trained]) -> None:
+        """The engine's own step."""
+        del trained
+        self.stream.enter("optimizer_step")
+        self.step()
+        self._has_states = True
+
+    def load_weights(self) -> None:
+        """The parameters come to the card."""
+        raise NotImplementedError
+
+    def set_up(self) -> None:
+        """Everything is loaded."""
+        raise NotImplementedError
+
+    def begin_backward(self) -> None:
+        """The backward pass is about to begin."""
+
+    def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
+        """A module is entered or left; ``recomputes``: while the backward pass runs."""
+
+    def gradient(self, param: Param, slot: int) -> None:
+        """The gradient of ``param`` is complete."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """The optimizer's step."""
+        raise NotImplementedError
+
+    def take(self, n_bytes: int, what: What, param: Param | None = None) -> int:
+        """Allocate; the caller frees it or keeps it."""
+        place = param.place if param else ("engine", "")
+        return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), what.stream)
+
+    def free(self, *slots: int | None) -> None:
+        """Free what was taken, or a gradient."""
+        self.stream.events += [~slot for slot in slots if slot is not None]
+
+    def brief(self, n_bytes: int, what: What) -> None:
+        """Allocate and free at once: a temporary of one call."""
+        self.free(self.take(n_bytes, what))
+
+    def update(self, elements: int) -> None:
+        """The optimizer's step over one flat fp32 tensor on the card, the first of which makes its states."""
+        flat = Weight("flat", "matrix", ((Unit.ONE, elements),), "fp32", trained=True)
+        optimizer_step(self.stream, self.job, [flat], first=not self._has_states)

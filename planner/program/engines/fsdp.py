@@ -1,0 +1,203 @@
+"""FSDP: weights lie divided over the GPUs, are gathered group by group for the passes, and gradients are reduced likewise.
+
+This file has what both of its versions share: the moments of a step at which their hooks run.
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py, _runtime_utils.py.
+Ignored: what lies on the host.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from planner.domain.term import TermName
+from planner.program.engines.groups import EMBEDDINGS, HEAD, ROOT, TABLE, TAIL, Group, Sizes, around, load_shards
+from planner.program.job import Job
+from planner.program.optimizer import optimizer_step
+from planner.program.parameters import Weight
+from planner.program.runtime import Part, Pass, Runtime
+from planner.program.stream import Instance, Stream, Trained
+from planner.program.template import BACKWARD, FORWARD
+from planner.program.tensors import Unit
+
+GATHER_STREAM, REDUCE_STREAM, CAST_STREAM = 1, 2, 3
+"""CUDA streams of FSDP's own; memory that was taken for one of them serves no other."""
+
+
+class Fsdp(Runtime):
+    """One of the processes of an FSDP job.  ``order``: groups as their forward ended."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self.sizes = Sizes(job)
+        self.mixed, self.offloads = job.recipe.numerics.mixed, job.recipe.offloads_params
+        self.reduces_last_only = job.stack.fsdp_no_sync
+        self.groups: dict[str, Group] = {}
+        self.order: list[str] = []
+        self.reduces = True
+        model = job.model
+        # PEFT's wrapper hides the last norm, so the head is gathered by itself.
+        self._head_alone = job.recipe.adapter is not None and not model.tied
+
+    @abstractmethod
+    def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
+        """Which parameters are gathered together."""
+
+    @abstractmethod
+    def unshard(self, group: Group) -> None:
+        """Send for the parts of the others."""
+
+    @abstractmethod
+    def wait(self, group: Group, *, forward: bool) -> None:
+        """What was sent for is there."""
+
+    @abstractmethod
+    def reduce(self, group: Group) -> None:
+        """The backward of a group is over, and its parameters are gone."""
+
+    def load(self) -> None:
+        """Every parameter comes whole, and leaves its shard."""
+        self.weights = load_shards(self.stream, self.job, self.sizes)
+        divided = [each for each in self.weights if self.sizes.divides(each)]
+        self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
+
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+        """One micro-step; the optimizer updates shards, whose gradients the groups have."""
+        self.reduces = phases.is_last or not self.reduces_last_only
+        super().micro_step(parts, phases)
+        return []
+
+    def forward(self, part: Instance) -> None:
+        """The forward pass of one part, with the hooks of its groups."""
+        stream, events = self.stream, [*part.events(FORWARD)]
+        if part.name == EMBEDDINGS:
+            before, inside, after = around(stream, events, self.job.model.token_embedding.name)
+            stream.events += before
+            self._before_forward(ROOT)
+            self._before_forward(TAIL if self.job.model.tied else TABLE)
+            stream.events += inside
+            self._after_forward(TABLE)
+            stream.events += after
+        elif part.name == HEAD:
+            before, inside, after = around(stream, events, self.job.model.head.name)
+            if not self._head_alone:
+                self._before_forward(TAIL)
+            stream.events += before
+            self._before_forward(TAIL)
+            stream.events += [*inside, *after]
+            self._after_forward(TAIL)
+            self._after_forward(ROOT)
+            self.end_of_forward()
+        else:
+            self._before_forward(part.name)
+            stream.events += events
+            self._after_forward(part.name)
+
+    def backward(self, part: Instance) -> None:
+        """The backward pass of one part, with the hooks of its groups."""
+        stream, events = self.stream, [*part.events(BACKWARD)]
+        if part.name == HEAD:
+            self._backward_of_head(part, events)
+        elif part.name == EMBEDDINGS:
+            if part.template.out.needs_grad:
+                self._before_backward(TABLE)
+            stream.events += events
+            self._collect(part)
+        else:
+            self._before_backward(part.name)
+            stream.events += events
+            self._collect(part)
+            self._after_backward(part.name)
+
+    def _backward_of_head(self, part: Instance, events: list[int]) -> None:
+        """A table that is tied to the head waits for the end: token numbers have no gradient to hook into."""
+        stream = self.stream
+        before, inside, after = around(stream, events, self.job.model.head.name)
+        self._before_backward(ROOT)
+        stream.events += before
+        self._before_backward(TAIL)
+        stream.events += inside
+        if not self._head_alone:
+            stream.events += after
+        self._collect(part)
+        if not self.job.model.tied:
+            self._after_backward(TAIL)
+        if self._head_alone:
+            stream.events += after
+
+    def end_of_forward(self) -> None:
+        """The model returns."""
+
+    def end_of_backward(self, phases: Pass) -> None:
+        """Groups whose input needs no gradient, or which wait for the last one."""
+        del phases
+        for name, group in self.groups.items():
+            if group.whole or group.gradients:
+                self._after_backward(name)
+        self.order.clear()
+
+    def optimizer_step(self, trained: list[Trained]) -> None:
+        """Update the shards and drop their gradients."""
+        del trained
+        self.stream.enter("optimizer_step")
+        if not (self.offloads or self.job.recipe.offloads_optimizer):
+            shards = [self.sizes.shard(each) for each in self.weights if each.trained]
+            self.states += optimizer_step(self.stream, self.job, shards, first=not self.states)
+        for group in self.groups.values():
+            self.free(group.reduced)
+            group.reduced = None
+
+    def _collect(self, part: Instance) -> None:
+        """Gradients of whole parameters wait for their group."""
+        for each in self.sizes.gradients_of(part):
+            name = self._group_of(part.name, each.module)
+            self.groups[name if name in self.groups else ROOT].gradients.append(each)
+
+    def _group_of(self, part: str, module: str) -> str:
+        """The group of a parameter, from its part of the model and its module."""
+        model = self.job.model
+        if part == EMBEDDINGS:
+            return ROOT if module != model.token_embedding.name else TAIL if model.tied else TABLE
+        return TAIL if part == HEAD else part
+
+    def _before_forward(self, name: str) -> None:
+        group = self.groups.get(name)
+        if group is not None:
+            self.unshard(group)
+            self.wait(group, forward=True)
+
+    def _after_forward(self, name: str) -> None:
+        group = self.groups.get(name)
+        if group is not None:
+            if not group.stays and self.job.recipe.sharding.divides_weights:
+                self._reshard(group)
+            self.order.append(name)
+
+    def _before_backward(self, name: str) -> None:
+        """Gathered, if the group behind has not done so; then the one before it is sent for."""
+        group = self.groups.get(name)
+        if group is not None:
+            self.unshard(group)
+            self.wait(group, forward=False)
+            index = self.order.index(name)
+            if index > 0:
+                self.unshard(self.groups[self.order[index - 1]])
+
+    def _after_backward(self, name: str) -> None:
+        group = self.groups.get(name)
+        if group is not None:
+            self._reshard(group)
+            self.reduce(group)
+
+    def _reshard(self, group: Group) -> None:
+        self.free(*group.whole)
+        group.whole = []
+
+    def take(self, n_bytes: float, term: TermName, op: str, stream: int = 0) -> int:
+        """Allocate."""
+        return self.stream.allocate(Unit.ONE, n_bytes, term, ("fsdp", "", op), stream)
+
+    def free(self, *slots: int | None) -> None:
+        """Free what there is of ``slots``."""
+        for slot in slots:
+            if slot is not None:
+                self.stream.free(slot)

@@ -1,0 +1,105 @@
+"""FSDP1: the parameters of a group are one flat tensor, of which layers see views; its gradient is one flat tensor too.
+
+Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name; the backward of
+``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins the gradients of all views.
+Ignored: a flat tensor is made of whole parameters while the model is wrapped; blocks that another stream still uses are free
+at once (``record_stream``); adapters that are units of their own are gathered with their layer.
+"""
+
+from __future__ import annotations
+
+from planner.program.engines.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
+from planner.program.engines.groups import ROOT, Group, part_of
+from planner.program.job import Job
+from planner.program.parameters import Weight
+from planner.program.stream import Stream
+from planner.program.tensors import ELEMENT_BYTES
+
+
+class Fsdp1(Fsdp):
+    """One process."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self.adds_gradients = False
+        self._initialised = False
+
+    def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
+        """Each layer, and the root with all that lies around them, which stays whole: ``_post_forward_reshard``."""
+        groups = {ROOT: Group([], stays=True)}
+        for each in weights:
+            groups.setdefault(part_of(each) or ROOT, Group([])).weights.append(each)
+        return groups
+
+    def unshard(self, group: Group) -> None:
+        """``_unshard``: shards that are wider are cast in a stream of their own; all parts arrive in the flat tensor."""
+        if not self._initialised:
+            self._initialise()
+        if group.whole:
+            return
+        stored, whole, narrows = self._bytes_of(group)
+        given = [self._cast(stored, "shard from the host")] if self.offloads else []
+        if narrows:
+            given.append(self._cast(whole / self.sizes.n, "_mp_shard"))
+        if len(given) > 1:
+            self.free(given.pop(0))
+        group.whole = [self.take(whole, "gathered_parameters", "_full_param_padded", GATHER_STREAM)]
+        self.free(*given)
+
+    def wait(self, group: Group, *, forward: bool) -> None:
+        """Layers see views of what was received."""
+
+    def reduce(self, group: Group) -> None:
+        """The backward of ``split`` joins all gradients, with zeros for frozen parameters; then ``_post_backward_hook``.
+
+        Gradients that are not reduced yet are added to those of the micro-step before.
+        """
+        if group.gradients:
+            mixes = not self.job.stack.fsdp1_wraps_adapters
+            frozen = [each for each in group.weights if not each.trained and mixes]
+            dtype = group.gradients[0].dtype
+            zeros = [self.take(self.sizes.seen_bytes(each), "gradients", "zeros") for each in frozen]
+            elements = sum(each.elements for each in group.gradients)
+            n_bytes = elements * ELEMENT_BYTES[dtype] + sum(self.sizes.seen_bytes(each) for each in frozen)
+            flat = self.take(n_bytes, "gradients", "cat")
+            self.free(*zeros, *(each.slot for each in group.gradients))
+            group.gradients = []
+            if group.flat is None:
+                group.flat = flat
+            else:
+                self.free(flat)
+            if self.reduces:
+                self._reduce_grad(group, n_bytes / self.sizes.n)
+
+    def _reduce_grad(self, group: Group, part: float) -> None:
+        """``_reduce_grad``: this GPU's part, then in the dtype of the shards; added to what is there or sent to the host."""
+        trained = [each for each in group.weights if each.trained]
+        seen, stored = (ELEMENT_BYTES[of(trained[0])] for of in (self.sizes.seen, self.sizes.stored))
+        kept = self.take(part, "gradients", "new_sharded_grad", REDUCE_STREAM)
+        self.free(group.flat)
+        group.flat = None
+        if stored != seen:
+            narrow, kept = kept, self.take(part / seen * stored, "gradients", "_cast_grad_to_param_dtype", REDUCE_STREAM)
+            self.free(narrow)
+        if self.offloads or group.reduced is not None:
+            self.free(kept)
+        else:
+            group.reduced = kept
+
+    def _initialise(self) -> None:
+        """``init_flat_param_attributes``: tensors are made, and their memory is given back at once."""
+        self._initialised = True
+        for group in self.groups.values():
+            stored, whole, narrows = self._bytes_of(group)
+            made = [whole / self.sizes.n, whole, stored * self.sizes.n] if narrows else [whole]
+            for n_bytes in made:
+                self.free(self.take(n_bytes, "gathered_parameters", "init_flat_param_attributes"))
+
+    def _bytes_of(self, group: Group) -> tuple[float, float, bool]:
+        """Bytes of the shard, of the whole flat tensor, and whether the shard is wider."""
+        stored = sum(self.sizes.stored_bytes(each) for each in group.weights)
+        whole = sum(self.sizes.seen_bytes(each) for each in group.weights)
+        return stored, whole, any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
+
+    def _cast(self, n_bytes: float, op: str) -> int:
+        return self.take(n_bytes, "gathered_parameters", op, CAST_STREAM)

@@ -1,0 +1,127 @@
+"""FSDP2: parameters arrive in a buffer and are copied out of it; gradients are copied into another one to be reduced.
+
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, whose functions the methods name.
+"""
+
+from __future__ import annotations
+
+from planner.program.engines.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
+from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, part_of
+from planner.program.job import Job
+from planner.program.parameters import Weight
+from planner.program.runtime import Pass
+from planner.program.stream import Stream
+from planner.program.tensors import ELEMENT_BYTES
+
+
+class Fsdp2(Fsdp):
+    """One process.  Slots: ``_kept``, the last buffer that was received; ``_sent``, the last one that is reduced."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self.adds_gradients = self.reduces_last_only
+        self._replicates = job.recipe.sharding.scope == "node" and int(job.hardware.nodes) > 1
+        self._kept: int | None = None
+        self._sent: int | None = None
+        self._replicating: int | None = None
+
+    def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
+        """Each layer; the token table; the last norm with the head, and a table that is tied to it; the root with what is left.
+
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the norm behind PEFT's
+        wrapper in vain, so the root has it.
+        """
+        model, peft = self.job.model, self.job.recipe.adapter is not None
+        groups = {ROOT: Group([], stays=True), TABLE: Group([])}
+        groups |= {part_of(each): Group([]) for each in weights if part_of(each)}
+        groups[TAIL] = Group([], stays=True)
+        tail = [each for each in weights if each.outside and each.kind == "norm" and not peft]
+        for each in weights:
+            name = part_of(each) or ROOT
+            if each.name == model.token_embedding.name:
+                name = TAIL if model.tied else TABLE
+            elif each.name.startswith("head") or each in tail:
+                name = TAIL
+            groups[name].weights.append(each)
+        groups[TAIL].weights.sort(key=lambda each: each.kind != "norm")
+        return groups
+
+    def end_of_forward(self) -> None:
+        """``_post_forward`` of the root: the last buffer goes."""
+        self.free(self._kept)
+        self._kept = None
+
+    def end_of_backward(self, phases: Pass) -> None:
+        """``_root_post_backward_final_callback`` and ``finalize_backward``: also gathers that nobody waited for go."""
+        super().end_of_backward(phases)
+        for group in self.groups.values():
+            self.free(group.received)
+            group.received = None
+        self.free(self._sent, self._replicating)
+        self._sent = self._replicating = None
+
+    def unshard(self, group: Group) -> None:
+        """``unshard``: shards, cast where they are wider, go into the buffer that the others' shards arrive in."""
+        if group.received is not None or group.whole:
+            return
+        sizes, given = self.sizes, []
+        for each in group.weights if self.offloads else ():
+            shard = self._gather(sizes.stored_bytes(each), "shard from the host")
+            if sizes.stored(each) != sizes.seen(each):
+                uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / sizes.n, "all_gather_input")
+                self.free(uploaded)
+            given.append(shard)
+        whole = sum(sizes.seen_bytes(each) for each in group.weights)
+        if self.mixed and not self.offloads:
+            given.append(self._gather(whole / sizes.n, "all_gather_input"))
+        group.received = self._gather(whole, "all_gather_output")
+        self.free(*given)
+
+    def wait(self, group: Group, *, forward: bool) -> None:
+        """``wait_for_unshard``: copied into parameters; in forward the buffer stays until the next group is copied."""
+        if group.received is None:
+            return
+        if forward:
+            self.free(self._kept)
+        group.whole = [
+            self.take(self.sizes.seen_bytes(each), "gathered_parameters", "unsharded parameter") for each in group.weights
+        ]
+        if forward:
+            self._kept = group.received
+        else:
+            self.free(group.received)
+        group.received = None
+
+    def reduce(self, group: Group) -> None:
+        """``post_backward`` and ``foreach_reduce``: gradients are copied together and reduced to this GPU's part."""
+        if not self.reduces:
+            return
+        self.free(self._sent)
+        self._sent = None
+        if group.gradients:
+            self.free(self._replicating)
+            self._replicating = None
+            elements, dtype = sum(each.elements for each in group.gradients), group.gradients[0].dtype
+            self._sent = self.take(elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input")
+            self.free(*(each.slot for each in group.gradients))
+            first, group.gradients = group.gradients[0], []
+            self._keep_part(group, elements / self.sizes.n, first)
+
+    def _keep_part(self, group: Group, part: float, first: Gradient) -> None:
+        """This GPU's part in the dtype of the shards, which is added to what is there or goes to the host."""
+        stored = next(self.sizes.stored(each) for each in group.weights if each.trained)
+        received = self.take(part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM)
+        kept = received
+        if stored != first.dtype:
+            kept = self.take(part * ELEMENT_BYTES[stored], "gradients", "sharded gradient", REDUCE_STREAM)
+            if self._replicates:
+                self._replicating = received
+            else:
+                self.free(received)
+        if self.offloads or group.reduced is not None:
+            self.free(kept)
+        else:
+            group.reduced = kept
+
+    def _gather(self, n_bytes: float, op: str) -> int:
+        return self.take(n_bytes, "gathered_parameters", op, GATHER_STREAM)

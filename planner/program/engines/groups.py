@@ -1,0 +1,161 @@
+"""What FSDP gathers together, and the sizes of whole parameters and of their shards.
+
+Ignored: the rank of LoRA may not be divisible by the number of GPUs, and the shards of adapters are then larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from planner.domain.term import TermName
+from planner.program.job import Job
+from planner.program.load import load_whole, prepared_dtype, take_workspaces
+from planner.program.parameters import Weight, adapter_weights, model_weights
+from planner.program.states import largest_rank, n_elements
+from planner.program.stream import Instance, Stream
+from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
+
+ROOT, TABLE, TAIL = "root", "table", "tail"
+EMBEDDINGS, HEAD = "embeddings", "head"
+"""Names of the parts around the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The whole gradient of one parameter of ``module``."""
+
+    module: str
+    elements: float
+    dtype: Dtype
+    slot: int
+
+
+@dataclass(slots=True)
+class Group:
+    """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
+
+    ``gradients`` wait to be reduced.  Slots: ``received``, the buffer that parameters arrive in; ``whole``, these
+    parameters; ``flat``, their gradients in one tensor; ``reduced``, this GPU's part of them.
+    """
+
+    weights: list[Weight]
+    stays: bool = False
+    received: int | None = None
+    whole: list[int] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    flat: int | None = None
+    reduced: int | None = None
+
+
+class Sizes:
+    """Dtypes and sizes of parameters under FSDP, over ``n`` processes."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.n = int(job.recipe.sharding.shards(job.hardware))
+
+    def divides(self, weight: Weight) -> bool:
+        """Whether a parameter is divided: k-bit ones only where their bytes are stored as floats."""
+        return not weight.packed or self._job.recipe.divides_base
+
+    def stored(self, weight: Weight) -> Dtype:
+        """The dtype of a shard: fp32 where it is trained in mixed precision, unless the base is of k-bit matrices.
+
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, which widens trained 16-bit parameters.
+        """
+        numerics = self._job.recipe.numerics
+        return "fp32" if weight.trained and numerics.mixed and numerics.quantization == "none" else weight.dtype
+
+    def seen(self, weight: Weight) -> Dtype:
+        """The dtype in which layers see a parameter: packed ones travel as they are stored."""
+        numerics = self._job.recipe.numerics
+        return numerics.compute_dtype if numerics.mixed and not weight.packed else weight.dtype
+
+    def seen_bytes(self, weight: Weight) -> float:
+        """Bytes of the whole parameter, padded so that all processes have equal parts."""
+        return self.shard_elements(weight) * self.n * ELEMENT_BYTES[self.seen(weight)]
+
+    def stored_bytes(self, weight: Weight) -> float:
+        """Bytes of the shard."""
+        return self.shard_elements(weight) * ELEMENT_BYTES[self.stored(weight)]
+
+    def shard_elements(self, weight: Weight) -> float:
+        """Elements of the shard, or bytes of a 4-bit one."""
+        return n_elements(self._job, self.shard(weight)) / (2 if weight.packed else 1)
+
+    def shard(self, weight: Weight) -> Weight:
+        """The part of one process: divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
+        (unit, rows), *rest = weight.shape
+        part = ceil(rows / self.n) if unit is Unit.ONE and not weight.packed else rows / self.n
+        return replace(weight, shape=((unit, part), *rest), dtype=self.stored(weight))
+
+    def gradients_of(self, part: Instance) -> Iterator[Gradient]:
+        """The gradients that the backward pass of ``part`` made, in the order of its parameters."""
+        for unit, count, dtype, slot, module in part.template.gradients:
+            lies_at = part.slot(slot)
+            if lies_at is not None:
+                yield Gradient(module, count * (largest_rank(self._job) if unit is Unit.RANK else 1), dtype, lies_at)
+
+
+def part_of(weight: Weight) -> str:
+    """The layer of a parameter; empty for those around the layers."""
+    return " ".join(weight.name.split()[:2]) if weight.name.startswith("layer ") else ""
+
+
+def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
+    """Each parameter whole, and then its shard; over a k-bit base the whole model before it is divided.
+
+    Gives the shards, and what is not divided.  Offloaded shards are on the host.
+    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``).
+    """
+    if job.recipe.numerics.quantization != "none":
+        weights = load_whole(stream, job)
+        for each in sorted(weights, key=lambda each: each.slot):
+            if sizes.divides(each):
+                _keep_shard(stream, job, sizes, each)
+                stream.free(each.slot)
+    else:
+        stream.enter("load")
+        weights = model_weights(job)
+        for each in weights:
+            each.dtype = prepared_dtype(job, each)
+        _one_by_one(stream, job, sizes, weights)
+        adapters = adapter_weights(job)
+        if adapters:
+            stream.enter("adapters")
+        _one_by_one(stream, job, sizes, adapters)
+        weights = weights + adapters
+    stream.enter("forward")
+    take_workspaces(stream, job)
+    return weights
+
+
+def _one_by_one(stream: Stream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
+    for each in weights:
+        if not job.recipe.offloads_params:
+            whole = each.count * ELEMENT_BYTES[sizes.stored(each)]
+            stream.free(stream.allocate(each.unit, whole, "other_temporaries", ("load", each.name, "whole")))
+        _keep_shard(stream, job, sizes, each)
+
+
+def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
+    if not job.recipe.offloads_params:
+        term: TermName = "adapters" if weight.adapter else "weights"
+        shard = sizes.shard(weight)
+        n_bytes = shard.unit_bytes / (2 if weight.packed else 1)
+        stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
+
+
+def around(stream: Stream, events: list[int], module: str) -> tuple[list[int], list[int], list[int]]:
+    """Events before, while and after ``module`` runs: from its first allocation to the next one of another module.
+
+    All of them are after it where the module allocates nothing.
+    """
+    made = [index for index, event in enumerate(events) if event >= 0]
+    own = [index for index in made if stream.place(events[index])[1] == module]
+    if not own:
+        return [], [], events
+    end = next((index for index in made if index > own[-1]), len(events))
+    return events[: own[0]], events[own[0] : end], events[end:]

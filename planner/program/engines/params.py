@@ -1,0 +1,96 @@
+"""The parameters of a job one by one, as an engine that divides them sees them.
+
+Engines decide by numbers of elements, so sizes are numbers here: the job has the rank of its adapters, of which a grid's
+largest counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.arrays import largest
+from planner.domain.term import TermName
+from planner.program.job import Job
+from planner.program.runtime import Part
+from planner.program.sizes import unit_values
+from planner.program.stream import labelled
+from planner.program.tensors import ELEMENT_BYTES, Unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Param:
+    """One parameter.
+
+    ``number``: place in the model.  ``element_bytes``: as modules compute with it.  ``decays``: in the first group of the
+    optimizer, which has weight decay.  ``place``: part of the model and module.
+    """
+
+    number: int
+    elements: int
+    element_bytes: int
+    trained: bool
+    decays: bool
+    place: tuple[str, str]
+    term: TermName
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole parameter."""
+        return self.elements * self.element_bytes
+
+
+def params_of(job: Job, parts: list[Part]) -> dict[str, list[Param]]:
+    """The parameters of each part by the part's name, in the order of the code.
+
+    A head that is tied to the token table has the table's parameter.
+    """
+    values, vector = largest_units(job), _longest_vector(job)
+    made: dict[str, list[Param]] = {}
+    n_made = 0
+    for label, template in labelled((part.name, part.template, part.count) for part in parts):
+        own = made[label] = []
+        for each in template.parameters:
+            module = ".".join(template.modules[each.module])
+            elements = round(each.count * values[each.unit])
+            if job.model.tied and label == "head" and not each.trained and elements == made["embeddings"][0].elements:
+                own.append(made["embeddings"][0])
+                continue
+            decays = each.unit is not Unit.ONE or elements > vector
+            term: TermName = "adapters" if each.trained and job.recipe.adapter is not None else "weights"
+            own.append(Param(n_made, elements, ELEMENT_BYTES[each.dtype], each.trained, decays, (label, module), term))
+            n_made += 1
+    return made
+
+
+def largest_units(job: Job) -> dict[Unit, float]:
+    """The number of each unit; of a grid the largest."""
+    return {unit: largest(value) for unit, value in unit_values(job).items()}
+
+
+def optimizer_groups(trained: list[Param]) -> list[list[Param]]:
+    """The groups of the Trainer's optimizer: what decays, then the rest.
+
+    Source: transformers 5.23 trainer.py create_optimizer.
+    """
+    groups = [[each for each in trained if each.decays == decays] for decays in (True, False)]
+    return [group for group in groups if group]
+
+
+def _longest_vector(job: Job) -> int:
+    """Elements of the longest bias or norm, which have no weight decay: the widest side of a matrix of the layers.
+
+    Source: transformers 5.23 trainer.py get_decay_parameter_names.
+    """
+    linears = (linear for group in job.model.groups for linear in group.block.linears)
+    return max(max(linear.in_features, linear.out_features) for linear in linears)
+
+
+def packed_elements(job: Job, elements: int) -> tuple[int, int]:
+    """Elements of a packed matrix as an engine counts them, and the bytes of each: those of the dtype it is stored in.
+
+    Source: bitsandbytes 0.50 nn/modules.py Params4bit (``quant_storage``).
+    """
+    numerics = job.recipe.numerics
+    n_bytes = elements if numerics.quantization == "int8" else elements // 2
+    width = 1 if numerics.quant_storage is None else ELEMENT_BYTES[numerics.quant_storage]
+    return n_bytes // width, width

@@ -1,0 +1,59 @@
+"""What DeepSpeed is told: the sizes of its buckets, and what is offloaded.
+
+Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8 runtime/zero/config.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain.recipe import DTYPE_BYTES
+from planner.program.job import Job
+
+# DeepSpeed's own defaults, in elements.
+_REDUCE_BUCKET = 500_000_000
+_PREFETCH_BUCKET = 50_000_000
+_PERSISTENCE = 100_000
+# What "auto" stands for.
+_PREFETCH_SHARE = 0.9
+_PERSISTENCE_WIDTHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes in elements; ``element_bytes``: of the engine's dtype; ``world``: number of processes.
+
+    ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon; ``sub_group``: what the
+    optimizer updates at a time.
+    """
+
+    world: int
+    element_bytes: int
+    bucket: int
+    overlaps: bool
+    accumulates: bool
+    offloads_optimizer: bool
+    offloads_params: bool
+    prefetch: int
+    persistence: int
+    max_live: int = 1_000_000_000
+    max_reuse: int = 1_000_000_000
+    sub_group: int = 1_000_000_000
+
+
+def settings_of(job: Job) -> Settings:
+    """The settings of a DeepSpeed job on its stack."""
+    recipe, stack, width = job.recipe, job.stack, job.model.hidden_size
+    auto, stage_3 = stack.zero_auto_buckets, recipe.sharding.is_zero3
+    bucket = (width * width if auto else _REDUCE_BUCKET) if stage_3 else stack.zero12_bucket_elements or width * width
+    return Settings(
+        world=int(job.hardware.world_size),
+        element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,
+        bucket=bucket,
+        overlaps=stage_3 or stack.zero12_overlap,
+        accumulates=int(recipe.batch.grad_accum) > 1,
+        offloads_optimizer=recipe.offloads_optimizer,
+        offloads_params=recipe.offloads_params,
+        prefetch=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
+        persistence=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
+    )

@@ -1,0 +1,199 @@
+"""ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
+
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are contiguous, reduced
+in buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_multi_rank_bucket_allreduce`` are defaults).
+Ignored: host memory; that the cache is emptied where weights are flattened on the host.
+"""
+
+from __future__ import annotations
+
+from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, What
+from planner.program.engines.params import Param, optimizer_groups
+from planner.program.engines.partition import FlatGroup, merged, sent_together
+from planner.program.job import Job
+from planner.program.load import load_whole
+from planner.program.runtime import Pass
+from planner.program.stream import Stream
+
+_CLONE = What("partition.clone()", "master_weights")
+_MASTER = What("single_partition_of_fp32_groups", "master_weights")
+_INITIAL = What("initialize_optimizer_states", "optimizer_temporaries")
+_STAGING = What("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
+_BUCKET = What("ipg_buffer", "gradient_buckets")
+_CLONED = What("gradient.clone()", "gradients")
+_NORM = What("norm in fp64", "optimizer_temporaries")
+_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+_UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
+
+
+class Zero12(DeepSpeed):
+    """One rank under ZeRO-1 or ZeRO-2."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self._is_first_stage = job.recipe.sharding.is_zero1
+        self._groups: list[FlatGroup] = []
+        self._group_of: dict[Param, FlatGroup] = {}
+        self._own: dict[Param, int] = {}
+        self._buckets: list[int] = []
+        self._bucket: list[Param] = []
+        self._filled = 0
+        self._oversized: int | None = None
+        self._kept: dict[Param, int] = {}
+        self._left_over: list[int] = []
+        self._partition: int | None = None
+        self._accumulated: int | None = None
+        stream_of_sums = REDUCE_STREAM if self.settings.overlaps else MAIN_STREAM
+        self._sent = What("flatten(bucket)", "gradient_buckets", stream_of_sums)
+        self._part = What("grads_in_partition", "gradients", stream_of_sums)
+        self._norm_on_way = What("norm in fp64", "optimizer_temporaries", stream_of_sums)
+        self._host_copy = What("gradient in fp32 for the host", "gradient_buckets", stream_of_sums)
+
+    def load_weights(self) -> None:
+        """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
+        self.weights = load_whole(self.stream, self.job)
+
+    def set_up(self) -> None:
+        """``__init__``: parameters become views of a flat buffer for each group, then masters are made of its own part."""
+        settings = self.settings
+        self._groups = [FlatGroup(members, settings.world) for members in optimizer_groups(self.trained)]
+        self._own = self._own_of_rank()
+        for group in self._groups:
+            self._group_of |= dict.fromkeys(group.params, group)
+            width = group.params[0].element_bytes
+            self._flatten(group, width)
+            clone = self.take(group.part * width, _CLONE)
+            if not settings.offloads_optimizer:
+                self.take(group.part * FP32, _MASTER)
+            self.free(clone)
+        if settings.offloads_optimizer:
+            self.take(max(each.n_bytes for each in self.trained), _STAGING)
+        else:
+            self.free(*[self.take(group.part * FP32, _INITIAL) for group in self._groups])
+
+    def _own_of_rank(self) -> dict[Param, int]:
+        """Parameters of which this rank updates some elements, and how many.
+
+        The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share counts whole for both.
+        Stage 1 keeps every gradient, and an optimizer on the host takes them: the last rank gets its own where most is there.
+        """
+        last, first = ({each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0))
+        if self.settings.offloads_optimizer or self._is_first_stage:
+            return last
+        return max(last, first, key=lambda own: sum(each.elements for each in own))
+
+    def _flatten(self, group: FlatGroup, width: int) -> None:
+        """On the card where it has room for all trained weights twice (``flatten_on_accelerator``), else on the host."""
+        room, trained = self.job.hardware.gpu.visible_memory_bytes, sum(each.n_bytes for each in self.trained)
+        on_card = self.job.stack.zero12_flattens_on_gpu and (room is None or 2 * trained <= room)
+        decays = group.params[0].decays
+        singles = [each.slot for each in self.weights if each.trained and each.decays == decays]
+        if not on_card:
+            self.free(*singles)
+        self.take(group.padded * width, What("bit16_groups_flat", group.params[0].term))
+        if on_card:
+            self.free(*singles)
+
+    def begin_backward(self) -> None:
+        """Up to DeepSpeed 0.18.2 buckets are made before the loss runs backward (``backward_prologue``)."""
+        if self.job.stack.zero12_early_buckets:
+            self._set_up_buckets()
+
+    def gradient(self, param: Param, slot: int) -> None:
+        """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""
+        self._set_up_buckets()
+        kept = self._kept.pop(param, None)
+        if kept is not None:
+            self.free(slot)  # autograd adds it in place
+            slot = kept
+        if self._is_first_stage and not (self.boundary and self.settings.overlaps):
+            self._kept[param] = slot
+        else:
+            self._put_in_bucket(param, slot)
+
+    def end_of_backward(self, phases: Pass) -> None:
+        """``reduce_gradients`` and ``independent_gradient_partition_epilogue``."""
+        if self._is_first_stage and not phases.is_last:
+            return
+        for param in self.trained:
+            if param in self._kept:
+                self._put_in_bucket(param, self._kept.pop(param))
+        self._reduce()
+        if self._accumulated is None:
+            self._accumulated = self._partition
+        else:
+            self.free(self._partition)
+        self.free(*self._buckets, *self._left_over)
+        self._partition, self._buckets, self._left_over = None, [], []
+
+    def step(self) -> None:
+        """``step``: the norm, then group by group flat gradients in fp32 and the optimizer."""
+        settings = self.settings
+        if settings.offloads_optimizer:
+            if self.job.stack.zero12_upload == "fp32_on_gpu":
+                for group in self._groups:
+                    self.brief(group.part * FP32, _UPLOAD)
+            return
+        for elements in self._own.values():
+            self.brief(elements * FP64, _NORM)
+        for group in self._groups:
+            several = sum(each in self._own for each in group.params) > 1
+            flat = self.take(group.part * settings.element_bytes, _FLAT) if several else None
+            wide = self.take(group.part * FP32, _WIDE) if settings.element_bytes < FP32 else flat
+            if wide is not flat:
+                self.free(flat)
+            if group is self._groups[-1]:
+                # One buffer holds the gradients of all groups, so it goes with the last of them.
+                self.free(self._accumulated)
+                self._accumulated = None
+            self.update(group.part)
+            self.free(wide)
+
+    def _set_up_buckets(self) -> None:
+        """``setup_buckets``: one, or two where the reduction of one overlaps the filling of the other."""
+        if not self._buckets:
+            n_bytes = self.settings.bucket * self.settings.element_bytes
+            self._buckets = [self.take(n_bytes, _BUCKET) for _ in range(1 + self.settings.overlaps)]
+
+    def _put_in_bucket(self, param: Param, slot: int) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than a bucket are reduced where they are."""
+        limit = self.settings.bucket
+        if self._filled + param.elements > limit:
+            self._reduce()
+        self._bucket.append(param)
+        self._filled += param.elements
+        if param.elements <= limit:
+            self.free(slot)
+        elif self.settings.offloads_optimizer:
+            self._oversized = self.take(param.n_bytes, _CLONED)
+            self.free(slot)
+        else:
+            self._oversized = slot
+
+    def _reduce(self) -> None:
+        """``reduce_ipg_grads``: pieces of several processes are copied together before they are sent."""
+        bucket, oversized = self._bucket, self._oversized
+        self._bucket, self._filled, self._oversized = [], 0, None
+        sizes = merged(piece for each in bucket for piece in self._group_of[each].slices(each))
+        for call in sent_together(sizes, self.settings.bucket):
+            if len(call) > 1:
+                self.brief(sum(call) * self.settings.element_bytes, self._sent)
+        for param in bucket:
+            if param in self._own:
+                self._keep_own(param)
+        if oversized is not None and self._is_first_stage and bucket[0] not in self._own:
+            self._left_over.append(oversized)  # its gradient is only cleared at the end
+        else:
+            self.free(oversized)
+
+    def _keep_own(self, param: Param) -> None:
+        """``copy_grads_in_partition``: into one buffer for all own gradients, or on to the host."""
+        own = self._own[param]
+        if self.settings.offloads_optimizer:
+            if self.boundary:
+                self.brief(own * FP64, self._norm_on_way)
+                self.brief(own * FP32, self._host_copy)
+        elif self._partition is None:
+            whole = sum(each.elements for each in self._own)
+            self._partition = self.take(whole * self.settings.element_bytes, self._part)

@@ -1,0 +1,225 @@
+"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one rank.
+
+Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py, runtime/comm/coalesced_collectives.py; each method
+names its counterpart.  Gradients are reduced by scattering (``reduce_scatter``, a default), in a stream of their own.
+Ignored: host memory; that a fused loss reads the head's weight without calling the head, which then stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.domain.term import TermName
+from planner.program.engines.coordinator import Coordinator, Live, Module
+from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, What
+from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements
+from planner.program.job import Job
+from planner.program.load import load_whole
+from planner.program.runtime import Part, Pass
+from planner.program.stream import Instance, Stream, Trained, labelled
+from planner.program.tensors import ELEMENT_BYTES, Mark
+
+_WHOLE = What("parameter before it is divided", "weights")
+_CONVERTED = What("partition in fp32", "master_weights")
+_MASTER = What("fp32_partitioned_groups_flat", "master_weights")
+_INITIAL = What("initialize_optimizer_states", "optimizer_temporaries")
+_BUCKET = What("ipg_bucket.buffer", "gradient_buckets")
+_GRADIENTS = What("grad_partitions_flat_buffer", "gradients")
+_SENT = What("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_PART = What("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
+_NORM_ON_WAY = What("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
+_HOST_COPY = What("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_NORM = What("norm in fp64", "optimizer_temporaries")
+_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+# Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
+_NORM_PART = 250_000_000
+
+
+class Zero3(DeepSpeed):
+    """One rank; all have equal parts of every parameter."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self._coordinator = Coordinator(self)
+        self._live: dict[Param, Live] = {}
+        self._modules: dict[str, list[Module]] = {}
+        self._trained_parts: list[int] = []
+        self._groups: list[list[Param]] = []
+        self._bucket: list[tuple[Param, int | None]] = []
+        self._filled = 0
+
+    def load_weights(self) -> None:
+        """``zero.Init``: each parameter is made whole on the card and divided at once; offloaded parts go to the host.
+
+        A k-bit model is on the card whole before.
+        """
+        for own in self.params.values():
+            for param in own:
+                if param not in self._live:
+                    self._live[param] = Live(param, param.elements <= self.settings.persistence)
+        self._note_modules()
+        if self._loads_whole:
+            self.weights = load_whole(self.stream, self.job)
+            return
+        self.stream.enter("load")
+        for param in sorted(self._live, key=lambda each: each.term == "adapters"):
+            if param.term == "adapters":
+                self.stream.enter("adapters")
+            self.brief(param.n_bytes, _WHOLE)
+            self._keep_part(param.elements, param.element_bytes, param.term, trained=param.trained)
+
+    def _note_modules(self) -> None:
+        """Which module holds which parameter."""
+        parts = labelled((part.name, part.template, part.count) for part in self.parts)
+        for label, template in parts:
+            modules = self._modules[label] = [Module() for _ in template.modules]
+            for parameter, param in zip(template.parameters, self.params[label], strict=True):
+                modules[parameter.module].own.append(self._live[param])
+
+    @property
+    def _loads_whole(self) -> bool:
+        """Whether the model is on the card whole before the engine divides it: a k-bit one is made without ``zero.Init``.
+
+        Source: transformers 5.23 modeling_utils.py get_init_context.
+        """
+        return self.job.regime.quantized
+
+    def _keep_part(self, elements: int, width: int, term: TermName, *, trained: bool) -> None:
+        if self.settings.offloads_params and elements > self.settings.persistence:
+            return
+        slot = self.take(-(-elements // self.settings.world) * width, What("ds_tensor", term))
+        if trained:
+            self._trained_parts.append(slot)
+
+    def set_up(self) -> None:
+        """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
+        settings = self.settings
+        self._divide()
+        for members in optimizer_groups(self.trained):
+            self._groups += self._sub_groups(members)
+        trained = [each for group in self._groups for each in group]
+        # With offloaded parameters the buffer is on the host, and small parameters move there too.
+        self.free(*self._trained_parts)
+        if not settings.offloads_params:
+            self.take(sum(self._part(each) * each.element_bytes for each in trained), What("lp_param_buffer", trained[0].term))
+        if not settings.offloads_optimizer:
+            for group in self._groups:
+                narrow = group[0].element_bytes < FP32
+                converted = self.take(self._elements(group) * FP32, _CONVERTED) if narrow else None
+                self.take(self._elements(group) * FP32, _MASTER)
+                self.free(converted)
+            self.brief(max(self._elements(group) for group in self._groups) * FP32, _INITIAL)
+        self.take(settings.bucket * settings.element_bytes, _BUCKET)
+        if not settings.offloads_optimizer:
+            self.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+
+    def _divide(self) -> None:
+        """A model that the engine finds whole: one parameter after the other (``_convert_to_zero_parameters``)."""
+        values = largest_units(self.job)
+        for weight in self.weights:
+            width = ELEMENT_BYTES[weight.dtype]
+            elements = round(weight.count * values[weight.unit])
+            if weight.packed:
+                elements, width = packed_elements(self.job, elements)
+            self._keep_part(elements, width, "adapters" if weight.adapter else "weights", trained=weight.trained)
+            self.free(weight.slot)
+
+    def _sub_groups(self, members: list[Param]) -> Iterator[list[Param]]:
+        """``_create_fp16_sub_groups``: a group of the optimizer in pieces of at least so many elements."""
+        group: list[Param] = []
+        elements = 0
+        for each in members:
+            group.append(each)
+            elements += self._part(each)
+            if elements >= self.settings.sub_group:
+                yield group
+                group, elements = [], 0
+        if group:
+            yield group
+
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+        """A micro-step, at whose beginning prefetch starts anew."""
+        self._coordinator.new_pass(self._live.values())
+        return super().micro_step(parts, phases)
+
+    def forward(self, part: Instance) -> None:
+        """The forward of a part; a layer is a module itself."""
+        is_module, module = part.name.startswith("layer"), self._modules[part.name][0]
+        if is_module or module.own:
+            self._coordinator.fetch(module, forward=True, recomputes=False)
+        super().forward(part)
+        if is_module or module.own:
+            self._coordinator.release(module, forward=True)
+
+    def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
+        """A hook of a module."""
+        module = self._modules[part.name][mark.number]
+        if mark.number == 0 and not (part.name.startswith("layer") or module.own):
+            return
+        forward = mark.moment in ("before_forward", "after_forward")
+        if mark.moment in ("before_forward", "before_backward"):
+            self._coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
+        else:
+            self._coordinator.release(module, forward=forward)
+
+    def gradient(self, param: Param, slot: int) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
+        limit = self.settings.bucket
+        if self._bucket and self._filled + param.elements > limit:
+            self._reduce()
+        self._filled += param.elements
+        if self._filled <= limit:
+            self.free(slot)
+            self._bucket.append((param, None))
+        else:
+            self._bucket.append((param, slot))
+
+    def end_of_backward(self, phases: Pass) -> None:
+        """``independent_gradient_partition_epilogue`` and what no hook has released."""
+        del phases
+        self._reduce()
+        self._coordinator.end_of_backward()
+
+    def step(self) -> None:
+        """``step``: everything is released, then sub-group by sub-group; small parameters are whole again at the end."""
+        settings = self.settings
+        self._coordinator.release_all(self._live.values())
+        if not settings.offloads_optimizer:
+            for each in (each for group in self._groups for each in group):
+                self.brief(self._part(each) * FP64, _NORM)
+            for group in self._groups:
+                elements = self._elements(group)
+                flat = self.take(elements * settings.element_bytes, _FLAT) if len(group) > 1 else None
+                wide = self.take(elements * FP32, _WIDE) if settings.element_bytes < FP32 else flat
+                if wide is not flat:
+                    self.free(flat)
+                self.update(elements)
+                self.free(wide)
+        self._coordinator.gather_now(live for live in self._live.values() if live.persists)
+
+    def _reduce(self) -> None:
+        """``__avg_scatter_grads``, ``partition_grads``: several gradients, or one that needs padding, are copied together."""
+        bucket, self._bucket, self._filled = self._bucket, [], 0
+        if not bucket:
+            return
+        world, width = self.settings.world, self.settings.element_bytes
+        padded = sum(self._part(each) for each, _ in bucket) * world
+        together = len(bucket) > 1 or padded != bucket[0][0].elements
+        sent = self.take(padded * width, _SENT) if together else None
+        for param, slot in bucket:
+            part = self._part(param)
+            if self.settings.offloads_optimizer:
+                uploaded = self.take(part * width, _PART)
+                if self.boundary:
+                    self.brief(min(part, _NORM_PART) * FP64, _NORM_ON_WAY)
+                    self.brief(part * FP32, _HOST_COPY)
+                self.free(uploaded)
+            self.free(slot)
+        self.free(sent)
+
+    def _part(self, param: Param) -> int:
+        return self._coordinator.part(param)
+
+    def _elements(self, group: list[Param]) -> int:
+        return sum(self._part(each) for each in group)

@@ -1,0 +1,213 @@
+"""A mixture of experts: the router, and the experts of a layer as two tensors that grouped products read.
+
+Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
+granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
+Ignored: indices and weights of the chosen experts, some numbers for each token.  Stacks whose experts are
+modules of their own (Transformers 4) run them one after the other; here they are one product.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.activations import activation, clamped_gate
+from planner.program.autograd import record, save
+from planner.program.matrices import autocast, linear, product_4bit, weight_copy
+from planner.program.operators import Operators
+from planner.program.tensors import Dtype, Tensor, Unit
+from planner.program.view import LayerView
+
+
+def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The weights of the experts that each token goes to."""
+    mlp = view.block.mlp
+    spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
+    with torch.inside(spec.name):
+        weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base)
+        delta = _delta(torch, view, spec, weight)
+        if mlp.router in ("fp32", "sigmoid"):
+            x = torch.to(x, "fp32")
+        if delta is not None:
+            weight = torch.add(weight, delta)
+        seen = torch.to(weight, "fp32") if mlp.router in ("fp32", "sigmoid") else weight
+        copy = weight_copy(torch, view, seen)
+        logits = torch.mm(autocast(torch, view, x), copy, mlp.n_experts)
+        dtype = logits.dtype
+        if mlp.router == "chosen":
+            return _chosen(torch, mlp.top_k, logits)
+        if mlp.router == "sigmoid":
+            return _chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
+        scores = torch.kernel(torch.to(logits, "fp32"), "softmax", saves="output")
+        chosen = _chosen(torch, mlp.top_k, scores)
+        return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen
+
+
+def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:
+    """What the adapter of a router adds to its weight; PEFT adds it once before, as a test."""
+    if not view.adapted(spec):
+        return None
+    down = torch.parameter(Unit.RANK, spec.in_features, view.dtypes.adapter, trained=True)
+    up = torch.parameter(Unit.RANK, spec.out_features, view.dtypes.adapter, trained=True)
+    copy = weight_copy(torch, view, down)
+    delta = torch.mm(weight_copy(torch, view, up), copy, weight.count, to_unit=Unit.ONE)
+    delta = torch.to(torch.same(delta, "mul"), weight.dtype)
+    torch.like(weight, "add")
+    return delta
+
+
+def _chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
+    """``topk``: its gradient is a tensor of zeros over all experts with the chosen ones filled in."""
+    unit, count, dtype = scores.unit, scores.count, scores.dtype
+    chosen = Tensor(None, unit, top_k, dtype)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(unit, count, dtype, "new_zeros")
+        return [torch.new(unit, count, dtype, "scatter")]
+
+    return record(torch, chosen, [scores], [_indices()], backward)
+
+
+def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """What the chosen experts return for each token, weighted and summed."""
+    with torch.inside("experts"):
+        gate_up, down = (_expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
+        # The wrapper of the second tensor is the outer one.
+        down_factors = _factors(torch, view, down)
+        up_factors = _factors(torch, view, gate_up)
+        return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
+
+
+Factors = tuple[Tensor, Tensor] | None
+
+
+def _expert_spec(view: LayerView, reads: str) -> LinearSpec:
+    return next(spec for spec in view.linears(reads) if spec.group == "expert")
+
+
+def _grouped(
+    torch: Operators,
+    view: LayerView,
+    x: Tensor,
+    weights: Tensor,
+    specs: tuple[tuple[LinearSpec, Factors], ...],
+) -> Tensor:
+    """Each token once for each of its experts, by expert; products, gate, and the sum over these experts."""
+    hidden, rows = x.count, view.block.mlp.top_k
+    selected = _rows_of(torch, x, rows * hidden)
+    (gate_up, up_factors), (down, down_factors) = specs
+    biases = _biases(torch, view, gate_up)
+    first = _weight(torch, view, gate_up, up_factors)
+    out = _product(torch, view, gate_up, selected, first, biases)
+    out = clamped_gate(torch, out) if view.block.mlp.activation == "clamped_swiglu" else _gate(torch, view, out)
+    biases = _biases(torch, view, down)
+    second = _weight(torch, view, down, down_factors)
+    out = _product(torch, view, down, out, second, biases)
+    weighted = torch.mul(out, weights)
+    weighted = _rows_of(torch, weighted, rows * hidden)
+    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
+
+
+def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
+    gate, up = torch.halves(gate_up)
+    return torch.mul(activation(torch, view, gate), up)
+
+
+def _rows_of(torch: Operators, x: Tensor, count: float) -> Tensor:
+    """``x[rows]``: its gradient is added, row by row, to zeros in the shape of ``x``."""
+    unit, before, dtype = x.unit, x.count, x.dtype
+    saved = save(torch, [x], [_indices()])
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(unit, before, dtype, "new_zeros")
+        return [torch.new(unit, before, dtype, "index_put")]
+
+    return record(torch, torch.new(unit, count, dtype, "index"), [x], saved, backward)
+
+
+def _indices() -> Tensor:
+    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
+    return Tensor(None, Unit.TOKENS, 1, "int64")
+
+
+def _sum_of_rows(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
+    """The rows of each token summed, in fp32 under autocast; the gradient is repeated for each row."""
+    dtype: Dtype = "fp32" if view.dtypes.autocast else x.dtype
+    unit, before, given = x.unit, x.count, x.dtype
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.new(unit, before, given, "clone")]
+
+    return record(torch, torch.new(unit, count, dtype, "sum"), [x], [], backward)
+
+
+def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None) -> Tensor:
+    """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place."""
+    rows = view.block.mlp.top_k
+    if not view.stack.fused_experts:
+        return linear(torch, view, spec, x)
+    if view.quantized(spec):
+        out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
+    else:
+        out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features)
+    if view.adapted(spec) and not view.merged(spec):
+        down, up = _adapter(torch, view, spec)
+        middle = torch.mm(torch.to(x, down.dtype), down, rows * spec.rank_factor, to_unit=Unit.RANK_TOKENS)
+        branch = torch.mm(middle, up, rows * spec.out_features, to_unit=Unit.TOKENS)
+        del middle
+        out = torch.add(out, torch.same(branch, "mul"))
+    if biases is None:
+        return out
+    return record(torch, out.alias(), [out, biases], [], lambda _, gradient: [gradient, gradient])
+
+
+def _adapter(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
+    """The two matrices of an adapter of all experts: to the ranks, and from there to the output."""
+    ranks, dtype = spec.copies * spec.rank_factor, view.dtypes.adapter
+    down = torch.parameter(Unit.RANK, ranks * spec.in_features, dtype, trained=True)
+    return down, torch.parameter(Unit.RANK, ranks * spec.out_features, dtype, trained=True)
+
+
+def _biases(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:
+    """The bias of each row's expert, copied for each row."""
+    if not spec.bias:
+        return None
+    count, dtype = spec.bias_count, view.dtypes.base
+    bias = torch.parameter(Unit.ONE, count, dtype, trained=view.trains_base)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(Unit.ONE, count, dtype, "new_zeros")
+        return [torch.new(Unit.ONE, count, dtype, "index_put")]
+
+    rows = torch.new(Unit.TOKENS, view.block.mlp.top_k * spec.out_features, dtype, "index")
+    return record(torch, rows, [bias], [_indices()], backward)
+
+
+def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
+    """The matrices of an adapter of all experts in the dtype of the weight; merged once as a test."""
+    if not view.merged(spec):
+        return None
+    down, up = _adapter(torch, view, spec)
+    by_expert = record(torch, up.alias(), [up], [], lambda _, gradient: [torch.like(gradient, "clone")])
+    factors = torch.to(by_expert, view.dtypes.base), torch.to(down, view.dtypes.base)
+    torch.new(Unit.ONE, spec.weight_count, view.dtypes.base, "baddbmm")
+    return factors
+
+
+def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factors) -> Tensor:
+    """The weight of all experts, with its adapter added to it where it has one."""
+    dtype = view.dtypes.base
+    if view.quantized(spec):
+        return Tensor(None, Unit.ONE, spec.weight_count, dtype)
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
+    if factors is None:
+        return weight
+    merged = torch.new(Unit.ONE, spec.weight_count, dtype, "baddbmm")
+    counts = [factor.count for factor in factors]
+
+    def scaled(count: float) -> Tensor:
+        product = torch.new(Unit.RANK, count, dtype, "bmm")
+        return torch.like(product, "mul")
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [scaled(counts[0]), scaled(counts[1])]
+
+    return record(torch, merged, factors, factors, backward)

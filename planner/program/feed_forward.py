@@ -1,0 +1,70 @@
+"""The feed-forward part of a layer: matrices around an activation, or a mixture of experts.
+
+Source: transformers 5.23 models/{llama,phi,phi3}/modeling_*.py, the MLP classes; Liger-Kernel 0.5
+transformers/swiglu.py.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearGroup
+from planner.program.activations import activation, fused_gate
+from planner.program.experts import experts, router
+from planner.program.fused_adapters import fused_feed_forward, is_fused
+from planner.program.matrices import linear
+from planner.program.operators import Operators
+from planner.program.tensors import Tensor
+from planner.program.view import LayerView
+
+
+def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "mlp") -> Tensor:
+    """The matrices of one ``group`` around their activation.
+
+    Products are one expression, as there: each value goes when the next one exists, unless it is saved.
+    """
+    inputs = [spec for spec in view.linears("mlp_in") if spec.group == group]
+    down = next(spec for spec in view.linears("mlp_mid") if spec.group == group)
+    if not view.block.mlp.gated:
+        return linear(torch, view, down, activation(torch, view, linear(torch, view, inputs[0], x)))
+    if len(inputs) == 1:
+        gate, up = torch.halves(linear(torch, view, inputs[0], x))
+        if view.stack.fused_mlp:
+            return linear(torch, view, down, fused_gate(torch, torch.contiguous(gate), torch.contiguous(up)))
+        return linear(torch, view, down, torch.mul(up, activation(torch, view, gate)))
+    if view.stack.fused_mlp and all(view.adapted(spec) and is_fused(view, spec) for spec in (*inputs, down)):
+        return fused_feed_forward(torch, view, (*inputs, down), x)
+    if view.stack.fused_mlp:
+        gated = fused_gate(torch, linear(torch, view, inputs[0], x), linear(torch, view, inputs[1], x))
+        return linear(torch, view, down, gated)
+    return linear(
+        torch,
+        view,
+        down,
+        torch.mul(activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)),
+    )
+
+
+def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What the feed-forward part adds to the stream, from the output ``x`` of the norm before it."""
+    with torch.inside("mlp"):
+        if not view.block.mlp.n_experts:
+            return dense(torch, view, x)
+        return _mixture(torch, view, x)
+
+
+def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Routed experts, and the shared one: with a gate of its own it runs before them, else behind.
+
+    Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks.
+    """
+    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router"]
+    if not view.block.mlp.shared_width:
+        return experts(torch, view, x, router(torch, view, x))
+    if not gates:
+        weights = router(torch, view, x)
+        out = experts(torch, view, torch.reshaped(x), weights)
+        return torch.add(out, dense(torch, view, x, "shared_expert"))
+    shared = dense(torch, view, x, "shared_expert")
+    out = experts(torch, view, x, router(torch, view, x))
+    gate = torch.kernel(linear(torch, view, gates[0], torch.rows(x)), "sigmoid", saves="output")
+    shared = torch.mul(gate, shared)
+    return torch.add(out, shared)

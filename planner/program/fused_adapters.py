@@ -1,0 +1,116 @@
+"""A matrix and its adapter as one function, which adds to the product in place and keeps the input alone.
+
+Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora; axolotl 0.19 ``kernels/lora.py``.
+Ignored: query, key and value are one function there, whose gradients of the input are summed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.domain.model import LinearSpec
+from planner.program.adapters import factors
+from planner.program.autograd import record
+from planner.program.casts import autocast, weight_copy
+from planner.program.four_bit import dequantized, expanded
+from planner.program.operators import Operators
+from planner.program.tensors import Dtype, Tensor, Unit
+from planner.program.view import LayerView
+
+
+def is_fused(view: LayerView, spec: LinearSpec) -> bool:
+    """Whether the stack has such a function for this matrix: of 16 or 4 bits, and without dropout."""
+    adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
+    stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
+    return view.stack.adapter_kernels == "fused" and stored and adapter is not None and adapter.dropout <= 0
+
+
+def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``x @ W``, to which ``(x @ A) @ B`` is added."""
+    x = autocast(torch, view, x)
+    down, up = factors(torch, view, spec)
+    out = _forward(torch, view, spec, x, (down, up))
+    needs_x = x.node is not None
+    trained = (down.count, up.count)
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        seen = kept[0]
+        _copies = [_copy(torch, view, count) for count in trained]
+        of_factors = [torch.new(Unit.RANK, count, seen.dtype, "addmm") for count in trained]
+        for _factor in trained:
+            _product = torch.new(Unit.RANK_TOKENS, 1, seen.dtype, "mm")
+            del _product
+        return [_of_input(torch, view, spec, seen) if needs_x else None, *of_factors]
+
+    return record(torch, out, [x, down, up], [x], backward)
+
+
+def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: Tensor) -> Tensor:
+    """A gated feed-forward part as one function, of ``specs`` gate, up and down.
+
+    It saves its input and what the gate reads; backward writes the gradients of all three over them.
+    Source: unsloth 2026.10 kernels/fast_lora.py LoRA_MLP; axolotl 0.19 kernels/lora.py LoRA_MLP.
+    """
+    x = autocast(torch, view, x)
+    adapters = [factors(torch, view, spec) for spec in specs]
+    gate, up = (_forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True))
+    out = _forward(torch, view, specs[2], torch.like(gate, "swiglu"), adapters[2])
+    trained = [each.count for pair in adapters for each in pair]
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        seen = kept[0]
+        _of_hidden = _of_input(torch, view, specs[2], seen)
+        of_factors = [torch.new(Unit.RANK, count, seen.dtype, "addmm") for count in trained]
+        for spec in specs[:2]:
+            _weight = _backward_weight(torch, view, spec, seen.dtype)
+            del _weight
+        return [seen, *of_factors]
+
+    return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
+
+
+def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]) -> Tensor:
+    out = _base_product(torch, view, spec, x)
+    middle = _first_product(torch, view, x, adapter[0].count)
+    _second = _copy(torch, view, adapter[1].count)
+    del middle
+    return out
+
+
+def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    _weight = expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    return torch.new(x.unit, spec.out_features, x.dtype, "mm")
+
+
+def _first_product(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
+    _first = _copy(torch, view, count)
+    return torch.new(Unit.RANK_TOKENS, 1, x.dtype, "mm")
+
+
+def _copy(torch: Operators, view: LayerView, count: float) -> Tensor | None:
+    """``A.to(dtype)``: a copy where the adapter has another dtype than the input."""
+    if view.dtypes.adapter == view.dtypes.compute:
+        return None
+    return torch.new(Unit.RANK, count, view.dtypes.compute, "to")
+
+
+def _of_input(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The gradient of the input, to which that through the adapter is added in place."""
+    out = _base_gradient(torch, view, spec, x)
+    _product = torch.new(Unit.RANK_TOKENS, 1, x.dtype, "mm")
+    return out
+
+
+def _base_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    _weight = _backward_weight(torch, view, spec, x.dtype)
+    return torch.new(x.unit, spec.in_features, x.dtype, "mm")
+
+
+def _backward_weight(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    """The weight of a product of backward, which is expanded beside the buffer."""
+    return dequantized(torch, view, spec, dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+
+
+def _plain_weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+    weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=False)
+    return weight_copy(torch, view, weight)

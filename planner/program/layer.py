@@ -1,0 +1,93 @@
+"""One decoder layer: where its norms stand, and how attention and feed-forward part are added to the stream.
+
+Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each decoder layer.
+Ignored: variables of GPT-2, BLOOM, MPT and StableLM that keep the output of a norm or of attention longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from planner.domain.model import NormSpec
+from planner.program.attention import attention
+from planner.program.autograd import record
+from planner.program.checkpoint import checkpointed, checkpointed_reentrant
+from planner.program.feed_forward import feed_forward
+from planner.program.matrices import dropout
+from planner.program.norms import norm
+from planner.program.operators import Operators
+from planner.program.tensors import Tensor
+from planner.program.view import LayerView
+
+
+def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The stream after one layer."""
+    if view.block.parallel:
+        return _parallel(torch, view, x)
+    first, second, *others = _norms_of(view)
+    before, behind = ([], [first, second]) if view.block.reads_stream else ([first, second], others)
+    for number, part in enumerate((attention, feed_forward)):
+        residual = x
+        if before:
+            x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
+        x = _wrapped(torch, view, part, x)
+        if view.block.dropouts:
+            x = dropout(torch, x)
+        if behind and not view.block.norms_sums:
+            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+        x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
+        if view.block.norms_sums:
+            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+    return x
+
+
+def _one_norm(spec: NormSpec, torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    return _norm(torch, view, spec, x)
+
+
+def _wrapped(torch: Operators, view: LayerView, part: Callable[[Operators, LayerView, Tensor], Tensor], x: Tensor) -> Tensor:
+    """One part of a layer, checkpointed by itself where the stack does so.
+
+    Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms, attention and MLP).
+    Ignored: layers whose two parts run side by side, which are not wrapped.
+    """
+    if not view.wraps_parts:
+        return part(torch, view, x)
+    again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
+    return again(torch, partial(part, torch, view), x)
+
+
+def _parallel(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Both parts read the layer's input, through one norm or one each, and are summed at the end."""
+    norms = _norms_of(view)
+    if len(norms) > 1 and not view.block.norms_first:
+        attended = attention(torch, view, _norm(torch, view, norms[0], x))
+        fed = feed_forward(torch, view, _norm(torch, view, norms[1], x))
+        return _sum(torch, view, x, attended, fed)
+    first = second = _norm(torch, view, norms[0], x)
+    if view.block.norms_first:
+        second = _norm(torch, view, norms[1], x)
+    attended = attention(torch, view, first)
+    fed = feed_forward(torch, view, second)
+    return _sum(torch, view, x, attended, fed)
+
+
+def _sum(torch: Operators, view: LayerView, x: Tensor, attended: Tensor, fed: Tensor) -> Tensor:
+    """The stream and both branches, in the order of the code; Falcon adds the branches in place."""
+    if view.block.branch_sum == "stream":
+        return torch.add(torch.add(x, attended), fed)
+    if view.block.branch_sum == "in_place":
+        fed = record(torch, fed.alias(), [fed, attended], [], lambda _, gradient: [gradient, gradient])
+        return torch.add(x, fed)
+    return torch.add(torch.add(attended, fed), x)
+
+
+def _norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    with torch.inside("norm"):
+        return norm(torch, view, spec, x)
+
+
+def _norms_of(view: LayerView) -> list[NormSpec]:
+    """The norms over the stream, in the order in which they run."""
+    return [spec for spec in view.block.norms if spec.on == "hidden" for _ in range(spec.copies)]

@@ -1,0 +1,171 @@
+"""How the weights come to the card, and adapters after them.
+
+Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py (each tensor is moved to the card, packed where
+it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training; bitsandbytes 0.50 nn/modules.py.
+Ignored: code books and other tensors of less than 2 KiB; that a checkpoint's own order differs from that of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from planner.domain.term import TermName
+from planner.program.job import Job
+from planner.program.parameters import Weight, adapter_weights, model_weights
+from planner.program.stream import Stream
+from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
+from planner.units import KIB, MIB
+
+_SCALED, _NESTED, _GPTQ_GROUP = 64, 256, 128
+"""Elements of one scale, scales of one nested scale, and elements of one scale of GPTQ checkpoints.
+
+Source: bitsandbytes 0.50 functional.quantize_4bit; ``group_size`` of published ``quantize_config.json`` files.
+"""
+_GPTQ_SCALE_BYTES = 2.5
+"""An fp16 scale and a 4-bit zero.  Source: auto_gptq 0.5 nn_modules/qlinear."""
+
+
+def load(stream: Stream, job: Job) -> list[Weight]:
+    """Weights, one tensor after the other, then adapters; gives every parameter with its slot."""
+    weights = load_whole(stream, job)
+    stream.enter("forward")
+    take_workspaces(stream, job)
+    return weights
+
+
+def load_whole(stream: Stream, job: Job) -> list[Weight]:
+    """The same without what the first products take."""
+    stream.enter("load")
+    weights = model_weights(job)
+    arrive(stream, job, weights)
+    replace(stream, weights, {id(each): prepared_dtype(job, each) for each in weights})
+    if job.recipe.adapter is not None:
+        stream.enter("adapters")
+    weights += add_adapters(stream, job, weights)
+    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
+        replace(stream, weights, _engine_dtypes(job, weights))
+    return weights
+
+
+def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
+    """Tensor by tensor; those first that preparation replaces later."""
+    for each in sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype):
+        if each.packed:
+            _pack(stream, job, each)
+        else:
+            each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", ("load", each.name, "weight"))
+
+
+def _pack(stream: Stream, job: Job, weight: Weight) -> None:
+    """A matrix arrives whole, is packed, and goes.  GPTQ checkpoints are packed already.
+
+    int8 is made of an fp16 copy, whatever the dtype: it goes through the host.
+    Source: transformers 5.23 integrations/bitsandbytes.py Bnb8bitQuantize; bitsandbytes 0.50 nn/modules.py Int8Params._quantize.
+    """
+    numerics, elements = job.recipe.numerics, weight.count
+    whole: list[Dtype] = [] if numerics.quantization == "gptq-int4" else [numerics.load_dtype]
+    if numerics.quantization == "int8":
+        whole.append("fp16")
+    arrived = [
+        stream.allocate(Unit.ONE, elements * ELEMENT_BYTES[dtype], "dequantization", ("load", weight.name, "whole"))
+        for dtype in whole
+    ]
+    weight.dtype = "int8"
+    packed = elements if numerics.quantization == "int8" else elements / 2
+    weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
+    for slot in arrived:
+        stream.free(slot)
+    for n_bytes in _constants(job, weight):
+        stream.allocate(Unit.ONE, n_bytes, "quantization_constants", ("load", weight.name, "scales"))
+
+
+def _constants(job: Job, weight: Weight) -> Iterator[float]:
+    """Bytes of the scales of one packed matrix."""
+    numerics, elements = job.recipe.numerics, weight.count
+    *_, (_, rows), (_, columns) = weight.shape
+    copies = elements / (rows * columns)
+    if numerics.quantization == "int8":
+        yield 4 * rows * copies
+    elif numerics.quantization == "gptq-int4":
+        yield elements / _GPTQ_GROUP * _GPTQ_SCALE_BYTES
+        yield 4 * columns * copies
+    elif numerics.double_quant:
+        yield elements / _SCALED
+        yield 4 * elements / _SCALED / _NESTED
+    else:
+        yield 4 * elements / _SCALED
+
+
+def prepared_dtype(job: Job, weight: Weight) -> Dtype:
+    """The dtype that preparation for training leaves a weight in.
+
+    PEFT widens every 16-bit tensor that is not packed, but nothing over GPTQ bases; other stacks widen norms, or nothing.
+    """
+    numerics, stack = job.recipe.numerics, job.stack
+    if weight.packed or job.recipe.method == "full" or numerics.quantization == "gptq-int4":
+        return weight.dtype
+    if numerics.quantization == "none":
+        return "fp32" if stack.prepares_unquantized else weight.dtype
+    widens = stack.kbit_upcast == "all" or (stack.kbit_upcast == "norms" and weight.kind == "norm")
+    return "fp32" if widens else weight.dtype
+
+
+def replace(stream: Stream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:
+    """``parameter.data = parameter.data.to(dtype)``, one after the other; ``dtypes`` by ``id`` of each weight."""
+    for each in weights:
+        dtype = dtypes.get(id(each), each.dtype)
+        if dtype != each.dtype:
+            before, each.dtype = each.slot, dtype
+            term: TermName = "adapters" if each.adapter else "weights"
+            each.slot = stream.allocate(each.unit, each.unit_bytes, term, ("load", each.name, "to"))
+            stream.free(before)
+
+
+def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
+    """DeepSpeed's engine casts the module: what is not packed becomes 16-bit, where the stack's engine does that.
+
+    Under stage 3 adapters stay as PEFT made them, unless the base is packed.
+    Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model, _cast_module_mixed_precision.
+    """
+    numerics, regime = job.recipe.numerics, job.regime
+    halves = numerics.quantization == "none" or job.stack.engine_halves_kbit
+    cast = {id(each): numerics.compute_dtype for each in weights if not each.packed and not each.adapter} if halves else {}
+    if regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]:
+        cast |= {id(each): numerics.compute_dtype for each in weights if each.adapter}
+    return dict(cast)
+
+
+def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
+    """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals.
+
+    Source: peft 0.21 tuners/lora/layer.py update_layer, utils/other.py ModulesToSaveWrapper.
+    """
+    made = adapter_weights(job)
+    originals = {each.name: each.dtype for each in weights if not each.packed}
+    if job.model.tied:
+        originals["head"] = originals[job.model.token_embedding.name]
+    for each in made:
+        each.dtype = originals.get(each.name, each.dtype)
+        each.slot = stream.allocate(each.unit, each.unit_bytes, "adapters", ("adapters", each.name, "weight"))
+    return made
+
+
+def take_workspaces(stream: Stream, job: Job) -> None:
+    """What the first products take and keep: cuBLAS's workspace, and a buffer for expanded weights where the stack has one.
+
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp; unsloth 2026.10.9 kernels/utils.py fast_dequantize.
+    """
+    stream.allocate(Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace"))
+    if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
+        elements = job.counts.largest_quantizable
+        for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):
+            stream.allocate(Unit.ONE, n_bytes, "dequantization", ("products", "fast_dequantize", "buffer"))
+
+
+def cublas_workspace_bytes(job: Job) -> int:
+    """32 MiB from compute capability 9.0 on, else 8.125 MiB.
+
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize.
+    """
+    major = job.hardware.gpu.compute_capability.partition(".")[0]
+    return 32 * MIB if major.isdecimal() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB

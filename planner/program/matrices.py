@@ -1,0 +1,63 @@
+"""Matrix products of a layer: each by what its weight is stored in, and with its adapter.
+
+Source: torch 2.13 ``nn/modules/linear.py``; transformers 5.23 ``pytorch_utils.py`` Conv1D; torch 2.13
+``aten/src/ATen/autocast_mode.cpp``, which casts the arguments of an operator from the last to the first.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.adapters import dropout, with_adapter
+from planner.program.casts import autocast, rows_of, weight_copy
+from planner.program.four_bit import elements, linear_4bit, product_4bit
+from planner.program.fused_adapters import fused_linear, is_fused
+from planner.program.gptq import linear_gptq
+from planner.program.int8 import linear_int8
+from planner.program.operators import Operators
+from planner.program.tensors import ELEMENT_BYTES, Tensor, Unit
+from planner.program.view import LayerView
+
+__all__ = ["autocast", "dropout", "linear", "product_4bit", "weight_copy"]
+
+
+def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """What one matrix of a layer returns for ``x``, its adapter included."""
+    with torch.inside(spec.name):
+        if not view.adapted(spec):
+            return _base(torch, view, spec, x)
+        if is_fused(view, spec):
+            return fused_linear(torch, view, spec, x)
+        return with_adapter(torch, view, spec, x, _base_layer)
+
+
+def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """PEFT's wrapper calls the layer that it wraps as a module of its own."""
+    with torch.inside("base_layer", torch.module):
+        return _base(torch, view, spec, x)
+
+
+def _base(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The product with the layer's own weight."""
+    if not view.quantized(spec):
+        return _plain(torch, view, spec, x)
+    numerics = view.recipe.numerics
+    if numerics.quantization == "gptq-int4":
+        return linear_gptq(torch, view, spec, x)  # packed in buffers, which are no parameters
+    stored = numerics.quant_storage or "int8"
+    n_bytes = elements(view, spec) if numerics.quantization == "int8" else elements(view, spec) / 2
+    torch.parameter(Unit.ONE, n_bytes / ELEMENT_BYTES[stored], stored, trained=False)
+    return (linear_int8 if numerics.quantization == "int8" else linear_4bit)(torch, view, spec, x)
+
+
+def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``nn.Linear`` casts bias, weight and input; ``Conv1D``, an ``addmm(bias, x, weight)``, the bias last."""
+    dtype, trained = view.dtypes.base, view.trains_base
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
+    bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
+    if bias is not None and spec.kind != "conv1d":
+        bias = weight_copy(torch, view, bias)
+    weight = weight_copy(torch, view, weight)
+    x = autocast(torch, view, x)
+    if bias is not None and spec.kind == "conv1d":
+        bias = weight_copy(torch, view, bias)
+    return torch.mm(x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit)

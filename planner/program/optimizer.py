@@ -1,0 +1,119 @@
+"""The optimizer's step: clipping, states, temporaries, and the end of the gradients.
+
+Source: transformers 5.23 trainer.py (``get_decay_parameter_names``: two groups of parameters); torch 2.13 ``torch/optim``.
+Ignored: one norm for each gradient while they are clipped (``clip_grad_norm_``), which scales them in place; so do
+fp16's ``GradScaler.unscale_`` and weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.program.job import Job
+from planner.program.parameters import Weight
+from planner.program.states import states_of, sums_of
+from planner.program.stream import Stream
+from planner.program.tensors import Unit
+
+
+def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
+    """One step over ``trained``; gives the slots of the states that it made, which is all of them in the ``first`` step.
+
+    The Trainer makes two groups of parameters, and each is stepped after the other: matrices and tables, then biases and norms.
+    ``foreach`` updates a group together; others one parameter after the other, whose states they make just before.
+    """
+    states: list[int] = []
+    for decays in (True, False):
+        group = [each for each in trained if each.decays == decays]
+        if job.recipe.optimizer == "adafactor":
+            states += _adafactor(stream, job, group, first=first)
+            continue
+        if first:
+            for each in group:
+                states += make_states(stream, job, each)
+        if job.recipe.optimizer == "adamw_torch":
+            _foreach_adamw(stream, job, group)
+    return states
+
+
+def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
+    """The states of one parameter; paged ones are not the allocator's."""
+    return [
+        stream.allocate(state.unit, state.unit_bytes, "optimizer_states", ("optimizer", weight.name, "state"))
+        for state in states_of(job, weight)
+        if not state.paged
+    ]
+
+
+class Temporary:
+    """Memory of the step, freed when the last variable that refers to it goes."""
+
+    __slots__ = ("slot", "stream")
+
+    def __init__(self, stream: Stream, unit: Unit, unit_bytes: float, place: tuple[str, str]) -> None:
+        self.stream = stream
+        self.slot = stream.allocate(unit, unit_bytes, "optimizer_temporaries", ("optimizer", *place))
+
+    def __del__(self) -> None:
+        self.stream.free(self.slot)
+
+
+def _foreach_adamw(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
+    """One dtype after the other: the root of every second moment at once; before torch 2.1 one more copy to add epsilon.
+
+    The dtype that appears last comes first: the groups are in a ``std::unordered_map``, to which libstdc++ adds at the front.
+    Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, ATen/native/ForeachUtils.h.
+    """
+    roots, sums = [], []
+    for dtype in reversed(dict.fromkeys(each.dtype for each in group)):
+        same = [each for each in group if each.dtype == dtype]
+        roots = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_sqrt")) for each in same]
+        if job.stack.foreach_step_copies > 1:
+            sums = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_add")) for each in same]
+    del roots, sums
+
+
+def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
+    """One parameter after the other, in fp32.  Variables of the loop keep what they refer to until they are bound again.
+
+    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment, as the Trainer asks for it).
+    """
+    states: list[int] = []
+    gradient = data = update = None
+    for each in group:
+
+        def new(op: str, weight: Weight = each) -> Temporary:
+            return Temporary(stream, weight.unit, 4 * weight.count, (weight.name, op))
+
+        gradient = None  # ``grad = p.grad`` lets the fp32 copy of the gradient before go.
+        gradient = new("float") if each.dtype != "fp32" else None
+        if first:
+            states += make_states(stream, job, each)
+        data = None
+        data = new("float") if each.dtype != "fp32" else None
+        square = new("pow")
+        total = new("add")
+        del square
+        update = total
+        del total
+        update = _approximated(stream, each) if len(each.shape) > 1 else new("rsqrt")
+        _negative = new("neg")
+        del _negative
+    del gradient, data, update
+    return states
+
+
+def _approximated(stream: Stream, weight: Weight) -> Temporary:
+    """``_approx_sq_grad``: means of rows and columns, and their product; the caller keeps the squares until it returns."""
+
+    def new(size: tuple[Unit, float], op: str) -> Temporary:
+        return Temporary(stream, *size, (weight.name, op))
+
+    rows, columns = sums_of(weight)
+    for size in (rows, columns):
+        _mean = new(size, "mean")
+        del _mean
+    factors = [new(rows, "div"), new(columns, "rsqrt")]
+    product = new((weight.unit, 4 * weight.count), "mul")
+    del factors
+    return product

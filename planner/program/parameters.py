@@ -1,0 +1,176 @@
+"""The parameters of a model and of its adapters, in the order of ``model.parameters()``.
+
+Source: transformers 5.23 models/*/modeling_*.py (``__init__`` of the modules); peft 0.21 tuners/lora/layer.py update_layer.
+Ignored: norms stand behind the matrices of their layer here; buffers (rotary frequencies, at most 0.5 MiB for a layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from planner.anatomy.adapters import is_adapted
+from planner.anatomy.parameters import is_quantizable
+from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.program.job import Job
+from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
+
+Kind = Literal["table", "matrix", "bias", "norm"]
+Shape = tuple[tuple[Unit, float], ...]
+
+
+@dataclass(slots=True)
+class Weight:
+    """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
+
+    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a
+    module.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
+    """
+
+    name: str
+    kind: Kind
+    shape: Shape
+    dtype: Dtype
+    trained: bool
+    outside: bool = False
+    packed: bool = False
+    adapter: bool = False
+    slot: int = -1
+
+    @property
+    def unit(self) -> Unit:
+        """What its elements are counted in."""
+        return Unit.RANK if any(unit is Unit.RANK for unit, _ in self.shape) else Unit.ONE
+
+    @property
+    def count(self) -> float:
+        """Elements for each of its unit."""
+        return prod(count for _, count in self.shape)
+
+    @property
+    def unit_bytes(self) -> float:
+        """Bytes for each of its unit, unpacked."""
+        return self.count * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def decays(self) -> bool:
+        """Whether the Trainer's optimizer has it in the group with weight decay, which steps first.
+
+        Source: transformers 5.23 trainer.py get_decay_parameter_names.
+        """
+        return self.kind in ("table", "matrix")
+
+
+def model_weights(job: Job) -> list[Weight]:
+    """Every parameter of the base model, as it is loaded."""
+    model, full = job.model, job.recipe.method == "full"
+    dtype: Dtype = "fp32" if full and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
+    made: list[Weight] = [*_tables(model.token_embedding, *model.extra_embeddings)]
+    for extra in model.extra_linears:
+        made += _linear(job, extra, extra.name)
+    n_first = int(model.embedding_norm)
+    made += _norms(model.final_norms[:n_first], "embeddings")
+    for each in made:
+        each.outside = True
+    number = 0
+    for group in model.groups:
+        for _ in range(group.count):
+            layer = f"layer {number}"
+            for linear in group.block.linears:
+                made += _linear(job, linear, f"{layer} {linear.name}")
+            if group.block.extra_params:
+                made.append(_weight(f"{layer} extra", "matrix", group.block.extra_params))
+            made += _norms(group.block.norms, layer)
+            number += 1
+    last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
+    for each in last:
+        each.outside = True
+    made += last
+    for each in made:
+        each.dtype, each.trained = dtype, full
+    return made
+
+
+def adapter_weights(job: Job) -> list[Weight]:
+    """LoRA matrices, ``A`` before ``B``, and trained copies of ``modules_to_save``, each at the place of its module."""
+    model, adapter = job.model, job.recipe.adapter
+    if adapter is None:
+        return []
+    saved = frozenset(name.rpartition(".")[2] for name in adapter.modules_to_save)
+    made = [*_tables(model.token_embedding)] if model.token_embedding.name in saved else []
+    for linear, name in _named_linears(model):
+        if linear.name in saved:
+            made += _linear(job, linear, name)
+        elif is_adapted(linear, adapter.targets):
+            made += _lora(job, linear, name)
+    for each in made:
+        each.trained = each.adapter = True
+        each.packed = False
+    return made
+
+
+def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
+    yield from ((linear, linear.name) for linear in model.extra_linears)
+    number = 0
+    for group in model.groups:
+        for _ in range(group.count):
+            yield from ((linear, f"layer {number} {linear.name}") for linear in group.block.linears)
+            number += 1
+    yield model.head, "head"
+
+
+def _weight(name: str, kind: Kind, *counts: float) -> Weight:
+    return Weight(name, kind, tuple((Unit.ONE, count) for count in counts), "fp32", trained=False)
+
+
+def _tables(*tables: EmbeddingSpec) -> Iterator[Weight]:
+    for table in tables:
+        yield _weight(table.name, "table", table.rows, table.width)
+
+
+def _n_tensors(job: Job, linear: LinearSpec) -> int:
+    """How many tensors its copies are: one where all experts of a layer are one tensor."""
+    return 1 if linear.kind == "parameter" and job.stack.fused_experts else linear.copies
+
+
+def _linear(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
+    n_tensors = _n_tensors(job, linear)
+    packed = job.regime.quantized and is_quantizable(linear, job.stack.skips_experts)
+    sizes = [linear.copies] if n_tensors < linear.copies else []
+    for _ in range(n_tensors):
+        weight = _weight(name, "matrix", *sizes, linear.out_features, linear.in_features)
+        weight.packed = packed
+        yield weight
+        yield from _bias(linear, name, linear.copies // n_tensors)
+
+
+def _bias(linear: LinearSpec, name: str, copies: int) -> Iterator[Weight]:
+    if linear.bias:
+        yield _weight(f"{name} bias", "bias", copies * linear.out_features)
+
+
+def _norms(norms: tuple[NormSpec, ...], name: str) -> Iterator[Weight]:
+    for norm in norms:
+        for _ in range(norm.copies):
+            for part in ("norm",) * int(norm.weight) + ("norm bias",) * int(norm.bias):
+                yield _weight(f"{name} {part}", "norm", norm.width)
+
+
+def _head(job: Job) -> Iterator[Weight]:
+    head = job.model.head
+    if not job.model.tied:
+        yield _weight("head", "matrix", head.out_features, head.in_features)
+    yield from _bias(head, "head", 1)
+
+
+def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
+    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them."""
+    assert job.recipe.adapter is not None
+    n_tensors = _n_tensors(job, linear)
+    rank = (Unit.RANK, linear.rank_factor * linear.copies / n_tensors)
+    ends = (Unit.ONE, linear.in_features), (Unit.ONE, linear.out_features)
+    for _ in range(n_tensors):
+        for part, shape in (("lora_A", (rank, ends[0])), ("lora_B", (ends[1], rank))):
+            yield Weight(f"{name} {part}", "matrix", shape, job.recipe.adapter.dtype, trained=True)

@@ -1,0 +1,72 @@
+"""The states that each optimizer keeps for a parameter, made in its first step.
+
+Source: torch 2.13 optim/adam.py; bitsandbytes 0.50 optim/optimizer.py init_state and get_state_buffer; transformers 5.23
+optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer).
+Ignored: step counters and code books, of at most 2 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from planner.arrays import largest
+from planner.program.job import Job
+from planner.program.parameters import Weight
+from planner.program.tensors import Unit
+
+_MIN_8BIT_ELEMENTS = 4096
+_8BIT_BLOCK = 256
+_MIN_PAGED_ELEMENTS = 100_000
+_PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
+_8BIT = ("adamw_8bit", "paged_adamw_8bit")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes for each of a unit.  ``paged``: managed memory, which lies outside of the allocator."""
+
+    unit: Unit
+    unit_bytes: float
+    paged: bool = False
+
+
+def states_of(job: Job, weight: Weight) -> Iterator[State]:
+    """The states of one parameter, in the order in which they are made."""
+    optimizer, unit, count = job.recipe.optimizer, weight.unit, weight.count
+    paged = optimizer in _PAGED and n_elements(job, weight) >= _MIN_PAGED_ELEMENTS
+    if optimizer in ("adamw_torch", "adamw_torch_fused"):
+        yield from (State(unit, weight.unit_bytes) for _ in range(2))
+    elif optimizer == "lion":
+        yield State(unit, 4 * count)
+    elif optimizer == "adafactor":
+        yield from (State(*size) for size in sums_of(weight))
+    elif optimizer in _8BIT and weight.kind != "table" and n_elements(job, weight) >= _MIN_8BIT_ELEMENTS:
+        yield from (State(unit, count, paged) for _ in range(2))
+        yield from (State(unit, 4 * count / _8BIT_BLOCK) for _ in range(2))
+    elif optimizer != "sgd":
+        yield from (State(unit, 4 * count, paged) for _ in range(2))
+
+
+def sums_of(weight: Weight) -> list[tuple[Unit, float]]:
+    """Adafactor's fp32 sums of the rows and of the columns of a matrix; as large as the parameter where that is a vector."""
+    if len(weight.shape) == 1:
+        return [(weight.unit, 4 * weight.count)]
+    *outer, row, column = weight.shape
+    return [_product([*outer, row]), _product([*outer, column])]
+
+
+def _product(shape: list[tuple[Unit, float]]) -> tuple[Unit, float]:
+    unit = Unit.RANK if any(unit is Unit.RANK for unit, _ in shape) else Unit.ONE
+    return unit, 4 * prod(count for _, count in shape)
+
+
+def n_elements(job: Job, weight: Weight) -> float:
+    """Elements of a parameter; in a grid of several ranks those of the largest."""
+    return weight.count * largest_rank(job) if weight.unit is Unit.RANK else weight.count
+
+
+def largest_rank(job: Job) -> float:
+    """The rank of the adapters, the largest one of a grid; 0 without adapters."""
+    return largest(job.recipe.adapter.rank) if job.recipe.adapter else 0.0

@@ -1,0 +1,108 @@
+"""A whole training step: the parts of the model in their order, forward and back, and the optimizer's step between.
+
+Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of each model in models/*/modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from planner.program.checkpoint import checkpointed, checkpointed_reentrant
+from planner.program.ends import EndsView, embeddings, head
+from planner.program.engines import runtime_of
+from planner.program.inputs import names_for
+from planner.program.job import Job
+from planner.program.layer import layer
+from planner.program.operators import Operators
+from planner.program.runtime import Part, Pass
+from planner.program.stream import Stream
+from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.tensors import Tensor
+from planner.program.view import LayerView, layer_view
+
+_OUTSIDE = Terms("saved_activations", "other_temporaries")
+_LAYER = Terms("saved_activations", "block_recompute")
+_LOSS = Terms("logits_and_loss", "logits_and_loss")
+
+
+def step_of(job: Job) -> Stream:
+    """Loading, a first micro-step, the optimizer's step, a later micro-step, and an evaluation of as many samples.
+
+    The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows, which
+    finds gradients.
+    """
+    stream = Stream()
+    runtime = runtime_of(job)(stream, job)
+    parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
+    runtime.parts = parts
+    runtime.load()
+    runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
+    trained = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
+    if accumulates:
+        again = parts_of(job, "added") if runtime.adds_gradients else parts
+        runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
+    runtime.optimizer_step(trained)
+    runtime.evaluate(evaluation_of(job))
+    return stream
+
+
+def evaluation_of(job: Job) -> list[Part]:
+    """The parts of a forward pass without gradients, in which no layer is checkpointed."""
+    recipe = replace(job.recipe, gradient_checkpointing=False)
+    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), gradients="none")
+
+
+def parts_of(job: Job, gradients: Gradients = "first") -> list[Part]:
+    """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
+    make = partial(run, gradients=gradients)
+    views = [layer_view(job, group.block) for group in job.model.groups]
+    ends = EndsView(job.model, views[0], views)
+    first = make(lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, {} if gradients == "none" else ends.given)
+    shares = {name: shape for name, (_, shape) in first.shares.items()}
+    parts = [Part("embeddings", first, 1)]
+    number, entry = 0, first.out
+    for group, view in zip(job.model.groups, views, strict=True):
+        given = {name: shares[known] for name, known in names_for(job.model, view).items()}
+        made: list[tuple[tuple[Shape, bool], Template]] = []
+        for _ in range(group.count):
+            again = job.recipe.gradient_checkpointing and number % job.recipe.checkpoint_every == 0
+            template = next((known for key, known in made if key == (entry, again)), None)
+            if template is None:
+                template = make(partial(_layer, view, again), entry, _LAYER, given)
+                made.append(((entry, again), template))
+            if parts[-1].template is template:
+                parts[-1] = Part("layer", template, parts[-1].count + 1)
+            else:
+                parts.append(Part("layer", template, 1))
+            number, entry = number + 1, template.out
+
+    def loss(torch: Operators, x: Tensor) -> Tensor:
+        # No variable here may refer to the stream while the head runs.
+        passed = [x]
+        del x
+        return head(torch, ends, passed)
+
+    last = make(loss, entry, _LOSS, shares)
+    return [*parts, Part("head", last, 1)]
+
+
+def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
+    """One layer; what it shares with others is an argument of its own, which checkpointing keeps."""
+    given, torch.shared = torch.shared, {}
+    function = partial(_with_shared, torch, view, given)
+    del given
+    if not again or view.wraps_parts:
+        return function(x)
+    run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
+    return run_again(torch, function, x, offloads=view.recipe.offload == "activations")
+
+
+def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:
+    torch.shared = given
+    try:
+        return layer(torch, view, x)
+    finally:
+        torch.shared = {}
+        if view.block.attention.returned_scores == "none":
+            torch.returned.clear()

@@ -1,0 +1,202 @@
+"""The requests of a whole job in order, with sizes still in units: what the readings of a program read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from planner.domain.term import Phase, TermName
+from planner.program.template import (
+    BACKWARD,
+    BACKWARD_END,
+    FORWARD,
+    FORWARD_END,
+    FORWARD_NEXT,
+    FORWARD_OUT,
+    GRADIENT_SLOT,
+    INPUT_SLOT,
+    SHARED_SLOTS,
+    Template,
+)
+from planner.program.tensors import MARK, Dtype, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One trained parameter: ``count`` elements for each of ``unit``, and the slot of its gradient."""
+
+    unit: Unit
+    count: float
+    dtype: Dtype
+    gradient_slot: int
+    name: str
+
+
+class Stream:
+    """Allocations and frees of a job, in order.
+
+    ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.  ``units``,
+    ``unit_bytes``, ``terms`` and ``streams`` (CUDA streams) describe each slot.  ``phases``: (event it begins with,
+    phase), in order.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.units: list[Unit] = []
+        self.unit_bytes: list[float] = []
+        self.terms: list[TermName] = []
+        self.streams: list[int] = []
+        self.phases: list[tuple[int, Phase]] = []
+        self._bases: list[int] = []
+        self._places: list[tuple[str, Template | tuple[str, str]]] = []
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase."""
+        if not self.phases or self.phases[-1][1] != phase:
+            self.phases.append((len(self.events), phase))
+
+    def allocate(self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0) -> int:
+        """The slot of a new allocation; ``place``: part of the model, module, operator."""
+        slot = len(self.units)
+        self._bases.append(slot)
+        self._places.append((place[0], place[1:]))
+        self.units.append(unit)
+        self.unit_bytes.append(unit_bytes)
+        self.terms.append(term)
+        self.streams.append(stream)
+        self.events.append(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Free an allocation."""
+        self.events.append(~slot)
+
+    def add(self, name: str, template: Template) -> int:
+        """The base of the slots of one more part; nothing of it is allocated yet."""
+        base = len(self.units)
+        self._bases.append(base)
+        self._places.append((name, template))
+        self.units += template.units
+        self.unit_bytes += template.unit_bytes
+        self.terms += template.terms
+        self.streams += (0,) * len(template.units)
+        return base
+
+    def sizes(self, values: Mapping[Unit, float]) -> list[int]:
+        """Bytes of every allocation, where a micro-batch has so many of each unit."""
+        known: dict[int, list[int]] = {}
+        sizes: list[int] = []
+        for _, made in self._places:
+            if isinstance(made, Template):
+                if id(made) not in known:
+                    known[id(made)] = _sizes(made.units, made.unit_bytes, values)
+                sizes += known[id(made)]
+            else:
+                slot = len(sizes)
+                sizes.append(round(self.unit_bytes[slot] * values[self.units[slot]]))
+        return sizes
+
+    def place(self, slot: int) -> tuple[str, str, str]:
+        """Part of the model, module and operator that made an allocation."""
+        index = bisect_right(self._bases, slot) - 1
+        name, made = self._places[index]
+        if isinstance(made, Template):
+            return name, *made.ops[slot - self._bases[index]]
+        return name, *made
+
+
+def _sizes(units: Sequence[Unit], unit_bytes: Sequence[float], values: Mapping[Unit, float]) -> list[int]:
+    return [round(each * values[unit]) for unit, each in zip(units, unit_bytes, strict=True)]
+
+
+@dataclass(slots=True)
+class Instance:
+    """One part of the model in one micro-step, whose slots count from ``base``.
+
+    ``ports``: where slots that another part made really lie.  ``early``: stage and slot of what the part lets go of while others
+    still refer to it.
+    """
+
+    name: str
+    template: Template
+    base: int
+    ports: dict[int, int | None]
+    early: set[tuple[str, int]] = field(default_factory=set)
+
+    def slot(self, slot: int) -> int | None:
+        """The slot of the stream; ``None`` for what has no memory."""
+        return self.ports[slot] if slot in self.ports else slot + self.base
+
+    def events(self, stage: str) -> Iterable[int]:
+        """The events of one stage, in slots of the stream."""
+        return self._moved(stage, self.template.stages[stage])
+
+    def marked_events(self, stage: str) -> Iterable[int]:
+        """The same with the marks of the template among them."""
+        return self._moved(stage, self.template.marked[stage])
+
+    def _moved(self, stage: str, events: Iterable[int]) -> Iterable[int]:
+        base = self.base
+        for event in events:
+            if event >= 0:
+                yield event + base if event < MARK else event
+            elif ~event in self.ports:
+                port = self.ports[~event]
+                if port is not None and (stage, ~event) not in self.early:
+                    yield ~port
+            elif not self.early or (stage, ~event) not in self.early:
+                yield event - base
+
+
+def labelled(parts: Iterable[tuple[str, Template, int]]) -> Iterator[tuple[str, Template]]:
+    """Each part by itself; layers are counted."""
+    number = 0
+    for name, template, count in parts:
+        for _ in range(count):
+            yield (f"{name} {number}" if name == "layer" else name), template
+            number += name == "layer"
+
+
+def instances(stream: Stream, parts: Iterable[tuple[str, Template, int]]) -> list[Instance]:
+    """Every part of one micro-step, with its ports joined to its neighbours."""
+    made = [Instance(label, template, stream.add(label, template), {}) for label, template in labelled(parts)]
+    for before, after in pairwise(made):
+        out = before.template.out_slot
+        after.ports[INPUT_SLOT] = None if out is None else before.slot(out)
+    made[0].ports[INPUT_SLOT] = made[-1].ports[GRADIENT_SLOT] = None
+    for before, after in zip(reversed(made[:-1]), reversed(made[1:]), strict=True):
+        slot = after.template.gradient_slot
+        before.ports[GRADIENT_SLOT] = None if slot is None else after.slot(slot)
+    _share(made)
+    return made
+
+
+def _share(made: list[Instance]) -> None:
+    """Join what parts share; only the last of those that let go of a tensor frees it."""
+    slots = {name: each.slot(slot) for each in made for name, (slot, _) in each.template.shares.items()}
+    crossing = [{slot: slots[name] for name, (slot, _) in each.template.shares.items()} for each in made]
+    for each, known in zip(made, crossing, strict=True):
+        ports = {SHARED_SLOTS + index: slots.get(name) for index, name in enumerate(each.template.crossing)}
+        each.ports.update(ports)
+        known.update(ports)
+    freed: set[int] = set()
+    order = list(zip(made, crossing, strict=True))
+    stages = (
+        (BACKWARD_END, order[::-1]),
+        (BACKWARD, order),
+        (FORWARD_OUT, order[::-1]),
+        (FORWARD_END, order[::-1]),
+        (FORWARD, order[::-1]),
+        (FORWARD_NEXT, order[::-1]),
+    )
+    for stage, parts in stages:
+        for each, known in parts:
+            for event in reversed(each.template.stages[stage]) if known else ():
+                slot = known.get(~event)
+                if slot is None:
+                    continue
+                if slot in freed:
+                    each.early.add((stage, ~event))
+                freed.add(slot)

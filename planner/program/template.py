@@ -1,0 +1,195 @@
+"""A part of the model run once: the record that every layer like it repeats.
+
+A template has two ports.  Slot 0 is its input, which the part before it made; slot 1 is the gradient of its output, which
+the part behind it made.  Tensors that one part makes for several others (rotary tables, masks) have slots from
+``SHARED_SLOTS`` on wherever they were not made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+from planner.domain.term import TermName
+from planner.program.autograd import run_backward
+from planner.program.operators import Operators
+from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+
+INPUT_SLOT, GRADIENT_SLOT = 0, 1
+SHARED_SLOTS = 1_000_000_000
+FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT = "forward", "forward_next", "forward_end", "forward_out"
+BACKWARD, BACKWARD_END = "backward", "backward_end"
+_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, BACKWARD, BACKWARD_END)
+Gradients = Literal["first", "added", "none"]
+_PORTS, _NOWHERE = "ports", ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Elements of a tensor between parts for each ``unit``, their dtype, and whether it needs a gradient.
+
+    ``shared``: its name, where more than the next part refer to it.
+    """
+
+    count: float
+    dtype: Dtype
+    needs_grad: bool
+    unit: Unit = Unit.TOKENS
+    shared: str = ""
+
+
+NO_INPUT = Shape(2, "fp32", False)
+"""The input of a part that has none; a port all the same, so that slots count alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What one run recorded: each allocation's unit, bytes, term and operator by slot, and the events of each stage.
+
+    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_end``, when autocast ends; ``forward_out``, what
+    the head does after that; ``backward``; ``backward_end``, when the graph goes.
+    ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
+    and module of each that parameters keep.  ``out``: shape of the output.
+
+    ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of those that others
+    made, whose slots count from ``SHARED_SLOTS``.
+
+    For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their events;
+    ``modules``, paths of names; ``parameters``, by their numbers.
+    """
+
+    units: tuple[Unit, ...]
+    unit_bytes: tuple[float, ...]
+    terms: tuple[TermName, ...]
+    ops: tuple[tuple[str, str], ...]
+    stages: dict[str, tuple[int, ...]]
+    out_slot: int | None
+    gradient_slot: int | None
+    gradients: tuple[tuple[Unit, float, Dtype, int, str], ...]
+    out: Shape
+    marked: dict[str, tuple[int, ...]]
+    marks: tuple[Mark, ...]
+    modules: tuple[tuple[str, ...], ...]
+    parameters: tuple[Parameter, ...]
+    shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
+    crossing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an allocation counts as that no operator named: ``saved`` until backward, or ``temporary``."""
+
+    saved: TermName
+    temporary: TermName
+
+
+def run(
+    part: Callable[[Operators, Tensor], Tensor],
+    entry: Shape,
+    terms: Terms,
+    given: Mapping[str, Shape] = MappingProxyType({}),
+    *,
+    gradients: Gradients = "first",
+) -> Template:
+    """Run ``part`` forward and backward, once, on an input of shape ``entry``.
+
+    ``given``: shapes of what other parts share with it, by the name that the part knows it by.  ``gradients``: those of
+    parameters are the ``first``, are ``added`` to those of the micro-step before, or are not made at all (``none``).
+    """
+    torch = Operators(accumulates=gradients == "added")
+    torch.grad_enabled = gradients != "none"
+    torch.enter(_PORTS)
+    crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
+    arguments = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "input")]
+    if entry.shared:
+        arguments = [_given(torch, entry, crossing)]
+    arrived = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "gradient")]
+    torch.shared = {name: _given(torch, shape, crossing) for name, shape in given.items()}
+    port = Node("input", sys.maxsize, None)
+    arguments[0].node = port if entry.needs_grad else None
+    torch.enter(FORWARD)
+    out = part(torch, arguments.pop())
+    torch.enter(FORWARD_NEXT)
+    torch.returned.clear()
+    torch.enter(FORWARD_END)
+    torch.autocast_cache.clear()
+    # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
+    torch.enter(_NOWHERE)
+    shares, out_slot = _shares(torch), _slot(out)
+    torch.shared.clear()
+    name = next((name for name, (slot, _) in shares.items() if slot == out_slot), "")
+    shape, root = Shape(out.count, out.dtype, out.node is not None, shared=name), out.node
+    out.node = None
+    kept = None if name else out
+    del out
+    torch.enter(BACKWARD)
+    if root is not None:
+        arrived[0].count, arrived[0].dtype = shape.count, shape.dtype
+        run_backward(torch, root, arrived)
+        torch.go_back_to(())
+    torch.enter(BACKWARD_END)
+    torch.outputs.clear()
+    del root
+    torch.enter(_NOWHERE)
+    del kept
+    shares.update(_shares(torch))
+    made = _template(torch, out_slot, port, shape, terms)
+    return replace(made, shares=shares, crossing=tuple(crossing))
+
+
+def _given(torch: Operators, shape: Shape, crossing: list[str]) -> Tensor:
+    """A tensor that another part made."""
+    return Tensor(Storage(torch, SHARED_SLOTS + crossing.index(shape.shared)), shape.unit, shape.count, shape.dtype)
+
+
+def _shares(torch: Operators) -> dict[str, tuple[int, Shape]]:
+    """Slot and shape of what a part made for others."""
+    found = {name: (_slot(each), Shape(each.count, each.dtype, False, each.unit, name)) for name, each in torch.shared.items()}
+    return {name: (slot, shape) for name, (slot, shape) in found.items() if slot is not None and slot < SHARED_SLOTS}
+
+
+def _slot(tensor: Tensor | None) -> int | None:
+    return None if tensor is None or tensor.storage is None else tensor.storage.slot
+
+
+def _kept_slots(torch: Operators, out_slot: int | None) -> set[int]:
+    """Slots of the forward pass that outlive it."""
+    kept: set[int] = set() if out_slot is None else {out_slot}
+    events = torch.stages.get(FORWARD, [])
+    return kept | ({event for event in events if event >= 0} - {~event for event in events if event < 0})
+
+
+def _with_marks(torch: Operators, stage: str) -> tuple[int, ...]:
+    """The events of a stage with its marks among them."""
+    events, made, start = torch.stages.get(stage, []), [], 0
+    for number, (where, end) in enumerate(torch.placed):
+        if where == stage:
+            made += [*events[start:end], MARK + number]
+            start = end
+    return (*made, *events[start:])
+
+
+def _template(torch: Operators, out_slot: int | None, port: Node, shape: Shape, terms: Terms) -> Template:
+    kept = _kept_slots(torch, out_slot)
+    return Template(
+        units=tuple(torch.units),
+        unit_bytes=tuple(torch.unit_bytes),
+        terms=tuple(term or (terms.saved if slot in kept else terms.temporary) for slot, term in enumerate(torch.terms)),
+        ops=tuple(torch.ops),
+        stages={name: tuple(torch.stages.get(name, ())) for name in _STAGES},
+        out_slot=out_slot,
+        gradient_slot=_slot(port.grad),
+        gradients=tuple(
+            (node.grad.unit, node.grad.count, node.grad.dtype, node.grad.storage.slot, node.name)
+            for node in torch.leaves
+            if node.grad is not None and node.grad.storage is not None
+        ),
+        out=shape,
+        marked={name: _with_marks(torch, name) for name in _STAGES},
+        marks=tuple(torch.marks),
+        modules=tuple(torch.modules),
+        parameters=tuple(torch.parameters),
+    )

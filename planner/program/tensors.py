@@ -1,0 +1,251 @@
+"""Tensors that have a size and no values, and the tape that records when each is allocated and freed.
+
+A tensor is freed when the last variable, saved tensor or view that refers to it goes: Python counts references as
+PyTorch does, so code here frees what the modelling code it stands for would free, at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from planner.domain.term import TermName
+
+Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int8", "bool"]
+ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
+
+
+class Unit(IntEnum):
+    """What the elements of a tensor are counted in; a size is so many bytes for each of one unit."""
+
+    ONE = 0
+    TOKENS = 1
+    """Tokens of a micro-batch."""
+    PAIRS = 2
+    """Tokens times the keys that each attends to."""
+    LENGTH = 3
+    """Positions of one sample."""
+    RANK = 4
+    RANK_TOKENS = 5
+    PIECE_TOKENS = 6
+    """Tokens of one piece of a loss that is computed in pieces."""
+    SINK_PAIRS = 7
+    """Tokens times the keys that each attends to and one sink."""
+    LENGTH_PAIRS = 8
+    """Positions of one sample times themselves."""
+
+
+class Storage:
+    """Memory behind one or several tensors; freed when the last of them goes."""
+
+    __slots__ = ("slot", "tape")
+
+    def __init__(self, tape: Tape, slot: int) -> None:
+        self.tape = tape
+        self.slot = slot
+
+    def __del__(self) -> None:
+        self.tape.events.append(~self.slot)
+
+
+class Tensor:
+    """``count`` elements for each of ``unit``; ``node`` sends its gradient on, if it has one.
+
+    ``is_view`` marks a tensor that lies in another one's memory; ``head_by_head`` one whose rows are not together, one
+    head following the other.  ``storage`` is ``None`` for what is not counted.
+    """
+
+    __slots__ = ("count", "dtype", "head_by_head", "is_view", "node", "storage", "unit")
+
+    def __init__(self, storage: Storage | None, unit: Unit, count: float, dtype: Dtype) -> None:
+        self.storage = storage
+        self.unit = unit
+        self.count = count
+        self.dtype = dtype
+        self.node: Node | None = None
+        self.is_view = False
+        self.head_by_head = False
+
+    def alias(self) -> Tensor:
+        """The same memory without gradient history."""
+        same = Tensor(self.storage, self.unit, self.count, self.dtype)
+        same.is_view, same.head_by_head = self.is_view, self.head_by_head
+        return same
+
+
+# Gradients of the inputs of a node, from its saved tensors and the gradient of its output.
+Backward = Callable[[list[Tensor], Tensor], "list[Tensor | None]"]
+Unpack = Callable[[], Tensor]
+
+
+class Node:
+    """One operator of the backward pass; a leaf (without ``backward``) keeps the gradient of a parameter.
+
+    ``inputs``: the node that made each input, and that input's unit, count and dtype; ``None`` where it needs no
+    gradient.  ``saved`` gives each saved tensor back.  ``context`` are tensors that a custom function keeps as attributes of
+    its context: they live as long as the node, and checkpointing does not see them.  ``path``: the modules that it was
+    made in; ``parameter``: number of the parameter that a leaf belongs to.
+    """
+
+    __slots__ = ("backward", "context", "grad", "inputs", "name", "order", "parameter", "path", "saved")
+
+    def __init__(self, name: str, order: int, backward: Backward | None) -> None:
+        self.name = name
+        self.order = order
+        self.backward = backward
+        self.inputs: list[tuple[Node, Unit, float, Dtype] | None] = []
+        self.saved: list[Unpack] = []
+        self.context: list[Tensor] = []
+        self.grad: Tensor | None = None
+        self.path: tuple[int, ...] = ()
+        self.parameter: int | None = None
+
+
+Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
+MARK = 1_000_000_000_000
+"""Where engines read events, one from here on is no allocation but a mark: the number of a :class:`Mark`, plus this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment at which the hooks of an engine run.
+
+    ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.
+    """
+
+    moment: Moment
+    number: int
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight that the code asked for: ``count`` elements for each of ``unit``; ``module``: number of its module."""
+
+    unit: Unit
+    count: float
+    dtype: Dtype
+    trained: bool
+    module: int
+
+
+class Tape:
+    """The record of one run: ``events`` hold the number of an allocation when it is made, and its complement when freed.
+
+    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is the list of
+    the current stage, of which :meth:`enter` changes to another.
+
+    The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are before it.
+    ``modules`` are the paths of names that modules were entered by, the whole part first.  ``path`` are the numbers of the
+    modules that run now, ``path_back`` of those whose backward runs, ``passed`` of those that have sent a gradient on.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.stages: dict[str, list[int]] = {}
+        self.units: list[Unit] = []
+        self.unit_bytes: list[float] = []
+        self.terms: list[TermName | None] = []
+        self.ops: list[tuple[str, str]] = []
+        self.module = ""
+        self.grad_enabled = True
+        self.n_nodes = 0
+        self.pack: Callable[[Tensor], Unpack] = keep
+        self.stage = ""
+        self.marks: list[Mark] = []
+        self.placed: list[tuple[str, int]] = []
+        self.modules: list[tuple[str, ...]] = [()]
+        self.path: tuple[int, ...] = (0,)
+        self.path_back: tuple[int, ...] = ()
+        self.passed: set[int] = set()
+
+    def enter(self, stage: str) -> None:
+        """Record into the list of ``stage`` from now on."""
+        self.stage, self.events = stage, self.stages.setdefault(stage, [])
+
+    def new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None = None) -> Tensor:
+        """A tensor in memory of its own.
+
+        One number for each token (a statistic of a norm) is not counted: it is below 0.1 % of what a layer keeps.
+        """
+        if count <= 1 and unit is Unit.TOKENS:
+            return Tensor(None, unit, count, dtype)
+        slot = len(self.units)
+        self.units.append(unit)
+        self.unit_bytes.append(count * ELEMENT_BYTES[dtype])
+        self.terms.append(term)
+        self.ops.append((self.module, op))
+        self.events.append(slot)
+        return Tensor(Storage(self, slot), unit, count, dtype)
+
+    def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None) -> Tensor:
+        """A new tensor of the shape and layout of ``tensor``."""
+        new = self.new(tensor.unit, tensor.count, dtype or tensor.dtype, op)
+        new.head_by_head = tensor.head_by_head
+        return new
+
+    @contextmanager
+    def inside(self, module: str, label: str = "") -> Iterator[None]:
+        """Name the module whose operators run; ``label``: what they are called instead of it."""
+        before, self.module = self.module, label or module
+        path, number = self.path, self.module_number(module)
+        self.path = (*path, number)
+        self.mark("before_forward", number)
+        try:
+            yield
+            self.mark("after_forward", number)
+        finally:
+            self.module, self.path = before, path
+
+    def module_number(self, module: str) -> int:
+        """The number of a module inside the one that runs; the running one itself without a name."""
+        if not module:
+            return self.path[-1]
+        name = (*self.modules[self.path[-1]], module)
+        if name not in self.modules:
+            self.modules.append(name)
+        return self.modules.index(name)
+
+    def mark(self, moment: Moment, number: int, slot: int | None = None) -> None:
+        """Note a moment between two events."""
+        self.placed.append((self.stage, len(self.events)))
+        self.marks.append(Mark(moment, number, slot))
+
+    def go_back_to(self, path: tuple[int, ...]) -> None:
+        """Backward goes on in the modules ``path``: mark those that it leaves and those that it enters.
+
+        A module whose input needs no gradient is never left: what would say so is the gradient of the input.
+        """
+        before = self.path_back
+        same = 0
+        while same < min(len(path), len(before)) and path[same] == before[same]:
+            same += 1
+        for number in reversed(before[same:]):
+            if number in self.passed:
+                self.mark("after_backward", number)
+        for number in path[same:]:
+            self.mark("before_backward", number)
+        self.path_back = path
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Run operators that keep nothing for a backward pass."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+
+def promoted(one: Dtype, other: Dtype) -> Dtype:
+    """The dtype of a result of both: fp16 and bf16 have no common 16-bit type.  Source: torch 2.13 c10/core/ScalarType.h."""
+    return one if one == other else "fp32"
+
+
+def keep(tensor: Tensor) -> Unpack:
+    """A saved tensor that is simply kept."""
+    same = tensor.alias()
+    return lambda: same

@@ -1,0 +1,118 @@
+"""What decides the operators of a layer: its shapes, the method, dtypes, and the software that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.anatomy.adapters import is_adapted
+from planner.anatomy.parameters import is_quantizable
+from planner.anatomy.regime import Regime
+from planner.domain.model import BlockSpec, LinearSpec
+from planner.domain.recipe import Recipe
+from planner.domain.stack import Stack
+from planner.program.job import Job
+from planner.program.tensors import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """The dtype of each kind of tensor.
+
+    ``compute``: of matrix products; ``base``: weights of layers that are not quantised; ``table``: token table and head;
+    ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them; ``gradient``: of trained tensors.
+    ``autocast``: whether autocast casts the inputs of products.
+    """
+
+    compute: Dtype
+    base: Dtype
+    table: Dtype
+    norm: Dtype
+    adapter: Dtype
+    autocast: bool
+
+
+def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
+    """The dtypes that a recipe leads to."""
+    numerics = recipe.numerics
+    engine_casts = regime.engine != "native" and numerics.mixed
+    narrow: Dtype = numerics.compute_dtype if engine_casts or numerics.load_dtype == "fp32" else numerics.load_dtype
+    seen = numerics.compute_dtype if regime.engine == "fsdp" and numerics.mixed else None
+
+    def named(n_bytes: int) -> Dtype:
+        return seen or ("fp32" if n_bytes == 4 else narrow)
+
+    adapter: Dtype = "fp32" if regime.adapter_seen == 4 else numerics.compute_dtype
+    if recipe.adapter and regime.adapter_seen == 2 and not engine_casts:
+        adapter = recipe.adapter.dtype
+    in_base = not regime.autocast and not engine_casts and not regime.quantized
+    compute: Dtype = named(regime.base) if in_base else numerics.compute_dtype
+    return Dtypes(compute, named(regime.base), named(regime.outside), named(regime.norm_weight), adapter, regime.autocast)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerView:
+    """One kind of layer under one job.
+
+    ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a micro-batch
+    is one sample, so that heads are batches of products without a copy.
+    """
+
+    block: BlockSpec
+    hidden: int
+    dtypes: Dtypes
+    recipe: Recipe
+    stack: Stack
+    has_quantized: bool
+    masked: bool
+    single: bool
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether the layer's own matrices are trained."""
+        return self.recipe.method == "full"
+
+    def adapted(self, linear: LinearSpec) -> bool:
+        """Whether LoRA adapts this matrix."""
+        adapter = self.recipe.adapter
+        return adapter is not None and is_adapted(linear, adapter.targets)
+
+    def quantized(self, linear: LinearSpec) -> bool:
+        """Whether this matrix is stored in 8 or 4 bits."""
+        return self.has_quantized and is_quantizable(linear, self.stack.skips_experts)
+
+    def merged(self, linear: LinearSpec) -> bool:
+        """Whether the adapter is added to the weight itself, which PEFT does for tensors that are no module of their own.
+
+        Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
+        """
+        return linear.kind == "parameter" and linear.group == "expert" and self.stack.skips_experts and self.adapted(linear)
+
+    @property
+    def wraps_parts(self) -> bool:
+        """Whether checkpointing wraps the norms, the attention and the MLP one by one instead of the layer."""
+        return self.recipe.gradient_checkpointing and self.stack.checkpoints_parts
+
+    @property
+    def shares_norm(self) -> bool:
+        """Whether one norm feeds both branches (Phi, Falcon-7B, GPT-J, Cohere)."""
+        return self.block.parallel and sum(norm.copies for norm in self.block.norms if norm.on == "hidden") == 1
+
+    def linears(self, reads: str) -> list[LinearSpec]:
+        """The matrices that read one tensor, in the order of the code; routers and bare parameters of them left out."""
+        bare = ("router", "parameter")
+        return [spec for spec in self.block.linears if spec.reads == reads and (spec.group, spec.kind) != bare]
+
+
+def layer_view(job: Job, block: BlockSpec) -> LayerView:
+    """One kind of layer of ``job``."""
+    view = job.view(block)
+    return LayerView(
+        block,
+        view.hidden,
+        dtypes_of(job.regime, job.recipe),
+        job.recipe,
+        job.stack,
+        job.regime.quantized,
+        view.padded,
+        view.single,
+    )

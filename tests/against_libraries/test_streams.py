@@ -1,0 +1,70 @@
+"""The step program asks for memory request by request as the real modules do: sizes, and what is freed between them.
+
+Compared is a later micro-step, which finds what all further ones find.  The order of frees between two requests does not matter.
+Left out: requests below 2 KiB, tensors of one number for each token, and the workspace of cuBLAS.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix.cells import Cell, scenario_of
+from matrix.models import small_fields, text_fields
+
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.report.trace.requests import differences
+from tests.extras import import_or_skip
+
+# Every method, with and without checkpointing, both kinds of attention; two in their real widths.
+CELLS = [
+    Cell(0, "small", "llama-3.1-8b", "full", True, "eager", 1, 512),
+    Cell(0, "real", "llama-3.1-8b", "qlora", True, "sdpa", 1, 512),
+    Cell(0, "small", "llama-2-7b", "int8", True, "sdpa", 4, 512),
+    Cell(0, "small", "mistral-7b-v0.3", "lora", True, "sdpa", 4, 512),
+    Cell(0, "small", "mistral-7b-v0.1", "qlora", False, "eager", 1, 512),
+    Cell(0, "real", "qwen2-0.5b", "full", False, "sdpa", 4, 512),
+    Cell(0, "small", "qwen2.5-7b", "int8", False, "eager", 1, 512),
+    Cell(0, "small", "qwen3-8b", "lora", True, "sdpa", 1, 512),
+    Cell(0, "small", "gemma-7b", "qlora", True, "sdpa", 1, 512),
+    Cell(0, "small", "gemma-2-9b", "lora", False, "eager", 1, 512),
+    Cell(0, "small", "phi-3-mini-4k", "full", True, "sdpa", 1, 512),
+    Cell(0, "small", "phi-4", "qlora", False, "sdpa", 1, 512),
+]
+# Choices that the matrix does not make.
+CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
+    "reentrant": ("llama-3.1-8b", {"method": "lora", "gradient_checkpointing": True, "checkpoint_reentrant": True}),
+    "every-second-layer": ("qwen2.5-7b", {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2}),
+    "padded": ("llama-3.1-8b", {"method": "lora", "padding": "max_length", "tokens_per_sample": 400}),
+    "pure-bf16": ("mistral-7b-v0.3", {"method": "full", "precision": "bf16", "load_dtype": "bf16"}),
+    "accumulated": ("phi-3-mini-4k", {"method": "lora", "grad_accum": 4}),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.key))
+def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
+    """No request of forward, loss and backward differs."""
+    check(scenario_of(cell))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
+    """The same for kinds of checkpointing, padding, precision and accumulation."""
+    model, flags = CHOICES[name]
+    config = tmp_path / f"{model}.json"
+    config.write_text(json.dumps(small_fields(text_fields(model))), encoding="utf-8")
+    check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
+
+
+def check(scenario: Scenario) -> None:
+    """Both sides ask for the same."""
+    import_or_skip("peft")
+    from streams import both
+
+    program, trace = both(scenario)
+    assert len(trace) > 100
+    assert differences(program, trace) == []

@@ -1,0 +1,88 @@
+"""The replay in one loop against the model of the allocator made of objects, and its answers under a limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.slots import SlotEvents, least_limit, replay_again, replay_slots
+from planner.units import MIB
+
+SIZES = st.one_of(
+    st.integers(0, 4096),
+    st.integers(1, 4 * MIB),
+    st.sampled_from((MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 21 * MIB + 3, 300 * MIB)),
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> SlotEvents:
+    """Allocations of drawn sizes on two streams, some of them freed later, in two phases."""
+    sizes = draw(st.lists(SIZES, min_size=1, max_size=60))
+    streams = draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    events: list[int] = []
+    live: list[int] = []
+    for slot in range(len(sizes)):
+        events.append(slot)
+        live.append(slot)
+        for _ in range(draw(st.integers(0, 2))):
+            if live:
+                events.append(~live.pop(draw(st.integers(0, len(live) - 1))))
+    return SlotEvents(events, sizes, streams, [0, draw(st.integers(0, len(events)))])
+
+
+def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, int, int | None]:
+    """(most allocated, most reserved, retries, slot that failed) of the allocator made of objects."""
+    allocator = CachingAllocator(limit_bytes=limit_bytes)
+    live = {}
+    for event in program.events:
+        if event >= 0 and program.sizes[event]:
+            block = allocator.malloc(program.sizes[event], program.streams[event])
+            if block is None:
+                return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, event
+            live[event] = block
+        elif event < 0 and ~event in live:
+            allocator.free(live.pop(~event))
+    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, None
+
+
+@given(programs(), st.one_of(st.none(), st.integers(2 * MIB, 800 * MIB)))
+def test_one_loop_does_what_the_objects_do(program: SlotEvents, limit_bytes: int | None) -> None:
+    """The same peaks, retries and failed request, with and without a limit."""
+    done = replay_slots(program, limit_bytes)
+    failed = None if done.failure is None else program.events[done.failure.event]
+    assert (done.allocated_bytes, done.reserved_bytes, done.n_retries, failed) == by_objects(program, limit_bytes)
+
+
+@given(programs())
+def test_the_least_limit_is_enough_and_a_little_less_is_not(program: SlotEvents) -> None:
+    """Under the minimum the program ends; a step below it, or below what is allocated, it does not."""
+    done = replay_slots(program)
+    least = least_limit(program, done, MIB)
+    assert replay_slots(program, least).failure is None
+    assert done.allocated_bytes <= least <= done.reserved_bytes
+
+
+def test_the_peak_of_a_phase_is_found_at_its_event() -> None:
+    """Most is allocated after the second allocation; the next phase begins with what is left."""
+    program = SlotEvents([0, 1, ~1, 2], [2 * MIB, 4 * MIB, MIB], (), [0, 3])
+    first, second = replay_slots(program).phases
+    assert (first.allocated_bytes, first.peak_event) == (6 * MIB, 1)
+    assert (second.allocated_bytes, second.peak_event) == (3 * MIB, 3)
+
+
+def test_a_failure_tells_what_was_asked_and_what_was_free() -> None:
+    """30 MiB are cached in two pieces with something between them, so 20 MiB more find no room under 60 MiB."""
+    sizes = [12 * MIB, 12 * MIB, 12 * MIB, 30 * MIB]
+    failure = replay_slots(SlotEvents([0, 1, 2, ~0, ~2, 3], sizes, (), [0]), 40 * MIB).failure
+    assert failure is not None
+    assert (failure.event, failure.n_bytes) == (5, 30 * MIB)
+    assert (failure.allocated_bytes, failure.reserved_bytes, failure.free_blocks) == (12 * MIB, 12 * MIB, 0)
+
+
+def test_longer_batches_reserve_more_and_shorter_ones_nothing() -> None:
+    """A batch that is longer than all before it finds no block of its size; a shorter one does."""
+    program = SlotEvents([0, 1, ~1], [2 * MIB, 100 * MIB], (), [0])
+    grown = replay_again(program, 1, [[2 * MIB, size * MIB] for size in (40, 30, 60, 50)])
+    assert grown == [each * MIB + 20 * MIB for each in (40, 40, 100, 100)]

@@ -1,0 +1,28 @@
+"""DDP's buckets, filled by hand."""
+
+from __future__ import annotations
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.engines.ddp import bucket_sizes
+from planner.program.job import job_of
+from planner.program.step import step_of
+from planner.units import MIB
+
+
+def test_a_bucket_ends_with_the_gradient_that_fills_it() -> None:
+    """The first holds 1 MiB, the others 25 MiB; what remains has a bucket too."""
+    assert bucket_sizes([MIB / 2, MIB / 2, 20 * MIB, 30 * MIB, 3 * MIB]) == [MIB, 50 * MIB, 3 * MIB]
+    assert bucket_sizes([]) == []
+
+
+def test_buckets_hold_every_gradient_once_and_stay() -> None:
+    """Qwen2.5-0.5B has 494,032,768 parameters of two bytes; the table of a tied model closes the last bucket."""
+    flags = {"model": "qwen2.5-0.5b", "method": "full", "sharding": "ddp", "gpus": 2, "gpu": "a100-80gb", "seq": 512, "batch": 1}
+    scenario = resolve(from_flags(flags))
+    stream = step_of(job_of(scenario, Coefficients()))
+    buckets = [slot for slot in range(len(stream.units)) if stream.place(slot)[2] == "bucket"]
+    assert sum(stream.unit_bytes[slot] for slot in buckets) == 2 * 494_032_768
+    assert stream.unit_bytes[buckets[-1]] > 2 * 151_936 * 896
+    assert not {~slot for slot in buckets} & set(stream.events)

@@ -1,0 +1,154 @@
+"""What FSDP gathers, reduces and keeps, counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.engines.groups import around
+from planner.program.job import Job, job_of
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
+from planner.program.stream import Stream
+from planner.program.tensors import Unit
+
+N, LAYERS, WIDTH = 8, 32, 4_096
+TABLE = 32_000 * WIDTH
+LAYER = 4 * WIDTH**2 + 3 * WIDTH * 11_008 + 2 * WIDTH
+TAIL = TABLE + WIDTH
+# A and B of rank 16 at all seven matrices of a layer.
+ADAPTERS = 16 * (8 * WIDTH + 3 * (WIDTH + 11_008))
+
+Row = tuple[str, int, int]
+
+
+def job(**flags: object) -> Job:
+    """One micro-batch of 512 tokens."""
+    given = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "gpus": N, "sharding": "fsdp", "seq": 512, "batch": 1}
+    return job_of(resolve(from_flags({**given, "stack": "hf-trainer@5", **flags})), Coefficients())
+
+
+def rows(subject: Job, phase: str) -> list[Row]:
+    """What FSDP itself allocates in a phase: operator, bytes, CUDA stream."""
+    stream = step_of(subject)
+    return [found for found, here in _rows(stream, subject) if here == phase]
+
+
+def _rows(stream: Stream, subject: Job) -> list[tuple[Row, str]]:
+    values, begins, phase, found = unit_values(subject), dict(stream.phases), "", []
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        if event >= 0 and stream.place(event)[0] == "fsdp":
+            n_bytes = round(float(stream.unit_bytes[event] * values[stream.units[event]]))
+            found.append(((stream.place(event)[2], n_bytes, stream.streams[event]), phase))
+    return found
+
+
+def left(subject: Job) -> dict[str, int]:
+    """How many allocations of FSDP itself are there after the last backward pass, by operator."""
+    stream = step_of(subject)
+    events = stream.events[: max(begin for begin, phase in stream.phases if phase == "optimizer_step")]
+    alive = {event for event in events if event >= 0} - {~event for event in events if event < 0}
+    ops = [stream.place(slot)[2] for slot in alive if stream.place(slot)[0] == "fsdp"]
+    return {op: ops.count(op) for op in ops}
+
+
+def test_a_forward_casts_receives_and_copies_out_one_group_after_the_other() -> None:
+    """Two bytes of each parameter: this GPU's eighth in the gather stream, all of it there, and copies in the main stream."""
+    found = rows(job(), "forward_2")
+    gathered = [each for each in found if each[2] == 1]
+    of_layer = [("all_gather_input", 2 * LAYER // N, 1), ("all_gather_output", 2 * LAYER, 1)]
+    assert gathered == [("all_gather_input", 2 * TABLE // N, 1), ("all_gather_output", 2 * TABLE, 1), *LAYERS * of_layer]
+    copies = [n_bytes for op, n_bytes, stream in found if op == "unsharded parameter" and stream == 0]
+    assert sum(copies) == 2 * (TABLE + LAYERS * LAYER)
+
+
+def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the_loss() -> None:
+    """Its gradients are reduced there too: two bytes each to send, an eighth received, and an eighth in fp32."""
+    found = rows(job(), "loss_2")
+    assert [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"] == [2 * TAIL, 2 * LAYER]
+    assert found[-3:] == [
+        ("reduce_scatter_input", 2 * TAIL, 0),
+        ("reduce_scatter_output", 2 * TAIL // N, 2),
+        ("sharded gradient", 4 * TAIL // N, 2),
+    ]
+
+
+@pytest.mark.parametrize(("sharding", "n_layers"), [("fsdp", LAYERS - 1), ("fsdp-grad-op", 0)])
+def test_a_backward_gathers_again_what_was_given_back(sharding: str, n_layers: int) -> None:
+    """The last layer came in the loss; the table, which nothing reads again, comes too.  With grad-op all of them stay."""
+    found = [n_bytes for op, n_bytes, _ in rows(job(sharding=sharding), "backward_2") if op == "all_gather_output"]
+    assert found == n_layers * [2 * LAYER] + [2 * TABLE] * (n_layers > 0)
+
+
+@pytest.mark.parametrize(("checkpointing", "copies"), [(True, 1), (False, 0)])
+def test_a_frozen_table_comes_back_where_its_output_has_a_gradient(checkpointing: bool, copies: int) -> None:
+    """Checkpointing asks for one.  Without it the first layer sends for the table all the same, and nobody copies it."""
+    found = rows(job(method="lora", gradient_checkpointing=checkpointing), "backward_2")
+    assert ("all_gather_output", 2 * TABLE, 1) in found
+    assert found.count(("unsharded parameter", 2 * TABLE, 0)) == copies
+
+
+def test_nothing_but_gradients_of_shards_is_left() -> None:
+    """One for each layer, the table, and the norm with the head."""
+    assert left(job()) == {"sharded gradient": LAYERS + 2}
+    assert left(job(method="lora", gradient_checkpointing=False)) == {"sharded gradient": LAYERS}
+
+
+def test_accelerate_reduces_after_the_last_micro_step_and_torchtune_after_each() -> None:
+    """The second micro-step of three is the one that is not the last; both later ones are in the same phase."""
+    reduced = [op for op, *_ in rows(job(grad_accum=4), "backward_2")].count("reduce_scatter_input")
+    assert reduced == LAYERS + 1
+    tuned = job(grad_accum=4, stack="torchtune", precision="bf16-mixed")
+    assert [op for op, *_ in rows(tuned, "backward_2")].count("reduce_scatter_input") == 2 * (LAYERS + 1)
+
+
+def test_an_offloaded_shard_comes_up_by_itself_and_its_gradient_leaves_nothing() -> None:
+    """In fp32, and is cast there."""
+    subject = job(offload="optimizer+params")
+    assert rows(subject, "forward_2")[:3] == [
+        ("shard from the host", 4 * TABLE // N, 1),
+        ("all_gather_input", 2 * TABLE // N, 1),
+        ("all_gather_output", 2 * TABLE, 1),
+    ]
+    assert left(subject) == {}
+
+
+def test_fsdp1_keeps_its_root_and_sees_layers_inside_what_it_received() -> None:
+    """The root is table, last norm and head; casts have a stream of their own, and nothing is copied out."""
+    found = rows(job(sharding="fsdp1"), "forward_2")
+    of_layer = [("_mp_shard", 2 * LAYER // N, 3), ("_full_param_padded", 2 * LAYER, 1)]
+    root = 2 * (TABLE + TAIL)
+    assert found == [("_mp_shard", root // N, 3), ("_full_param_padded", root, 1), *LAYERS * of_layer]
+
+
+def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
+    """The root's come last."""
+    found = rows(job(sharding="fsdp1"), "backward_2")
+    reduced = [each for each in found if each[0] != "_mp_shard" and each[0] != "_full_param_padded"]
+
+    def of(elements: int) -> list[Row]:
+        parts = [("new_sharded_grad", 2 * elements // N, 2), ("_cast_grad_to_param_dtype", 4 * elements // N, 2)]
+        return [("cat", 2 * elements, 0), *parts]
+
+    assert reduced == [*LAYERS * of(LAYER), *of(TABLE + TAIL)]
+
+
+def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradients() -> None:
+    """PEFT's policy makes units of adapters; a policy of layers leaves zeros for every frozen weight."""
+    flags = {"method": "lora", "sharding": "fsdp1", "lora_rank": 16, "lora_targets": "all-linear"}
+    apart = {n_bytes for op, n_bytes, _ in rows(job(**flags), "backward_2") if op == "cat"}
+    assert apart == {2 * ADAPTERS}
+    mixed = job(**flags, switches="fsdp1_wraps_adapters=false")
+    assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {2 * (LAYER + ADAPTERS)}
+
+
+def test_a_module_is_found_among_the_events_of_a_part() -> None:
+    """Frees after its last allocation are its own."""
+    stream = Stream()
+    slots = [stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")]
+    events = [slots[0], slots[1], ~slots[0], slots[2]]
+    assert around(stream, events, "lm_head") == ([slots[0]], [slots[1], ~slots[0]], [slots[2]])
+    assert around(stream, events, "embed_tokens") == ([], [], events)

@@ -1,0 +1,120 @@
+"""ZeRO stages 1 and 2: how a flat group is divided, what is sent together, and what a whole job allocates."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.engines.params import Param
+from planner.program.engines.partition import FlatGroup, merged, sent_together
+from planner.program.job import job_of
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
+from planner.program.stream import Stream
+
+# Parameters of Qwen2.5-0.5B, whose head is its token table; norms and biases among them.
+TRAINED, VECTORS = 494_032_768, 24 * (896 + 128 + 128 + 2 * 896) + 896
+FLAGS = {
+    "model": "qwen2.5-0.5b",
+    "method": "full",
+    "gpus": "2",
+    "gpu": "a100-80gb",
+    "stack": "hf-trainer@5",
+    "batch": "1",
+    "seq": "256",
+}
+
+
+def stream_of(**flags: str) -> tuple[Stream, dict[int, int]]:
+    """The stream of a job and the bytes of each of its slots."""
+    job = job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
+    stream, values = step_of(job), unit_values(job)
+    sizes = {
+        slot: round(float(n * values[unit])) for slot, (unit, n) in enumerate(zip(stream.units, stream.unit_bytes, strict=True))
+    }
+    return stream, sizes
+
+
+def allocated(stream: Stream, sizes: dict[int, int], op: str) -> list[int]:
+    """Bytes of every allocation of one name, in order."""
+    return [sizes[event] for event in stream.events if event >= 0 and stream.place(event)[2] == op]
+
+
+def left(stream: Stream, sizes: dict[int, int]) -> Counter[str | None]:
+    """Bytes that are allocated at the end, by term; nothing is freed twice or before it is made."""
+    alive: set[int] = set()
+    for event in stream.events:
+        if event >= 0:
+            assert event not in alive
+            alive.add(event)
+        else:
+            alive.remove(~event)
+    found: Counter[str | None] = Counter()
+    for slot in alive:
+        found[stream.terms[slot]] += sizes[slot]
+    return found
+
+
+def param(number: int, elements: int) -> Param:
+    """A trained 16-bit parameter."""
+    return Param(number, elements, 2, trained=True, decays=True, place=("layer 0", ""), term="weights")
+
+
+def test_flat_group_is_padded_and_its_parts_cut_parameters() -> None:
+    """A part ends inside of a parameter."""
+    first, second = param(0, 5), param(1, 2)
+    group = FlatGroup([first, second], world=2)
+    # 7 elements, padded to a multiple of 2 x 2; the first process has 4 of them.
+    assert (group.padded, group.part) == (8, 4)
+    assert list(group.slices(first)) == [(0, 4), (1, 1)]
+    assert list(group.slices(second)) == [(1, 2)]
+    assert group.own(0) == {first: 4}
+    assert group.own(-1) == {first: 1, second: 2}
+
+
+def test_pieces_of_one_process_are_sent_as_one_and_calls_end_above_the_limit() -> None:
+    """A call is complete when it has more elements than the bucket."""
+    assert merged([(1, 3), (1, 4), (0, 5), (1, 6)]) == [7, 5, 6]
+    assert list(sent_together([7, 5, 6], limit=10)) == [[7, 5], [6]]
+    assert list(sent_together([7, 3], limit=10)) == [[7, 3]]
+
+
+def test_masters_and_states_are_a_part_and_weights_are_whole() -> None:
+    """Two groups: what decays, then norms and biases."""
+    stream, sizes = stream_of(sharding="zero2")
+    assert sum(allocated(stream, sizes, "bit16_groups_flat")) == 2 * TRAINED
+    assert allocated(stream, sizes, "single_partition_of_fp32_groups") == [2 * (TRAINED - VECTORS), 2 * VECTORS]
+    end = left(stream, sizes)
+    assert end["master_weights"] == 4 * TRAINED / 2
+    assert end["optimizer_states"] == 8 * TRAINED / 2
+    assert end["gradients"] == end["gradient_buckets"] == 0
+
+
+def test_gradients_of_a_whole_step_are_copied_into_one_partition() -> None:
+    """One buffer in each backward pass."""
+    stream, sizes = stream_of(sharding="zero2")
+    partitions = allocated(stream, sizes, "grads_in_partition")
+    assert len(partitions) == 2
+    # A gradient that both processes share counts whole: at most one matrix of 896 x 4864 more than half, and one vector.
+    assert TRAINED <= partitions[0] <= TRAINED + 2 * (896 * 4864 + 896)
+
+
+def test_offload_keeps_one_staging_buffer_and_no_masters() -> None:
+    """As large as the token table, the largest gradient."""
+    stream, sizes = stream_of(sharding="zero2", offload="optimizer")
+    assert allocated(stream, sizes, "temp_grad_buffer_for_gpu_offload") == [2 * 151_936 * 896]
+    end = left(stream, sizes)
+    assert end["master_weights"] == end["optimizer_states"] == 0
+    assert end["gradient_buckets"] == 2 * 151_936 * 896
+
+
+@pytest.mark.parametrize(("sharding", "n_partitions"), [("zero1", 2), ("zero2", 3)])
+def test_stage_1_reduces_in_the_last_micro_step_alone(sharding: str, n_partitions: int) -> None:
+    """Two reductions: before the first step, and at the end; under stage 2 one in each micro-step."""
+    stream, sizes = stream_of(sharding=sharding, grad_accum="4")
+    assert len(allocated(stream, sizes, "grads_in_partition")) == n_partitions
+    assert left(stream, sizes)["gradients"] == 0

@@ -1,0 +1,125 @@
+"""What comes to the card before the first step, counted by hand for Llama 2 7B, Mixtral 8x7B and GPT-2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import Job, job_of
+from planner.program.load import load
+from planner.program.parameters import Weight
+from planner.program.sizes import unit_values
+from planner.program.stream import Stream
+from planner.units import KIB, MIB
+
+TABLE = 32_000 * 4_096
+SQUARE = 4_096**2
+
+
+def job(model: str, method: str, *, gpu: str = "a100-80gb", **flags: object) -> Job:
+    """One micro-batch of 512 tokens."""
+    given = {"model": model, "method": method, "gpu": gpu, "seq": 512, "batch": 1, "attention": "eager"}
+    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+
+
+def with_stack(subject: Job, **switches: object) -> Job:
+    """The same job on a stack with other switches."""
+    scenario = subject.scenario
+    return job_of(replace(scenario, stack=replace(scenario.stack, **switches)), Coefficients())  # type: ignore[arg-type]
+
+
+def loaded(subject: Job) -> tuple[list[str], list[Weight]]:
+    """Each request as ``+bytes`` or ``-bytes`` in the order of loading, and the record of parameters."""
+    stream, values = Stream(), unit_values(subject)
+    weights = load(stream, subject)
+    sizes = [round(float(n * values[unit])) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
+    return [f"+{sizes[event]}" if event >= 0 else f"-{sizes[~event]}" for event in stream.events], weights
+
+
+def left(requests: list[str]) -> int:
+    """Bytes that are still there."""
+    return sum(int(each) for each in requests)
+
+
+def test_a_full_base_is_every_parameter_once_and_cublas_takes_its_workspace() -> None:
+    """GPT-2 large is tied: 774,030,080 parameters of 2 bytes; 8.125 MiB of workspace before Hopper, 32 MiB on
+    it.
+    """
+    requests, weights = loaded(job("gpt2-large", "full", load_dtype="bf16"))
+    assert left(requests) == 2 * 774_030_080 + 8 * MIB + 128 * KIB
+    assert all(each.trained for each in weights)
+    assert loaded(job("gpt2-large", "full", gpu="h200-sxm", load_dtype="bf16"))[0][-1] == f"+{32 * MIB}"
+
+
+def test_a_4bit_matrix_arrives_whole_and_goes_before_its_scales_come() -> None:
+    """Half a byte for each weight; one byte for 64 of them, and four for 64 x 256."""
+    requests, weights = loaded(job("llama-2-7b", "qlora", load_dtype="bf16"))
+    first = requests.index(f"+{2 * SQUARE}")
+    packed = [f"+{2 * SQUARE}", f"+{SQUARE // 2}", f"-{2 * SQUARE}", f"+{SQUARE // 64}", f"+{SQUARE // 64 // 64}"]
+    assert requests[first : first + 5] == packed
+    assert sum(each.packed for each in weights) == 7 * 32
+
+
+def test_preparation_replaces_each_unpacked_tensor_by_an_fp32_copy_of_its_own() -> None:
+    """The table's copy is made beside it, and then the table of 2 bytes goes; packed matrices stay."""
+    requests, _ = loaded(job("llama-2-7b", "qlora", load_dtype="bf16"))
+    widened = requests.index(f"+{4 * TABLE}")
+    assert requests[widened + 1] == f"-{2 * TABLE}"
+    assert requests.count(f"+{4 * TABLE}") == 2, "table and head"
+    norms = with_stack(job("llama-2-7b", "qlora", load_dtype="bf16"), kbit_upcast="norms")
+    assert f"+{4 * TABLE}" not in loaded(norms)[0]
+    assert loaded(norms)[0].count(f"+{4 * 4_096}") == 65, "norms alone"
+
+
+def test_an_unpacked_base_is_widened_only_where_the_stack_prepares_it_too() -> None:
+    """Every 16-bit tensor is replaced: what stays has 4 bytes for each of 6.74e9 parameters."""
+    plain = job("llama-2-7b", "lora", load_dtype="bf16")
+    both = [left(loaded(subject)[0]) for subject in (plain, with_stack(plain, prepares_unquantized=True))]
+    assert both[1] - both[0] == 2 * 6_738_415_616
+
+
+def test_int8_is_made_of_an_fp16_copy_beside_the_loaded_matrix() -> None:
+    """One byte for each weight and an fp32 scale for each row stay."""
+    requests, _ = loaded(job("llama-2-7b", "int8", load_dtype="fp16"))
+    first = requests.index(f"+{2 * SQUARE}")
+    whole = f"{2 * SQUARE}"
+    assert requests[first : first + 6] == [f"+{whole}", f"+{whole}", f"+{SQUARE}", f"-{whole}", f"-{whole}", f"+{4 * 4_096}"]
+
+
+def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
+    """Half a byte for each weight, 2.5 for 128 of them, and four for each input; nothing is freed."""
+    requests, _ = loaded(job("llama-2-7b", "lora", quantization="gptq-int4", load_dtype="fp16"))
+    first = requests.index(f"+{SQUARE // 2}")
+    assert requests[first : first + 3] == [f"+{SQUARE // 2}", f"+{round(SQUARE * 2.5 / 128)}", f"+{4 * 4_096}"]
+    assert not [each for each in requests if each.startswith("-")]
+
+
+@pytest.mark.parametrize(("method", "element_bytes"), [("lora", 2), ("qlora", 4)])
+def test_saved_modules_are_copied_in_the_dtype_of_their_originals(method: str, element_bytes: int) -> None:
+    """Table and head once more, at their places among the adapters; their originals stay."""
+    _, weights = loaded(job("llama-2-7b", method, load_dtype="bf16", modules_to_save="embed_tokens,lm_head"))
+    copies = [each for each in weights if each.adapter and each.count == TABLE]
+    assert [each.name for each in copies] == ["embed_tokens", "head"]
+    assert [each.unit_bytes for each in copies] == [element_bytes * TABLE] * 2
+
+
+def test_the_experts_of_a_layer_have_one_adapter_with_a_rank_for_each() -> None:
+    """Gate and up are one tensor with twice the rank: 8 x 2 x 8 x 4,096 elements of ``A``; quantisers skip
+    them.
+    """
+    _, weights = loaded(job("mixtral-8x7b", "qlora", lora_targets="all-linear", lora_rank=8))
+    named = {each.name: each for each in weights}
+    assert named["layer 0 gate_up_proj lora_A"].count == 8 * 2 * 4_096
+    assert named["layer 0 gate_up_proj lora_B"].count == 8 * 2 * 2 * 14_336
+    experts = named["layer 0 gate_up_proj"]
+    assert (experts.packed, experts.dtype, experts.count) == (False, "fp32", 8 * 4_096 * 2 * 14_336)
+
+
+def test_the_engine_of_deepspeed_halves_what_preparation_widened() -> None:
+    """Table, head and adapters end in bf16."""
+    _, weights = loaded(job("llama-2-7b", "qlora", gpu="a100-80gb:2", sharding="zero2", load_dtype="bf16"))
+    assert {each.dtype for each in weights if not each.packed} == {"bf16"}

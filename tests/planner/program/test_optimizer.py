@@ -1,0 +1,119 @@
+"""States and temporaries of the optimizer's step over parameters that are given by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Optimizer
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.driver import paged_state_bytes
+from planner.program.job import Job, job_of
+from planner.program.optimizer import optimizer_step
+from planner.program.parameters import Shape, Weight
+from planner.program.sizes import unit_values
+from planner.program.stream import Stream
+from planner.program.tensors import Dtype, Unit
+
+
+def job(optimizer: Optimizer, foreach_step_copies: int = 1) -> Job:
+    """Adapters of rank 8 under ``optimizer``."""
+    flags = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1, "lora_rank": 8}
+    scenario = resolve(from_flags({**flags, "optimizer": optimizer}))
+    stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
+    return job_of(replace(scenario, stack=stack), Coefficients())
+
+
+def matrix(rows: int, columns: int, dtype: Dtype = "fp32") -> Weight:
+    """A trained matrix."""
+    return Weight(f"{rows}x{columns}", "matrix", ((Unit.ONE, rows), (Unit.ONE, columns)), dtype, trained=True)
+
+
+def stepped(subject: Job, weights: list[Weight], *, first: bool = True) -> list[int]:
+    """Bytes of each request, negative where they are freed."""
+    stream, values = Stream(), unit_values(subject)
+    optimizer_step(stream, subject, weights, first=first)
+    sizes = [round(float(n * values[unit])) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
+    return [sizes[event] if event >= 0 else -sizes[~event] for event in stream.events]
+
+
+BIG, SMALL = matrix(1_000, 200), matrix(10, 20)
+
+
+def test_foreach_adamw_takes_the_roots_of_all_parameters_at_once() -> None:
+    """Two states each, then all roots, which go together; a later step makes no states."""
+    states = [800_000, 800_000, 800, 800]
+    assert stepped(job("adamw_torch"), [BIG, SMALL])[:6] == [*states, 800_000, 800]
+    assert sorted(stepped(job("adamw_torch"), [BIG, SMALL], first=False)) == [-800_000, -800, 800, 800_000]
+
+
+def test_before_torch_2_1_the_sums_lie_beside_the_roots() -> None:
+    """Four temporaries are there at once."""
+    requests = stepped(job("adamw_torch", foreach_step_copies=2), [BIG, SMALL], first=False)
+    assert requests[:4] == [800_000, 800, 800_000, 800]
+    assert sum(requests) == 0
+
+
+def test_foreach_takes_the_dtype_that_appears_last_first() -> None:
+    """Adapters of fp32 before a saved table of bf16, whose roots are made while theirs are still there."""
+    requests = stepped(job("adamw_torch"), [matrix(10, 10, "bf16"), SMALL], first=False)
+    assert requests == [800, 200, -800, -200]
+
+
+def test_parameters_without_weight_decay_are_stepped_behind_the_others() -> None:
+    """A norm that lies between two matrices has its states after theirs."""
+    norm = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
+    assert stepped(job("adamw_torch_fused"), [BIG, norm, SMALL]) == [800_000, 800_000, 800, 800, 400, 400]
+
+
+def test_states_of_torch_follow_the_parameter_and_those_of_bitsandbytes_are_fp32() -> None:
+    """bf16: two states of 2 bytes under torch, one of 4 bytes under lion, none under SGD."""
+    weights = [matrix(10, 20, "bf16")]
+    assert stepped(job("adamw_torch_fused"), weights) == [400, 400]
+    assert stepped(job("lion"), weights) == [800]
+    assert stepped(job("sgd"), weights) == []
+
+
+def test_8bit_states_need_4096_elements_and_no_table() -> None:
+    """A byte for each element and an fp32 scale for 256 of them; smaller tensors and tables have fp32 states."""
+    assert stepped(job("adamw_8bit"), [BIG, SMALL]) == [200_000, 200_000, 3_125, 3_125, 800, 800]
+    table = replace(BIG, kind="table")
+    assert stepped(job("adamw_8bit"), [table]) == [800_000, 800_000]
+
+
+PAGED: list[tuple[Optimizer, int, int]] = [("paged_adamw_32bit", 1_600, 1_600_000), ("paged_adamw_8bit", 7_850, 400_000)]
+
+
+@pytest.mark.parametrize(("optimizer", "ours", "drivers"), PAGED)
+def test_large_paged_states_are_the_drivers(optimizer: Optimizer, ours: int, drivers: int) -> None:
+    """The small matrix and the scales stay with the allocator."""
+    subject = job(optimizer)
+    assert sum(stepped(subject, [BIG, SMALL])) == ours
+    assert paged_state_bytes(subject, [BIG, SMALL]) == drivers
+
+
+def test_adafactor_keeps_the_update_before_until_the_next_squares_are_there() -> None:
+    """Sums of 10 rows and 20 columns; squares and their sum; means, factors and the update; its negative."""
+    sums, squares = [40, 80], [800, 800, -800]
+    one = [*sums, *squares, 40, -40, 80, -80, 40, 80, 800, -80, -40, -800, 800, -800]
+    assert stepped(job("adafactor"), [SMALL]) == [*one, -800]
+    two = stepped(job("adafactor"), [SMALL, SMALL])[len(one) :]
+    assert two[:6] == [*sums, *squares, -800], "the update of the first goes when the squares of the second are there"
+
+
+def test_adafactor_works_on_fp32_copies_of_16_bit_gradients_and_weights() -> None:
+    """Gradient and weight in fp32, then squares and their sum: four times 4 bytes for each element at once."""
+    requests = stepped(job("adafactor"), [matrix(10, 20, "bf16")])
+    assert requests[:6] == [800, 40, 80, 800, 800, 800]
+    assert sum(requests) == 120
+
+
+def test_a_state_of_an_adapter_is_counted_in_ranks() -> None:
+    """``A`` of (rank, 100): under Adafactor a sum for each rank, and one for each of 100 inputs."""
+    shape: Shape = ((Unit.RANK, 1), (Unit.ONE, 100))
+    adapter = Weight("A", "matrix", shape, "fp32", trained=True)
+    assert stepped(job("adamw_torch_fused"), [adapter]) == [8 * 400, 8 * 400]
+    assert stepped(job("adafactor"), [adapter])[:2] == [8 * 4, 400]
