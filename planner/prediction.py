@@ -15,8 +15,9 @@ from planner.domain.scale import Doubt, far_factor, lifted, memory_scale, need_s
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
 from planner.memory.host import predict_host
-from planner.memory.optimizer import paged_state_bytes
-from planner.memory.peak import predict_memory
+from planner.memory.outside import paged_bytes
+from planner.memory.quick import predict_quick
+from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.throughput.step import predict_time
 from planner.units import format_gib
@@ -25,19 +26,25 @@ PRIORS = Coefficients()
 _LEVELS: tuple[MemoryLevel, ...] = ("allocated", "reserved", "driver")
 
 
-def estimate(scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False) -> Prediction:
+def estimate(
+    scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False, quick: bool = False
+) -> Prediction:
     """Memory, host RAM and time of one scenario, with a verdict; with ``explain`` each term carries the numbers of its formula.
+
+    The step is replayed through the model of the caching allocator, which takes about a tenth of a second.  ``quick`` takes
+    a few milliseconds instead: one slack in the place of the replay, to compare many jobs; who is shown is replayed.
 
     All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.searching.grid`.
     """
     job = job_of(scenario, coefficients)
-    memory = predict_memory(job)
-    host = predict_host(job, paged_state_bytes(job))
+    memory = predict_quick(job) if quick else predict_replayed(job)
+    host = predict_host(job, paged_bytes(job))
     verdict, reason = judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     if explain:
-        from planner.memory.details import with_host_details, with_memory_details
+        from planner.memory.details import with_details
+        from planner.memory.shares import with_shares
 
-        memory, host = with_memory_details(job, memory), with_host_details(job, host)
+        memory, host = with_details(job, with_shares(job, memory), host)
     return Prediction(
         memory=memory,
         host=host,
@@ -63,7 +70,9 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
         more = (
             f"{format_gib(need - limit)} more than the card's {format_gib(limit)}" if limit else "and nothing is left on the card"
         )
-        return "does_not_fit", f"it needs at least {format_gib(need)} ({moment}), {more}"
+        failed = memory.failed
+        stops = f"; it stops at {failed.where} ({PHASE_WORDS[failed.phase]})" if failed and limit else ""
+        return "does_not_fit", f"it needs at least {format_gib(need)} ({moment}), {more}{stops}"
     short = _host_shortage(host)
     if short is not None:
         return "host_memory_short", short
@@ -77,7 +86,7 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
 
 
 def _not_cuda(memory: MemoryPrediction) -> str:
-    """The memory formulas are those of PyTorch's CUDA allocator: elsewhere only what has to be held is known."""
+    """The replay is that of PyTorch's CUDA allocator: elsewhere only what has to be held is known."""
     return f"not a CUDA device; weights and optimizer states alone take at least {format_gib(float(memory.state_bytes))}"
 
 
@@ -90,9 +99,11 @@ def _host_shortage(host: HostPrediction) -> str | None:
     return f"the node needs {format_gib(node_bytes)} of host RAM{when}, {format_gib(node_bytes - available)} more than it has"
 
 
-def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain: bool = False) -> Prediction:
+def estimate_calibrated(
+    scenario: Scenario, calibration: Calibration, *, explain: bool = False, quick: bool = False
+) -> Prediction:
     """:func:`estimate` with fitted coefficients, intervals and P(fits); the verdict says when the limit is inside."""
-    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain)
+    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain, quick=quick)
     uncertainty = _uncertainty(prediction, scenario, calibration)
     probability = _fits_probability(prediction.memory, scenario, calibration)
     verdict, reason = prediction.verdict, prediction.reason
@@ -103,11 +114,13 @@ def estimate_calibrated(scenario: Scenario, calibration: Calibration, *, explain
     return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
 
 
-def predict_with(scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False) -> Prediction:
+def predict_with(
+    scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False, quick: bool = False
+) -> Prediction:
     """:func:`estimate` or :func:`estimate_calibrated`, as ``model`` asks for."""
     if isinstance(model, Calibration):
-        return estimate_calibrated(scenario, model, explain=explain)
-    return estimate(scenario, model, explain=explain)
+        return estimate_calibrated(scenario, model, explain=explain, quick=quick)
+    return estimate(scenario, model, explain=explain, quick=quick)
 
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:

@@ -38,9 +38,9 @@ class Built:
     n_layers: int
 
 
-def closed_form_answers(model: ModelSpec) -> str:
-    """The end of a sentence about a model that cannot be traced: that the closed form answers, where it has formulas."""
-    return "; the closed form still answers: plan --model ..." if reader_for(model.architecture) else ""
+def prediction_answers(model: ModelSpec) -> str:
+    """The end of a sentence about a model that cannot be traced: that a prediction is there, where the architecture is known."""
+    return "; a prediction is still there: plan --model ..." if reader_for(model.architecture) else ""
 
 
 def configuration_of(fields: Mapping[str, Any]) -> Any:
@@ -56,11 +56,11 @@ def make_config(scenario: Scenario) -> Any:
     """
     model, recipe = scenario.model, scenario.recipe
     if model.remote_code:
-        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{closed_form_answers(model)}")
+        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}")
     fields = config_fields(model)
     if fields.get("model_type") not in transformers.CONFIG_MAPPING:
         raise NotModelledError(
-            f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}{closed_form_answers(model)}"
+            f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}"
         )
     config = configuration_of(fields)
     config._attn_implementation = _ATTENTION[recipe.attention]

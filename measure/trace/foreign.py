@@ -1,4 +1,4 @@
-"""Models that the closed form has no formulas for: described by their own modules, which Transformers ships.
+"""Models of architectures that no prediction covers: described by their own modules, which Transformers ships.
 
 The description serves the questions that are asked before a trace: names of matrices, widths, the longest text.  Nothing is
 predicted from it; the trace runs the modules themselves.

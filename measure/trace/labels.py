@@ -1,4 +1,4 @@
-"""Records -> events: the phase of every moment and the term of every block, under the names that the closed form uses."""
+"""Records -> events: the phase of every moment and the term of every block, under the names that predictions use."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from measure.trace.build import Built, build_on_meta, closed_form_answers, make_config, materialize
+from measure.trace.build import Built, build_on_meta, make_config, materialize, prediction_answers
 from measure.trace.cuda.flash import FLASH_WORKSPACES
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
@@ -154,7 +154,7 @@ def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
     operator = getattr(error, "func", None) or recorder.last_operator or "(none)"
     return (
         f"model '{scenario.model.id}' cannot be traced: operator {operator} in module {recorder.last_path or '(none)'} {what}"
-        f"{closed_form_answers(scenario.model)}"
+        f"{prediction_answers(scenario.model)}"
     )
 
 
@@ -188,7 +188,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     )
     for applies, what, way_out in refused:
         if applies:
-            raise NotModelledError(f"{what} cannot be traced yet; use {way_out}, or ask the closed form: plan --model ...")
+            raise NotModelledError(f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ...")
 
 
 def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:

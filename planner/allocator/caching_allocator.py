@@ -121,10 +121,6 @@ class CachingAllocator:
         """Give everything back to the card that is not in use (``emptyCache``)."""
         self._release_cached()
 
-    def free_block_sizes(self) -> list[int]:
-        """Bytes of each cached block, of all streams."""
-        return [block.size for pools in (self._large, self._small) for pool in pools.values() for block in pool.free_blocks()]
-
     def _return(self, block: Block) -> None:
         """Join a block with its free neighbours and put it into the free list (``free_block``)."""
         self.active_bytes -= block.size

@@ -44,7 +44,7 @@ class ReplayDocument(Part):
     phases: list[ReplayedPhase]
 
 
-# What a history without modules can tell apart -> the terms of the closed form that fall under it.
+# What a history without modules can tell apart -> the terms of a prediction that fall under it.
 GROUPS: dict[str, tuple[TermName, ...]] = {
     "weights": ("weights", "quantization_constants", "master_weights"),
     "adapters": ("adapters",),

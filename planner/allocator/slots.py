@@ -83,7 +83,7 @@ class SlotReplay:
 
 
 # A free block is one integer, size above address: a sorted list of them is searched for the best fit.
-_ADDRESS_BITS = 48
+_ADDRESS_BITS = 80
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _NONE = -1
 

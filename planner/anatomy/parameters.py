@@ -15,7 +15,7 @@ class ParamCounts:
     ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
     ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``:
     biases, routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
-    ``largest_quantizable`` and ``largest`` are the biggest single matrices; ``block_largest`` the most parameters in one block.
+    ``largest_quantizable`` and ``largest`` are the biggest single matrices.
     ``tensors`` counts parameter tensors of the whole model.
     """
 
@@ -29,7 +29,6 @@ class ParamCounts:
     head: int
     largest_quantizable: int
     largest: int
-    block_largest: int
     tensors: int
 
     @property
@@ -58,7 +57,7 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
 def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     """Counts of ``model`` under a stack that does or does not fuse experts."""
     quantizable = rows = inputs = experts = rest = norms = tensors = 0
-    largest_quantizable = block_largest = 0
+    largest_quantizable = 0
     for group in model.groups:
         for linear in group.block.linears:
             rest += group.count * linear.bias_count
@@ -75,7 +74,6 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         rest += group.count * group.block.extra_params
         norms += group.count * _norm_params(group.block.norms)
         tensors += group.count * sum(norm.copies for norm in group.block.norms)
-        block_largest = max(block_largest, group.block.param_count)
     norms += _norm_params(model.final_norms)
     tables = model.token_embedding.param_count + sum(table.param_count for table in model.extra_embeddings)
     tables += sum(linear.weight_count + linear.bias_count for linear in model.extra_linears)
@@ -92,7 +90,6 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         head=head,
         largest_quantizable=largest_quantizable,
         largest=max(largest_matrix, model.token_embedding.param_count),
-        block_largest=block_largest,
         tensors=tensors + 2 + len(model.final_norms),
     )
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
+from planner.domain.recipe import DTYPE_BYTES, Numerics
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import Engine, Sharding
 from planner.domain.stack import Stack
@@ -21,7 +21,6 @@ from planner.domain.stack import Stack
 class Regime:
     """Bytes per element of each kind of tensor on the GPU.
 
-    ``recasts``: weights have another dtype than the products, so that autocast copies them.
     ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token table and head.
     ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the stream between blocks.
     ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
@@ -32,7 +31,6 @@ class Regime:
 
     engine: Engine
     autocast: bool
-    recasts: bool
     quantized: bool
     base: int
     outside: int
@@ -76,11 +74,6 @@ class _Key:
     packs: bool
 
 
-def engine_of(recipe: Recipe) -> Engine:
-    """Who owns weights and optimizer: plain PyTorch (with or without autocast), DeepSpeed or FSDP."""
-    return recipe.sharding.engine
-
-
 def _first_norm_kind(model: ModelSpec) -> str:
     hidden = [norm.kind for norm in model.groups[0].block.norms if norm.on == "hidden"]
     return hidden[0] if hidden else "rms"
@@ -109,7 +102,6 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     return Regime(
         engine=engine,
         autocast=autocast,
-        recasts=base != compute or (base == 2 and numerics.load_dtype != numerics.compute_dtype),
         quantized=quantized,
         base=base,
         outside=outside,

@@ -9,7 +9,6 @@ from planner.api.calibration_choice import calibration_for
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.scenario import Scenario
 from planner.intake.fields import PARTS
 from planner.intake.request import ScenarioRequest, from_flags, require
 from planner.intake.resolve import resolve
@@ -62,21 +61,10 @@ def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
     if how.timeline and scenario.hardware.gpu.is_cuda:
-        subject = _replayed(subject, scenario, coefficients)
+        from planner.memory.over_time import timeline_of
+
+        subject = replace(subject, timeline=timeline_of(scenario, coefficients, prediction.memory))
     return _advised(subject, model) if how.advise else subject
-
-
-def _replayed(subject: Subject, scenario: Scenario, coefficients: Coefficients) -> Subject:
-    """``subject`` with its step replayed request by request."""
-    from planner.memory.over_time import timeline_of
-    from planner.memory.replayed_peak import predict_replayed
-    from planner.memory.shares import with_shares
-    from planner.program.job import job_of
-
-    job = job_of(scenario, coefficients)
-    memory = predict_replayed(job)
-    timeline = timeline_of(scenario, coefficients, memory)
-    return replace(subject, timeline=timeline, replayed=with_shares(job, memory) if subject.explain else memory)
 
 
 def read_request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:

@@ -45,52 +45,12 @@ class Coefficients:
         "bytes",
         by("assumed", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"),
     )
-    slack_fraction: float = prior(
-        0.02,
-        0.0,
-        0.2,
-        "of transient bytes",
-        by(
-            "measured",
-            "what is left of reserved less allocated in the 696 traces of real widths in data/differential once idle blocks are "
-            "named: 0.01-0.03 has the least error; replayed through the model of torch's allocator",
-        ),
-    )
-    activation_share: float = prior(
+    uncounted_fraction: float = prior(
         0.0,
         0.0,
         0.4,
-        "of counted activations",
-        by("source_code", "saved tensors that a layer's formulas do not list: none on modules traced with Transformers 5.23"),
-    )
-    logits_extra_copies: float = prior(
-        0.0,
-        0.0,
-        3.0,
-        "copies in the compute dtype",
-        by("source_code", "full-size copies of the logits that the stack's switches do not name: none where its code was read"),
-    )
-    orphan_fraction: float = prior(
-        0.5,
-        0.0,
-        1.0,
-        "of converted bytes",
-        by(
-            "measured",
-            "least reserved after a conversion in traces of k-bit bases: a half of the old copies where much is converted "
-            "(0.52 in falcon-40b, 0.3 to 0.55 in mixtures of experts); half of the blocks serve smaller fp32 copies",
-        ),
-    )
-    length_cache_share: float = prior(
-        0.93,
-        0.0,
-        1.0,
-        "of the widest copies of the logits",
-        by(
-            "measured",
-            "part of the logits' fp32 blocks that a longer batch reserves anew: 11.2 of 12 bytes per logit, the least error in "
-            "99 replays of eleven traced jobs at drawn lengths through the model of torch's allocator; 0.87 to 1 in single jobs",
-        ),
+        "of transient bytes",
+        by("source_code", "tensors that the step program does not list: none on modules traced with Transformers 5.23"),
     )
     int8_outlier_fraction: float = prior(
         0.01,

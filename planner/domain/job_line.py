@@ -69,10 +69,6 @@ def job_cell(scenario: Scenario) -> str:
     return " ".join(parts)
 
 
-def _shortened(words: str) -> str:
-    return words.replace("offload ", "offload:").replace("optimizer", "opt").replace("params", "par")
-
-
 def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     """What people call the method: ``full``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
 

@@ -111,8 +111,6 @@ class AttentionSpec:
     ``dropout``: whether probabilities are dropped in training, which eager attention keeps a mask of.
     ``returned_scores``: a layer that always returns its
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
-    ``value_product_width``: features of the product that values are a slice of, where that is wider than they are (latents).
-    ``copies_heads``: query, key and value are copied out of the fused product, which stays beside them.
     ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
     ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
     head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
@@ -141,9 +139,7 @@ class AttentionSpec:
     eager_scores: EagerScores = "fp32_softmax"
     dropout: bool = False
     returned_scores: Literal["none", "softmax", "cast"] = "none"
-    value_product_width: int = 0
     makes_mask: bool = False
-    copies_heads: bool = False
     fused_parts: FusedParts = "split"
     rotary_width: int = 0
     rotary_join: RotaryJoin = "function"
@@ -193,7 +189,6 @@ class MlpSpec:
     width: int
     gated: bool
     activation: str
-    fused_gate_up: bool = False
     n_experts: int = 0
     top_k: int = 0
     shared_width: int = 0

@@ -7,7 +7,7 @@ from typing import Literal
 
 from planner.domain.interval import Interval, SpreadOf
 from planner.domain.recipe import Number
-from planner.domain.term import STATE_TERMS, HostTerm, Phase, Term, TimeTerm
+from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 
 MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
@@ -59,6 +59,7 @@ class MemoryPrediction:
     Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator
     would have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
     ``order_spread_bytes``: one standard deviation of the cache that natural lengths pile up, over orders of the samples.
+    ``state_bytes``: weights, adapters and optimizer states that stay on one GPU: less than that no device needs.
     ``failed``: what the card cannot serve, of a job that was replayed and does not fit.
     """
 
@@ -70,18 +71,10 @@ class MemoryPrediction:
     driver_peak_bytes: Number
     uncapped_driver_bytes: Number
     must_have_bytes: Number
+    state_bytes: Number
     limit_bytes: int | None
     order_spread_bytes: Number = 0
     failed: FailedRequest | None = None
-
-    @property
-    def state_bytes(self) -> Number:
-        """Weights, adapters and optimizer states of one GPU: a lower bound of what the job needs on any device."""
-        total: Number = 0
-        for term in self.terms:
-            if term.name in STATE_TERMS and term.kind != "transient":
-                total = total + term.n_bytes
-        return total
 
 
 @dataclass(frozen=True, slots=True)

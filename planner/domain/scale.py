@@ -125,7 +125,8 @@ def _positive(value: Number) -> Number:
 
 def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str]) -> Number:
     """The share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
-    counted: Number = sum(term.n_bytes for term in memory.terms if term.kind != "transient" and term.name not in outside)
+    beside = (term.n_bytes for term in memory.terms if term.name in DRIVER_TERMS - outside)
+    counted: Number = sum(beside, memory.state_bytes)
     return _positive((value - counted) / value)
 
 

@@ -59,14 +59,13 @@ TermName = Literal[
     "allocator_slack",
     "paged_optimizer_states",
     "context",
-    "libraries",
     "nccl",
 ]
 TermKind = Literal["replicated", "sharded", "transient"]
 
 # Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
-DRIVER_TERMS: frozenset[str] = frozenset({"context", "libraries", "nccl", "paged_optimizer_states"})
+DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
 # What stands on the device from setting up to saving, whatever the kernels and the allocator.
 STATE_TERMS: frozenset[TermName] = frozenset(
@@ -84,8 +83,8 @@ ALLOCATED_TERM_ORDER: dict[str, int] = {
 class Term:
     """``n_bytes`` of one kind of thing alive on one GPU during ``phases``.
 
-    ``formula`` names the function that computed it (``planner.memory.weights:weight_bytes``), ``detail`` gives its numbers,
-    ``source`` where the formula comes from.
+    ``formula`` names the function that computes it (``planner.memory.outside:context_bytes``) or writes its operators down
+    (``planner.program.load:load``); ``detail`` gives its numbers, or its operators with their sizes.
     """
 
     name: TermName
@@ -101,7 +100,7 @@ class Term:
 class HostTerm:
     """Host RAM of one kind; ``n_bytes`` is per process.
 
-    ``pinned`` memory cannot be swapped; ``reclaimable`` memory (mapped files) is given back under pressure.
+    ``pinned`` memory cannot be swapped.
     """
 
     name: str
@@ -109,7 +108,6 @@ class HostTerm:
     formula: str
     pinned: bool = False
     detail: str = ""
-    reclaimable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

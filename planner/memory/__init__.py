@@ -1,1 +1,1 @@
-"""Bytes: one file per kind of term; ``peak`` says which of them live at the same time."""
+"""Bytes: the step program replayed (``replayed_peak``) or read quickly (``quick``), what lies outside of it, and host RAM."""

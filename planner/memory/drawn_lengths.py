@@ -9,6 +9,9 @@ import math
 from random import Random
 
 from planner.anatomy.natural_lengths import CutLaw, cut_law, lengths_vary
+from planner.arrays import ceil_div
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Number
 from planner.program.job import Job
 
 _SEED = 2026
@@ -21,19 +24,30 @@ _LEAST_GROWTH = 1.01
 def drawn_longest(job: Job) -> list[int]:
     """Padded tokens per sample of each new longest batch, in the order of a drawn run; empty where lengths do not vary.
 
+    Formula: what is reserved after these batches, one after the other, less what batches as long as the cap reserve.
     Lengths follow :class:`planner.anatomy.natural_lengths.CutLaw`.  The run has as many micro-steps as its samples give, or
     1,000.  Nothing is drawn where segments grow or caches are emptied (stack switch ``keeps_outgrown_blocks``).
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
     """
-    batch, stack = job.recipe.batch, job.stack
-    if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
+    batch = job.recipe.batch
+    if not lengths_vary(batch) or not job.stack.keeps_outgrown_blocks:
         return []
-    law = cut_law(
-        batch,
-        job.coefficients.length_variation,
-        drops_long=stack.drops_long_samples,
-        sorts_lengths=stack.sorts_lengths,
-    )
-    return _records(law, int(batch.seq_len), micro_steps(job))
+    return _records(_law(job), int(batch.seq_len), micro_steps(job))
+
+
+def longest_of_batch_tokens(job: Job, share: float) -> Number:
+    """Padded tokens per sample that the ``share`` of the batches do not exceed; the cap where batches have one length."""
+    batch = job.recipe.batch
+    if not lengths_vary(batch) or share >= 1:
+        return batch.seq_len
+    return ceil_div(_law(job).length(share) * batch.seq_len, 1)
+
+
+def _law(job: Job) -> CutLaw:
+    """How long the samples of the job are."""
+    # Not the calibrated one: it is fitted to times, and a replay would have to be made anew for each of its values.
+    stack, variation = job.stack, Coefficients().length_variation
+    return cut_law(job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths)
 
 
 def _records(law: CutLaw, cap: int, n_steps: int) -> list[int]:

@@ -10,8 +10,6 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.host_tensors import frozen_tensors, parts_bytes, parts_pinned_alone_bytes, pinned_bytes, trained_tensors
-from planner.memory.optimizer import SUB_GROUP_PARAMS
-from planner.memory.sharding import offload_staging_bytes
 from planner.memory.weights import (
     adapter_bytes,
     quantization_constant_bytes,
@@ -19,6 +17,7 @@ from planner.memory.weights import (
     saved_module_bytes,
     unquantized_weight_bytes,
 )
+from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 
 _HERE = "planner.memory.host"
@@ -72,7 +71,7 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
         return parts_pinned_alone_bytes(job, trained) + 2 * parts_bytes(job, trained)
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
-        return 12 * minimum(partition, 2 * SUB_GROUP_PARAMS)
+        return 12 * minimum(partition, 2 * settings_of(job).sub_group)
     masters = pinned_bytes(4 * partition) if _pins_masters(job) else 4 * partition
     return masters + 8 * partition
 
@@ -93,7 +92,7 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     partition = job.trained / job.optimizer_shards
     if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
-    groups = maximum(1, ceil_div(partition, SUB_GROUP_PARAMS))
+    groups = maximum(1, ceil_div(partition, settings_of(job).sub_group))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
     return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(job, job.regime.gradient * partition)
 
@@ -112,11 +111,25 @@ def _gradients_of_stages_1_and_2(job: Job) -> Number:
     return flat + _offload_bytes(job, offload_staging_bytes(job)) + where(job.recipe.batch.grad_accum > 1, own, 0)
 
 
+def offload_staging_bytes(job: Job) -> Number:
+    """Bytes of the buffer through which stages 1 and 2 send gradients to an offloaded optimizer: one on the GPU, one in host RAM.
+
+    Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py
+    (temp_grad_buffer_for_gpu_offload, temp_grad_buffer_for_cpu_offload).
+    """
+    adapter = job.recipe.adapter
+    largest: Number = job.counts.largest
+    if adapter is not None:
+        sides = (max(linear.in_features, linear.out_features) for group in job.model.groups for linear in group.block.linears)
+        largest = minimum(job.trained, maximum(adapter.rank * max(sides), job.saved_params))
+    return largest * job.regime.gradient
+
+
 def upload_buffer_bytes(job: Job) -> Number:
     """16-bit copy of updated weights on their way back to the GPU, stages 1 and 2 with an offloaded optimizer.
 
     Formula: 2 bytes per parameter of the partition: a buffer that stays, or a temporary of the cast on the host.  None where the
-    cast is done on the GPU (switch ``zero12_upload``, and :func:`planner.memory.optimizer.optimizer_temporary_bytes`).
+    cast is done on the GPU (switch ``zero12_upload``).
     Source: DeepSpeed zero/stage_1_and_2.py step: 0.12.6, 0.14.1, 0.17.0 (#7307) and 0.19.8 differ.
     """
     recipe, way = job.recipe, job.stack.zero12_upload
@@ -219,7 +232,7 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     )
     copied = tuple(replace(term, detail="while a checkpoint is saved") for term in _term("saved_copy", saved, saved_copy_bytes))
     shared = "shared on a node, reclaimable"
-    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared, reclaimable=True)
+    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared)
     own: Number = sum(term.n_bytes for term in private)
     # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
     early = process_baseline_bytes(job) + parameters + pinned_cache

@@ -12,7 +12,7 @@ from planner.anatomy.regime import Regime
 from planner.arrays import ceil_div, ceil_pow2, where
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.domain.recipe import Number
-from planner.memory.sharding import persistence_elements
+from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 
 
@@ -50,7 +50,7 @@ def trained_tensors(job: Job) -> tuple[Tensors, ...]:
 def frozen_tensors(job: Job) -> tuple[Tensors, ...]:
     """Parameters that no optimizer has and that the engine divides: none of a full fine-tune, and no k-bit ones of bytes.
 
-    Source: the shapes of the model; :func:`planner.memory.sharding.divided_float_params`.
+    Source: the shapes of the model.
     """
     return () if job.recipe.adapter is None else _base_tensors(job)
 
@@ -117,7 +117,7 @@ def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
     distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
     """
     shards = job.recipe.sharding.shards(job.hardware)
-    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
+    persists = settings_of(job).persistence if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
         one = pinned_bytes(ceil_div(each.elements, shards) * each.element_bytes)
@@ -130,7 +130,7 @@ def parts_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
 
     Source: as of :func:`parts_pinned_alone_bytes`.
     """
-    persists = persistence_elements(job) if job.recipe.sharding.is_zero3 else 0
+    persists = settings_of(job).persistence if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:
         part = each.count * each.elements * each.element_bytes / job.hardware.world_size

@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from planner.arrays import is_zero
+from planner.anatomy.parameters import is_quantizable
+from planner.arrays import where
 from planner.domain.recipe import Number
-from planner.domain.term import Phase, Term, TermName
-from planner.memory import runtime, weights
-from planner.memory.phases import AFTER_STEP, ALL_PHASES, LOSS, PASSES, STEPS, kind_of, make_term
+from planner.domain.term import Term
+from planner.memory.phases import AFTER_STEP, ALL_PHASES, PASSES, STEPS, kind_of, make_term
 from planner.program.driver import paged_state_bytes
 from planner.program.job import Job
 from planner.program.parameters import adapter_weights, model_weights
 
+# Threads that one multiprocessor can hold, by compute capability; torch prints the same as max_threads_per_multi_processor.
+_THREADS_BY_CAPABILITY = {"7.0": 2048, "7.5": 1024, "8.0": 2048, "8.6": 1536, "8.9": 1536, "9.0": 2048, "10.0": 2048}
+_THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
+# Where a card's multiprocessors are not known: as on an A100, 108 x 2,048.
+_USUAL_THREADS = 108 * 2048
+
+
+def resident_threads(job: Job) -> int | None:
+    """Threads that the whole GPU can hold at once; ``None`` where its multiprocessors or what each can hold are not known.
+
+    Source: ``multiprocessors`` of data/gpus x threads each can hold, CUDA C++ Programming Guide, technical specifications.
+    """
+    gpu = job.hardware.gpu
+    each = _THREADS_BY_CAPABILITY.get(gpu.compute_capability)
+    return None if each is None or gpu.multiprocessors is None else each * gpu.multiprocessors
+
+
+def counted_threads(job: Job) -> int:
+    """Threads that the context is counted for: those of the card, or of an A100 where they are not known.
+
+    Source: :func:`resident_threads`; assumed where that is unknown.
+    """
+    return resident_threads(job) or _USUAL_THREADS
+
+
+def context_bytes(job: Job) -> Number:
+    """CUDA context on top of what the allocator reserves: local memory of every thread that the GPU can hold, and loaded kernels.
+
+    Formula: multiprocessors x threads each can hold x coefficient ``thread_memory_bytes`` + coefficient ``context_bytes``.
+    The driver keeps local memory for all of them at once, as much for each as the largest kernel so far asked for, and never less
+    than the default stack.
+    Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the stack grows with the
+    kernels and is not reset).  Bare contexts of torch 2.7.1+cu128 are 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on
+    an H200 (slide2vec#326): 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
+    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509).  That a MIG
+    slice holds fewer threads than the card it is of; what ROCm and other runtimes keep.
+    """
+    return job.coefficients.thread_memory_bytes * counted_threads(job) + job.coefficients.context_bytes
+
+
+def nccl_bytes(job: Job) -> Number:
+    """Channel buffers of NCCL communicators; none with one process.
+
+    Coefficient ``nccl_bytes``.  Source: NCCL src/init.cc: about 9.2 MiB per channel and peer.
+    """
+    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
+
 
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """CUDA context, NCCL's buffers and paged optimizer states."""
-    context, nccl, paged = runtime.context_bytes(job), runtime.nccl_bytes(job), _paged_bytes(job)
+    context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
     shards = kind_of(job.optimizer_shards)
     return (
-        *make_term("context", "CUDA context and kernels", context, ALL_PHASES, "runtime:context_bytes", "replicated"),
-        *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "runtime:nccl_bytes", "replicated"),
-        *make_term("paged_optimizer_states", "paged optimizer states", paged, AFTER_STEP, "optimizer:paged_state_bytes", shards),
+        *make_term("context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"),
+        *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
+        *make_term("paged_optimizer_states", "paged optimizer states", paged, AFTER_STEP, "outside:paged_bytes", shards),
     )
 
 
-def _paged_bytes(job: Job) -> Number:
+def paged_bytes(job: Job) -> Number:
     """Paged states of the tensors that bitsandbytes pages; small ones have theirs in the program.
 
     Source: as of :func:`planner.program.driver.paged_state_bytes`.
@@ -47,23 +92,34 @@ def limit_bytes(job: Job) -> int | None:
     return max(visible - hardware.gpu_reserved_bytes, 0)
 
 
-_ACTIVATIONS: tuple[TermName, ...] = ("saved_activations", "block_recompute")
-
-
-def uncounted_terms(job: Job, phases: Mapping[Phase, Mapping[TermName, Number]]) -> tuple[Term, ...]:
+def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
     """What a calibration found beside the program's tensors; nothing without one, so that the physics stays as it is.
 
-    Coefficient ``activation_share`` of the activations at their fullest, ``logits_extra_copies`` of the logits, and the
-    columns of older int8 layers that met outliers.
+    Coefficient ``uncounted_fraction`` of what comes and goes at the peak, and the columns of older int8 layers that met outliers.
+    Source: the records of a calibration; 0 without one, as on traced modules.
     """
-    share, copies = job.coefficients.activation_share, job.coefficients.logits_extra_copies
-    terms: tuple[Term, ...] = ()
-    if not is_zero(share):
-        most = max((sum(each.get(name, 0) for name in _ACTIVATIONS) for each in phases.values()), default=0)
-        terms = make_term("other_temporaries", "other activations", share * most, PASSES, "outside:uncounted_terms", "transient")
-    if not is_zero(copies) and job.recipe.loss == "hf":
-        n_bytes = copies * job.tokens * job.model.vocab_size * job.regime.compute
-        here = "outside:uncounted_terms"
-        terms = (*terms, *make_term("logits_and_loss", "other logits copies", n_bytes, LOSS, here, "transient"))
-    outliers, formula = weights.outlier_weight_bytes(job), "weights:outlier_weight_bytes"
-    return (*terms, *make_term("dequantization", "outlier columns", outliers, STEPS, formula, "replicated"))
+    uncounted, outliers = job.coefficients.uncounted_fraction * transient_bytes, outlier_weight_bytes(job)
+    return (
+        *make_term("other_temporaries", "not counted", uncounted, PASSES, "outside:uncounted_terms", "transient"),
+        *make_term("dequantization", "outlier columns", outliers, STEPS, "outside:outlier_weight_bytes", "replicated"),
+    )
+
+
+def outlier_weight_bytes(job: Job) -> Number:
+    """16/32-bit copies of the weight columns that met outliers, which older int8 layers keep from one step to the next.
+
+    Formula: the share of input columns with a value above the threshold of 6, times elements of int8 matrices, times the bytes of
+    their input's dtype.  Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``state.subB``), until 0.45.5.
+    Ignored: the share differs from matrix to matrix and grows slowly with the tokens of a micro-batch.
+    """
+    stack, regime = job.stack, job.regime
+    if job.recipe.numerics.quantization != "int8" or not stack.int8_keeps_outlier_weights:
+        return 0
+    read = {"attn_in": regime.norm_out, "mlp_in": regime.norm_out, "attn_out": regime.compute}
+    whole = sum(
+        group.count * linear.weight_count * read.get(linear.reads, regime.linear_out)
+        for group in job.model.groups
+        for linear in group.block.linears
+        if is_quantizable(linear, stack.skips_experts)
+    )
+    return job.coefficients.int8_outlier_fraction * whole

@@ -7,15 +7,9 @@ from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 
 ALL_PHASES: frozenset[Phase] = frozenset(PHASES)
-TRAINING: frozenset[Phase] = ALL_PHASES - {"load"}
-STEPS: frozenset[Phase] = frozenset({"forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"})
-AFTER_BACKWARD: frozenset[Phase] = frozenset({"optimizer_step"})
 AFTER_STEP: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "optimizer_step", "eval", "save"})
-LATER: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "eval", "save"})
-FORWARD: frozenset[Phase] = frozenset({"forward", "forward_2"})
-LOSS: frozenset[Phase] = frozenset({"loss", "loss_2"})
-BACKWARD: frozenset[Phase] = frozenset({"backward", "backward_2"})
-PASSES: frozenset[Phase] = FORWARD | LOSS | BACKWARD
+PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
+STEPS: frozenset[Phase] = PASSES | {"optimizer_step"}
 
 
 def make_term(

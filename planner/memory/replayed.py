@@ -5,12 +5,13 @@ Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from planner.allocator.slots import SlotEvents, SlotReplay, least_limit, replay_again, replay_slots
+from planner.arrays import maximum
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
@@ -33,40 +34,44 @@ class PhaseBytes:
     """Most bytes allocated and reserved in one phase; ``terms``: what they are at that moment, in blocks of the allocator."""
 
     phase: Phase
-    allocated_bytes: int
-    reserved_bytes: int
-    terms: dict[TermName, int]
+    allocated_bytes: Number
+    reserved_bytes: Number
+    terms: Mapping[TermName, Number]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """``phases``: on a card without a limit, every batch as long as the cap.
 
+    ``state_bytes``: weights, adapters and optimizer states that are there when the step ends.
     ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and ``order_spread_bytes`` its
     standard deviation over orders of the samples.
     """
 
     phases: tuple[PhaseBytes, ...]
-    length_cache_bytes: int
-    order_spread_bytes: float
+    state_bytes: Number
+    length_cache_bytes: Number
+    order_spread_bytes: Number
 
     @property
-    def allocated_bytes(self) -> int:
+    def allocated_bytes(self) -> Number:
         """Most bytes allocated."""
-        return max(each.allocated_bytes for each in self.phases)
+        return maximum(*(each.allocated_bytes for each in self.phases))
 
     @property
-    def reserved_bytes(self) -> int:
+    def transient_bytes(self) -> Number:
+        """Most that comes and goes: what is allocated beside the states."""
+        return maximum(self.allocated_bytes - self.state_bytes, 0)
+
+    @property
+    def reserved_bytes(self) -> Number:
         """Most bytes reserved."""
-        return max(each.reserved_bytes for each in self.phases)
+        return maximum(*(each.reserved_bytes for each in self.phases))
 
 
 def replayed(job: Job) -> Replayed:
     """Replay the program of ``job`` on a card without a limit."""
-    variation: Number = job.coefficients.length_variation
-    # A fit asks with many values at once, none of which it learns from memory.
-    known = variation if isinstance(variation, int | float) else Coefficients().length_variation
-    return _replayed(_without_card(job.scenario), known)
+    return _replayed(_without_card(job.scenario))
 
 
 def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
@@ -94,8 +99,9 @@ def _without_card(scenario: Scenario) -> Scenario:
 
 
 @lru_cache(maxsize=4096)
-def _replayed(scenario: Scenario, length_variation: float) -> Replayed:
-    job = job_of(scenario, Coefficients(length_variation=length_variation))
+def _replayed(scenario: Scenario) -> Replayed:
+    # No coefficient moves a request.
+    job = job_of(scenario, Coefficients())
     stream = step_of(job)
     events = slot_events(stream, job)
     done = replay_slots(events)
@@ -103,7 +109,8 @@ def _replayed(scenario: Scenario, length_variation: float) -> Replayed:
     piled = max(max(growth, default=0) - done.reserved_bytes, 0)
     steps = [after - before for before, after in pairwise(growth)]
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
-    return Replayed(tuple(_by_phase(stream, events, done)), piled, spread)
+    states = sum(events.sizes[slot] for slot in stream.state_slots())
+    return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread)
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +156,7 @@ def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[
         # Blocks are larger than what was asked for: rounding, and remainders that are not cut off.
         held["other_temporaries"] = held.get("other_temporaries", 0) + replay.allocated_bytes - sum(held.values())
         before = found.get(name)
-        reserved = max(replay.reserved_bytes, before.reserved_bytes if before else 0)
+        reserved = maximum(replay.reserved_bytes, before.reserved_bytes if before else 0)
         if before and name == "optimizer_step":
             # The second one comes after passes whose blocks stay reserved.
             reserved = before.reserved_bytes

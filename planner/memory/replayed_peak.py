@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from planner.arrays import is_zero, maximum, mean, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
-from planner.domain.recipe import Number
+from planner.domain.recipe import Number, Quantization
 from planner.domain.term import DRIVER_TERMS, LENGTH_CACHE, PHASES, STATE_TERMS, Phase, Term, TermKind, TermName
 from planner.memory import outside
 from planner.memory.failing import failed_request
@@ -16,7 +17,9 @@ from planner.program.job import Job
 
 _ALL = frozenset(PHASES)
 _LATER: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "eval", "save"})
-_SLACK = "planner.allocator.slots:replay_slots"
+REPLAY = "planner.allocator.slots:replay_slots"
+"""Formula of the allocator's cache."""
+_LENGTHS = "planner.memory.drawn_lengths:drawn_longest"
 _LABELS: dict[TermName, str] = {
     "weights": "weights",
     "quantization_constants": "quantization constants",
@@ -36,44 +39,59 @@ _LABELS: dict[TermName, str] = {
 }
 
 
-def predict_replayed(job: Job) -> MemoryPrediction:
-    """Terms, phase peaks and the three levels for one GPU, of one job."""
+def predict_replayed(job: Job, *, minimum_too: bool = True) -> MemoryPrediction:
+    """Terms, phase peaks and the three levels for one GPU, of one job that is replayed.
+
+    The minimum takes several replays: without ``minimum_too`` it is what is allocated, for readings of peaks.
+    """
+    done, limit = replayed(job), outside.limit_bytes(job)
+    if not minimum_too:
+        return prediction_of(job, done, done.allocated_bytes)
+    beside = _beside(job, done)
+    # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
+    room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
+    made = prediction_of(job, done, least_bytes(job, room))
+    need = made.must_have_bytes
+    if limit is None or room is None or not isinstance(need, int | float) or need <= limit:
+        return made
+    return replace(made, failed=failed_request(job, room))
+
+
+def _beside(job: Job, done: Replayed) -> Number:
+    """What a job must have beside what the program allocates."""
+    outer = outside.driver_terms(job)
+    more = outside.uncounted_terms(job, done.transient_bytes)
+    return _sum(outer, DRIVER_TERMS) - _sum(outer, _PAGED) + maximum(0, *(_in_phase(more, each.phase) for each in done.phases))
+
+
+def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
+    """Terms, phase peaks and the three levels for one GPU, of what its allocator did and the ``least`` that it needs."""
     outer = outside.driver_terms(job)
     around = _sum(outer, DRIVER_TERMS)
     limit = outside.limit_bytes(job)
-    done = replayed(job)
     allocated = {each.phase: each.allocated_bytes for each in done.phases}
-    more = outside.uncounted_terms(job, {each.phase: each.terms for each in done.phases})
+    more = outside.uncounted_terms(job, done.transient_bytes)
     extra = maximum(0, *(_in_phase(more, phase) for phase in allocated))
-    allocated_peak = max(allocated.values()) + extra
+    allocated_peak = maximum(*allocated.values()) + extra
     slack = done.reserved_bytes + extra - allocated_peak
     piled = done.length_cache_bytes
     uncapped = allocated_peak + slack + piled + around
-    beside = extra + around - _sum(outer, _PAGED)
-    must_have = _least(job, limit, beside) + beside
+    must_have = least + _beside(job, done)
     # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not is shown whole.
     driver = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
-    too_large = limit is not None and isinstance(must_have, int | float) and must_have > limit
     return MemoryPrediction(
         terms=(*_terms(job, done), *more, *_slack_terms(slack, piled), *outer),
-        phases=tuple(_phase_peaks(done, outer)),
-        limiting_phase=max(allocated, key=lambda phase: allocated[phase] + mean(_in_phase(outer, phase))),
+        phases=tuple(_phase_peaks(done, outer, more)),
+        limiting_phase=max(allocated, key=lambda phase: mean(allocated[phase] + _in_phase(outer, phase))),
         allocated_peak_bytes=allocated_peak,
         reserved_peak_bytes=minimum(allocated_peak + slack + piled, maximum(allocated_peak, driver - around)),
         driver_peak_bytes=driver,
         uncapped_driver_bytes=uncapped,
         must_have_bytes=must_have,
+        state_bytes=done.state_bytes,
         limit_bytes=limit,
         order_spread_bytes=done.order_spread_bytes,
-        failed=failed_request(job, max(int(limit - beside), 0)) if too_large and limit is not None else None,
     )
-
-
-def _least(job: Job, limit: int | None, beside: Number) -> int:
-    """The minimum of what the allocator reserves, on the right side of what the card leaves it."""
-    # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
-    room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
-    return least_bytes(job, room)
 
 
 _PAGED: frozenset[str] = frozenset({"paged_optimizer_states"})
@@ -92,29 +110,34 @@ _WRITTEN: dict[TermName, str] = {
     "saved_activations": "planner.program.layer:layer",
     "block_recompute": "planner.program.layer:layer",
     "logits_and_loss": "planner.program.ends:head",
-    "dequantization": "planner.program.matrices:linear",
     "other_temporaries": "planner.program.step:step_of",
+}
+_EXPANDED: dict[Quantization, str] = {
+    "nf4": "planner.program.four_bit:expanded",
+    "int8": "planner.program.int8:linear_int8",
+    "gptq-int4": "planner.program.gptq:linear_gptq",
 }
 
 
 def _slack_terms(slack: Number, piled: Number) -> tuple[Term, ...]:
-    named = (("caching allocator", slack, _ALL), (LENGTH_CACHE, piled, _LATER))
+    named = (("caching allocator", slack, _ALL, REPLAY), (LENGTH_CACHE, piled, _LATER, _LENGTHS))
     return tuple(
-        Term("allocator_slack", label, n_bytes, "transient", phases, _SLACK)
-        for label, n_bytes, phases in named
+        Term("allocator_slack", label, n_bytes, "transient", phases, written)
+        for label, n_bytes, phases, written in named
         if not is_zero(n_bytes)
     )
 
 
 def _terms(job: Job, done: Replayed) -> tuple[Term, ...]:
-    """What is allocated at the fullest moment of each phase; amounts that several phases share are one term."""
-    found: dict[tuple[TermName, int], set[Phase]] = {}
+    """What is allocated at the fullest moment of each phase; amounts that several phases share are one term.
+
+    A state stands as the last phase has it.
+    """
+    found: dict[tuple[TermName, Number], set[Phase]] = {}
     for each in done.phases:
-        for name, n_bytes in each.terms.items():
-            found.setdefault((name, n_bytes), set()).add(each.phase)
-    standing: dict[TermName, int] = {}
-    for name, n_bytes in found:
-        standing[name] = max(standing.get(name, 0), n_bytes)
+        for known in each.terms.items():
+            found.setdefault(known, set()).add(each.phase)
+    standing = {name: n_bytes for each in done.phases for name, n_bytes in each.terms.items()}
     return tuple(
         Term(name, _LABELS[name], n_bytes, _kind(job, name, n_bytes == standing[name]), frozenset(phases), _written(job, name))
         for (name, n_bytes), phases in found.items()
@@ -123,6 +146,8 @@ def _terms(job: Job, done: Replayed) -> tuple[Term, ...]:
 
 def _written(job: Job, name: TermName) -> str:
     """The function, or the class of an engine, that writes the operators of a term down."""
+    if name == "dequantization":
+        return _EXPANDED.get(job.recipe.numerics.quantization, _EXPANDED["nf4"])
     engine = runtime_of(job)
     return f"{engine.__module__}:{engine.__qualname__}" if name in _OF_ENGINES else _WRITTEN[name]
 
@@ -135,12 +160,13 @@ def _kind(job: Job, name: TermName, is_whole: bool) -> TermKind:
     return "replicated" if isinstance(shards, int) and shards == 1 else "sharded"
 
 
-def _phase_peaks(done: Replayed, outer: Iterable[Term]) -> Iterable[PhasePeak]:
+def _phase_peaks(done: Replayed, outer: tuple[Term, ...], more: tuple[Term, ...]) -> Iterable[PhasePeak]:
     """The three levels of each phase.  What one phase reserved stays reserved, so that level never falls."""
-    terms, so_far = tuple(outer), 0
+    so_far: Number = 0
     for each in done.phases:
-        so_far = max(so_far, each.reserved_bytes)
-        yield PhasePeak(each.phase, each.allocated_bytes, so_far, so_far + _in_phase(terms, each.phase))
+        uncounted = _in_phase(more, each.phase)
+        so_far = maximum(so_far, each.reserved_bytes + uncounted)
+        yield PhasePeak(each.phase, each.allocated_bytes + uncounted, so_far, so_far + _in_phase(outer, each.phase))
 
 
 def _sum(terms: Iterable[Term], names: frozenset[str]) -> Number:

@@ -40,23 +40,33 @@ class Share:
 
 
 def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
-    """``memory`` with the largest operators of each term in ``Term.detail``, at the fullest moment of a phase that has it."""
+    """``memory`` with the largest operators of each term of the program in ``Term.detail``.
+
+    They are those of the fullest moment of the limiting phase, or of the first phase that has the term.
+    """
     shares = shares_by_phase(job)
 
     def detail(term: Term) -> str:
+        if not term.formula.startswith("planner.program."):
+            return ""
         at_peak = memory.limiting_phase in term.phases
         phase = memory.limiting_phase if at_peak else min(term.phases, key=PHASES.index)
-        said = _detail(shares.get(phase, {}).get(term.name, ()))
+        said = _detail(term, shares.get(phase, {}).get(term.name, ()))
         return said if at_peak or not said else f"{said} ({PHASE_WORDS[phase]})"
 
     return replace(memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms))
 
 
-def _detail(shares: Iterable[Share]) -> str:
-    """``32 layers x q_proj mm 16.0 MiB; lm_head to 250.0 MiB``, the largest few."""
+def _detail(term: Term, shares: Iterable[Share]) -> str:
+    """``32 layers x q_proj mm 16.0 MiB; lm_head to 250.0 MiB``, the largest few, and what blocks have beyond requests."""
     ordered = sorted(shares, key=lambda share: (-share.total_bytes, share.where))
-    more = len(ordered) - _MOST_SHARES
-    return "; ".join([*map(str, ordered[:_MOST_SHARES]), *([f"and {more} smaller"] if more > 0 else [])])
+    said, more = [*map(str, ordered[:_MOST_SHARES])], len(ordered) - _MOST_SHARES
+    if more > 0:
+        said.append(f"and {more} smaller")
+    rounding = float(term.n_bytes) - sum(share.total_bytes for share in ordered)
+    if term.name == "other_temporaries" and rounding >= 1:
+        said.append(f"{format_bytes(rounding)} by which blocks are larger than requests")
+    return "; ".join(said)
 
 
 def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:

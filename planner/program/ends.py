@@ -6,7 +6,6 @@ Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +30,7 @@ class EndsView:
 
     model: ModelSpec
     layer: LayerView
-    kinds: Sequence[LayerView]
+    kinds: tuple[LayerView, ...]
 
     def trains(self, name: str) -> bool:
         """Whether the table or the head of this name is trained: with all else, or as a copy in ``modules_to_save``."""

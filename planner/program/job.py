@@ -1,4 +1,4 @@
-"""What every memory formula reads: the scenario with its dtype regime and its counts, worked out once."""
+"""What programs and formulas read: the scenario with its dtype regime and its counts, worked out once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
-from planner.anatomy.ledger import BlockView
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.domain.coefficients import Coefficients
@@ -22,8 +21,8 @@ class Job:
     """A scenario ready for the formulas.
 
     ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices, ``saved_params`` those in
-    ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards``,
-    ``gradient_shards`` and ``optimizer_shards`` are over how many processes each is divided (1: replicated).
+    ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards`` and
+    ``optimizer_shards`` are over how many processes each is divided (1: replicated).
     ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's.
     """
 
@@ -36,7 +35,6 @@ class Job:
     saved_params: int
     tokens: Number
     weight_shards: Number
-    gradient_shards: Number
     optimizer_shards: Number
     # Read hundreds of times for one estimate, so they are fields and no look-ups.
     model: ModelSpec = field(init=False)
@@ -69,35 +67,10 @@ class Job:
         return self.adapter_params * self.regime.adapter + self.saved_params * self.regime.outside
 
     @property
-    def master_params(self) -> Number:
-        """Trained parameters that have a separate fp32 master: 16-bit ones under DeepSpeed, all of them under ZeRO-3.
-
-        Source: DeepSpeed 0.19 zero/stage3.py _create_fp32_partitions clones every partition, fp32 ones too.
-        """
-        if self.regime.engine != "deepspeed":
-            return 0
-        if self.recipe.sharding.is_zero3:
-            return self.trained
-        if self.recipe.method == "full":
-            return self.counts.total if self.regime.trained < 4 else 0
-        adapters: Number = self.adapter_params if self.regime.adapter < 4 else 0
-        return adapters + (self.saved_params if self.regime.outside < 4 else 0)
-
-    @property
-    def input_needs_gradient(self) -> bool:
-        """Whether the first layer's input needs a gradient: the token table is trained, or checkpointing asks for one.
-
-        Source: peft 0.21 and transformers 5.23 trainer.py call ``enable_input_require_grads`` with gradient checkpointing only.
-        """
-        adapter = self.recipe.adapter
-        return adapter is None or bool(adapter.modules_to_save) or self.recipe.gradient_checkpointing
-
-    def view(self, block: BlockSpec, *, is_first: bool = False) -> BlockView:
-        """One of the model's blocks under this job."""
-        masked = self.recipe.batch.is_padded or self.needs_mask(block)
+    def single(self) -> bool:
+        """Whether a micro-batch is one sample; in a grid: whether it is in all of it."""
         one: Any = self.recipe.batch.micro_batch == 1
-        single = one if isinstance(one, bool) else bool(one.all())
-        return BlockView(block, self.model.hidden_size, self.regime, self.recipe, self.stack, masked, is_first, single)
+        return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
         """Whether SDPA gets a mask of an unpadded batch: the code always makes one, or the sequence reaches the block's window.
@@ -132,6 +105,5 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         saved_params=saved,
         tokens=recipe.batch.micro_batch * recipe.batch.seq_len,
         weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
-        gradient_shards=shards if sharding.divides_gradients else 1,
         optimizer_shards=shards if sharding.divides_optimizer else 1,
     )

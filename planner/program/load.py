@@ -75,11 +75,11 @@ def _pack(stream: Stream, job: Job, weight: Weight) -> None:
     weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
     for slot in arrived:
         stream.free(slot)
-    for n_bytes in _constants(job, weight):
+    for n_bytes in constants(job, weight):
         stream.allocate(Unit.ONE, n_bytes, "quantization_constants", ("load", weight.name, "scales"))
 
 
-def _constants(job: Job, weight: Weight) -> Iterator[float]:
+def constants(job: Job, weight: Weight) -> Iterator[float]:
     """Bytes of the scales of one packed matrix."""
     numerics, elements = job.recipe.numerics, weight.count
     *_, (_, rows), (_, columns) = weight.shape

@@ -198,13 +198,6 @@ class Operators(Tape):
         """The same memory in another shape, with a node of its own in which gradients of it are summed."""
         return record(self, x.alias(), [x], [], lambda _, gradient: [gradient])
 
-    def view(self, x: Tensor) -> Tensor:
-        """The same memory in another shape, so that sums into its gradient make a new tensor."""
-        out = x.alias()
-        out.is_view = True
-        out.node = x.node
-        return out
-
     def mm(
         self, x: Tensor, weight: Tensor, out_count: float, *, bias: Tensor | None = None, to_unit: Unit = Unit.TOKENS
     ) -> Tensor:

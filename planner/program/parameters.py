@@ -7,7 +7,7 @@ Ignored: norms stand behind the matrices of their layer here; buffers (rotary fr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
@@ -27,6 +27,7 @@ class Weight:
 
     ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a
     module.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
+    It has ``count`` elements for each ``unit``.
     """
 
     name: str
@@ -38,16 +39,12 @@ class Weight:
     packed: bool = False
     adapter: bool = False
     slot: int = -1
+    unit: Unit = field(init=False)
+    count: float = field(init=False)
 
-    @property
-    def unit(self) -> Unit:
-        """What its elements are counted in."""
-        return Unit.RANK if any(unit is Unit.RANK for unit, _ in self.shape) else Unit.ONE
-
-    @property
-    def count(self) -> float:
-        """Elements for each of its unit."""
-        return prod(count for _, count in self.shape)
+    def __post_init__(self) -> None:
+        self.unit = Unit.RANK if any(unit is Unit.RANK for unit, _ in self.shape) else Unit.ONE
+        self.count = prod(count for _, count in self.shape)
 
     @property
     def unit_bytes(self) -> float:

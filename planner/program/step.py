@@ -6,7 +6,7 @@ Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.ends import EndsView, embeddings, head
@@ -15,7 +15,7 @@ from planner.program.inputs import names_for
 from planner.program.job import Job
 from planner.program.layer import layer
 from planner.program.operators import Operators
-from planner.program.runtime import Part, Pass
+from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.tensors import Tensor
@@ -26,14 +26,14 @@ _LAYER = Terms("saved_activations", "block_recompute")
 _LOSS = Terms("logits_and_loss", "logits_and_loss")
 
 
-def step_of(job: Job) -> Stream:
+def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     """Loading, a first micro-step, the optimizer's step, a later micro-step, and an evaluation of as many samples.
 
     The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows, which
-    finds gradients.
+    finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
     """
     stream = Stream()
-    runtime = runtime_of(job)(stream, job)
+    runtime = (runtime_type or runtime_of(job))(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
     runtime.load()
@@ -55,36 +55,47 @@ def evaluation_of(job: Job) -> list[Part]:
 
 def parts_of(job: Job, gradients: Gradients = "first") -> list[Part]:
     """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
-    make = partial(run, gradients=gradients)
     views = [layer_view(job, group.block) for group in job.model.groups]
-    ends = EndsView(job.model, views[0], views)
-    first = make(lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, {} if gradients == "none" else ends.given)
+    ends = EndsView(job.model, views[0], tuple(views))
+    first = _first(ends, gradients)
     shares = {name: shape for name, (_, shape) in first.shares.items()}
     parts = [Part("embeddings", first, 1)]
     number, entry = 0, first.out
     for group, view in zip(job.model.groups, views, strict=True):
-        given = {name: shares[known] for name, known in names_for(job.model, view).items()}
-        made: list[tuple[tuple[Shape, bool], Template]] = []
+        given = tuple((name, shares[known]) for name, known in names_for(job.model, view).items())
         for _ in range(group.count):
             again = job.recipe.gradient_checkpointing and number % job.recipe.checkpoint_every == 0
-            template = next((known for key, known in made if key == (entry, again)), None)
-            if template is None:
-                template = make(partial(_layer, view, again), entry, _LAYER, given)
-                made.append(((entry, again), template))
+            template = _one_layer(view, again, entry, given, gradients)
             if parts[-1].template is template:
                 parts[-1] = Part("layer", template, parts[-1].count + 1)
             else:
                 parts.append(Part("layer", template, 1))
             number, entry = number + 1, template.out
+    return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), gradients), 1)]
 
+
+@lru_cache(maxsize=256)
+def _first(ends: EndsView, gradients: Gradients) -> Template:
+    given = {} if gradients == "none" else ends.given
+    return run(lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, given, gradients=gradients)
+
+
+@lru_cache(maxsize=1024)
+def _one_layer(
+    view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], gradients: Gradients
+) -> Template:
+    return run(partial(_layer, view, again), entry, _LAYER, dict(given), gradients=gradients)
+
+
+@lru_cache(maxsize=256)
+def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], gradients: Gradients) -> Template:
     def loss(torch: Operators, x: Tensor) -> Tensor:
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
         return head(torch, ends, passed)
 
-    last = make(loss, entry, _LOSS, shares)
-    return [*parts, Part("head", last, 1)]
+    return run(loss, entry, _LOSS, dict(shares), gradients=gradients)
 
 
 def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:

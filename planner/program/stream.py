@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planner.domain.term import Phase, TermName
+from planner.domain.term import STATE_TERMS, Phase, TermName
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -19,6 +19,7 @@ from planner.program.template import (
     INPUT_SLOT,
     SHARED_SLOTS,
     Template,
+    foreign_events,
 )
 from planner.program.tensors import MARK, Dtype, Unit
 
@@ -98,6 +99,11 @@ class Stream:
                 sizes.append(round(self.unit_bytes[slot] * values[self.units[slot]]))
         return sizes
 
+    def state_slots(self) -> tuple[int, ...]:
+        """Slots of weights, adapters and optimizer states that are there when the step ends."""
+        left = {event for event in self.events if event >= 0} - {~event for event in self.events if event < 0}
+        return tuple(slot for slot in sorted(left) if self.terms[slot] in STATE_TERMS)
+
     def place(self, slot: int) -> tuple[str, str, str]:
         """Part of the model, module and operator that made an allocation."""
         index = bisect_right(self._bases, slot) - 1
@@ -129,25 +135,29 @@ class Instance:
         """The slot of the stream; ``None`` for what has no memory."""
         return self.ports[slot] if slot in self.ports else slot + self.base
 
-    def events(self, stage: str) -> Iterable[int]:
+    def events(self, stage: str) -> list[int]:
         """The events of one stage, in slots of the stream."""
-        return self._moved(stage, self.template.stages[stage])
+        return self._moved(stage, self.template.stages[stage], self.template.foreign[stage])
 
-    def marked_events(self, stage: str) -> Iterable[int]:
+    def marked_events(self, stage: str) -> list[int]:
         """The same with the marks of the template among them."""
-        return self._moved(stage, self.template.marked[stage])
+        events = self.template.marked[stage]
+        return self._moved(stage, events, foreign_events(events))
 
-    def _moved(self, stage: str, events: Iterable[int]) -> Iterable[int]:
+    def _moved(self, stage: str, events: Sequence[int], foreign: Sequence[int]) -> list[int]:
         base = self.base
-        for event in events:
-            if event >= 0:
-                yield event + base if event < MARK else event
-            elif ~event in self.ports:
-                port = self.ports[~event]
-                if port is not None and (stage, ~event) not in self.early:
-                    yield ~port
-            elif not self.early or (stage, ~event) not in self.early:
-                yield event - base
+        moved = [event + base if event >= 0 else event - base for event in events]
+        for index in reversed(foreign):
+            event = events[index]
+            if event >= MARK:
+                moved[index] = event
+            else:
+                port = self.ports.get(~event)
+                moved[index : index + 1] = [] if port is None else [~port]
+        if self.early:
+            gone = {self.slot(slot) for where, slot in self.early if where == stage}
+            moved = [event for event in moved if ~event not in gone]
+        return moved
 
 
 def labelled(parts: Iterable[tuple[str, Template, int]]) -> Iterator[tuple[str, Template]]:
@@ -193,10 +203,10 @@ def _share(made: list[Instance]) -> None:
     )
     for stage, parts in stages:
         for each, known in parts:
-            for event in reversed(each.template.stages[stage]) if known else ():
-                slot = known.get(~event)
+            for own in reversed(each.template.freed_shares[stage]):
+                slot = known.get(own)
                 if slot is None:
                     continue
                 if slot in freed:
-                    each.early.add((stage, ~event))
+                    each.early.add((stage, own))
                 freed.add(slot)

@@ -8,7 +8,7 @@ the part behind it made.  Tensors that one part makes for several others (rotary
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -57,6 +57,8 @@ class Template:
     ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of those that others
     made, whose slots count from ``SHARED_SLOTS``.
 
+    ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that each stage frees.
+
     For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their events;
     ``modules``, paths of names; ``parameters``, by their numbers.
     """
@@ -76,6 +78,22 @@ class Template:
     parameters: tuple[Parameter, ...]
     shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     crossing: tuple[str, ...] = ()
+    foreign: dict[str, tuple[int, ...]] = field(init=False)
+    freed_shares: dict[str, tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = {slot for slot, _ in self.shares.values()}
+        freed = {stage: [~event for event in events if event < 0] for stage, events in self.stages.items()}
+        shared = {stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own) for stage, slots in freed.items()}
+        object.__setattr__(self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()})
+        object.__setattr__(self, "freed_shares", shared)
+
+
+def foreign_events(events: Sequence[int]) -> tuple[int, ...]:
+    """Where a stage frees what another part made, or has a mark."""
+    return tuple(
+        index for index, event in enumerate(events) if event >= MARK or (event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS)
+    )
 
 
 @dataclass(frozen=True, slots=True)

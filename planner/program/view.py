@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime
 from planner.domain.model import BlockSpec, LinearSpec
-from planner.domain.recipe import Recipe
+from planner.domain.recipe import Batch, Offload, Recipe
 from planner.domain.stack import Stack
 from planner.program.job import Job
 from planner.program.tensors import Dtype
@@ -49,16 +49,16 @@ def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
     return Dtypes(compute, named(regime.base), named(regime.outside), named(regime.norm_weight), adapter, regime.autocast)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class LayerView:
     """One kind of layer under one job.
 
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a micro-batch
-    is one sample, so that heads are batches of products without a copy.
+    is one sample, so that heads are batches of products without a copy.  ``recipe``: without sizes and whatever else no
+    operator of a layer asks for, so that layers that run alike are equal.
     """
 
     block: BlockSpec
-    hidden: int
     dtypes: Dtypes
     recipe: Recipe
     stack: Stack
@@ -92,11 +92,6 @@ class LayerView:
         """Whether checkpointing wraps the norms, the attention and the MLP one by one instead of the layer."""
         return self.recipe.gradient_checkpointing and self.stack.checkpoints_parts
 
-    @property
-    def shares_norm(self) -> bool:
-        """Whether one norm feeds both branches (Phi, Falcon-7B, GPT-J, Cohere)."""
-        return self.block.parallel and sum(norm.copies for norm in self.block.norms if norm.on == "hidden") == 1
-
     def linears(self, reads: str) -> list[LinearSpec]:
         """The matrices that read one tensor, in the order of the code; routers and bare parameters of them left out."""
         bare = ("router", "parameter")
@@ -105,14 +100,21 @@ class LayerView:
 
 def layer_view(job: Job, block: BlockSpec) -> LayerView:
     """One kind of layer of ``job``."""
-    view = job.view(block)
     return LayerView(
         block,
-        view.hidden,
         dtypes_of(job.regime, job.recipe),
-        job.recipe,
+        _of_layers(job.recipe),
         job.stack,
         job.regime.quantized,
-        view.padded,
-        view.single,
+        job.recipe.batch.is_padded or job.needs_mask(block),
+        job.single,
     )
+
+
+_NO_BATCH = Batch(1, 1, 1, "packed", 1)
+
+
+def _of_layers(recipe: Recipe) -> Recipe:
+    adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
+    offload: Offload = "activations" if recipe.offload == "activations" else "none"
+    return replace(recipe, adapter=adapter, batch=_NO_BATCH, optimizer="sgd", offload=offload, checkpoint_every=1)

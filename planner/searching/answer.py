@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.prediction import Verdict
-from planner.searching.attempt import Tried, rank, state_of
+from planner.searching.attempt import Tried, confirmed, rank, state_of
 from planner.searching.levers import Lever, levers
 from planner.searching.pool import Pool, Training
 from planner.searching.space import ASSUMED_SEQ_TOKENS, Space
@@ -17,6 +17,8 @@ Quantity = Literal["batch", "seq", "gpus"]
 QUANTITIES: tuple[Quantity, ...] = ("batch", "seq", "gpus")
 """What can be solved for."""
 Choice = Callable[[list[Tried]], tuple[Tried, ...]]
+Settle = Callable[[Tried], Tried]
+"""A recipe replayed, or another size in its place."""
 """Which of those that fit are listed, in which order."""
 # From what is closest to fitting to what is farthest from it.
 _STATES: tuple[Verdict, ...] = ("fits", "uncertain", "no_verdict", "host_memory_short", "does_not_fit")
@@ -69,8 +71,10 @@ class Answer:
     other_stack: OtherStack | None = None
 
 
-def answer_of(pool: Pool, choice: Choice) -> Answer:
+def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
     """What a pool of estimates says: the rows that ``choice`` takes of those that fit, or the nearest miss.
+
+    ``settle`` replays a row.
 
     Raises:
         RefusedCombinationError: every recipe breaks a rule.
@@ -78,7 +82,7 @@ def answer_of(pool: Pool, choice: Choice) -> Answer:
     refused = [error for errors in pool.refusals.values() for error in errors]
     if not pool.n_tried and refused:
         raise refused[0]
-    groups = tuple(sorted((_group(pool, training, choice) for training in pool.by_training), key=place_of))
+    groups = tuple(sorted((_group(pool, training, choice, settle) for training in pool.by_training), key=place_of))
     n_fit = sum(group.n_fit for group in groups)
     return Answer(
         groups=groups,
@@ -119,15 +123,28 @@ def _levers(groups: tuple[Group, ...], confidence: float) -> tuple[Lever, ...]:
     return tuple(lever for lever in levers(nearest.scenario, nearest.model) if lever.fits)
 
 
-def _group(pool: Pool, training: Training, choice: Choice) -> Group:
+def _group(pool: Pool, training: Training, choice: Choice, settle: Settle) -> Group:
     tried = pool.by_training[training]
     fitting = [each for each in tried if pool.fits(each)]
     title = pool.title_of(training)
     if not tried:
         return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
-    if fitting:
-        return Group(title, choice(fitting), len(fitting), len(tried))
-    return Group(title, (), 0, len(tried), nearest=min(tried, key=lambda each: _distance(each, pool.confidence)))
+    if rows := _listed(pool, fitting, choice, settle):
+        return Group(title, rows, len(fitting), len(tried))
+    nearest = min(tried, key=lambda each: _distance(each, pool.confidence))
+    return Group(title, (), 0, len(tried), nearest=confirmed(nearest))
+
+
+def _listed(pool: Pool, fitting: list[Tried], choice: Choice, settle: Settle) -> tuple[Tried, ...]:
+    """What ``choice`` takes of the recipes that fit, each replayed; one that then does not fit makes room for another."""
+    while fitting:
+        rows = choice(fitting)
+        again = {id(tried): settle(tried) for tried in rows}
+        missed = [id(tried) for tried in rows if not pool.fits(again[id(tried)])]
+        if not missed:
+            return tuple(again[id(tried)] for tried in rows)
+        fitting[:] = [tried for tried in fitting if id(tried) not in missed]
+    return ()
 
 
 def _distance(tried: Tried, confidence: float) -> tuple[int, bool, float, float]:

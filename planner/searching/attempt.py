@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
@@ -31,7 +31,7 @@ class Tried:
     """One recipe with its answer by ``model``.
 
     ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the file below the flags.
-    ``offloads``: the search moved state to host RAM by itself.
+    ``offloads``: the search moved state to host RAM by itself.  ``option`` is what was tried, but for the sizes.
     """
 
     flags: TypedFlags
@@ -39,6 +39,7 @@ class Tried:
     prediction: Prediction
     n_changes: int
     model: Model
+    option: Option
     config: str | None = None
     offloads: bool = False
 
@@ -96,7 +97,9 @@ def words_of(flags: TypedFlags) -> list[str]:
     return words
 
 
-def attempt(space: Space, option: Option, model: Model, more: TypedFlags) -> Tried | RefusedCombinationError:
+def attempt(
+    space: Space, option: Option, model: Model, more: TypedFlags, *, quick: bool = True
+) -> Tried | RefusedCombinationError:
     """The answer to an option with ``more`` flags, by the same steps as ``plan`` with all of them; or the rule that it breaks."""
     flags = {**option.flags, **more}
     try:
@@ -104,7 +107,13 @@ def attempt(space: Space, option: Option, model: Model, more: TypedFlags) -> Tri
     except RefusedCombinationError as error:
         return RefusedCombinationError(str(error).removesuffix(FORCE_HINT))
     offloads = "offload" in option.flags and not space.said("offload")
-    return Tried(flags, scenario, predict_with(scenario, model), option.n_changes, model, space.config_file, offloads)
+    prediction = predict_with(scenario, model, quick=quick)
+    return Tried(flags, scenario, prediction, option.n_changes, model, option, space.config_file, offloads)
+
+
+def confirmed(tried: Tried) -> Tried:
+    """The same recipe with the answer that ``plan`` gives: its step is replayed."""
+    return replace(tried, prediction=predict_with(tried.scenario, tried.model))
 
 
 def rank(tried: Tried) -> tuple[float, int, float, float]:

@@ -1,4 +1,4 @@
-"""A grid of scenarios: numeric axes times categorical settings, answered by the formulas that answer one scenario."""
+"""A grid of scenarios: numeric axes times categorical settings, answered as the quick reading answers one scenario."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_s
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import ShardingName
 from planner.errors import UsageError
-from planner.memory.peak import predict_memory
+from planner.memory.quick import predict_quick
 from planner.prediction import PRIORS, order_reach_bytes
 from planner.program.job import job_of
 from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
@@ -210,7 +210,7 @@ def _answer(
     timed = True
     for part in values.chunks():
         chunk = values.open_grid(scenario, part)
-        memory = predict_memory(job_of(chunk, coefficients), by_phase=False)
+        memory = predict_quick(job_of(chunk, coefficients))
         time = predict_time(chunk, coefficients)
         # Assignment broadcasts what does not depend on every axis.
         driver[part], must_have[part] = memory.driver_peak_bytes, memory.must_have_bytes

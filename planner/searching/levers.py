@@ -27,6 +27,8 @@ _WORTH_BYTES = 64 * MIB
 # A lever that is called free may cost this share of the step time: less is not told apart.
 _FREE_RATIO = 1.05
 _SHOWN_RATIO = 0.02
+# A quick answer is within this share of the replayed one.
+_NEAR = 0.06
 # What nobody should be advised to do, although some do it.
 _BAD_ADVICE = frozenset(
     {
@@ -115,7 +117,7 @@ class _Judge:
     def __init__(self, scenario: Scenario, model: Coefficients | Calibration) -> None:
         self._scenario, self._model = scenario, model
         self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
-        self.base = predict_with(scenario, model)
+        self.base = predict_with(scenario, model, quick=True)
         self.left = MAX_ESTIMATES - 1
 
     def tries(self, options: Iterable[Move]) -> list[_Trial]:
@@ -141,9 +143,10 @@ class _Judge:
         return None if broken else after
 
     def _lever(self, move: Move, after: Scenario) -> Lever:
-        before, prediction = self.base, predict_with(after, self._model)
+        before, quick = self.base, predict_with(after, self._model, quick=True)
+        prediction = near_the_limit(after, self._model, quick)
         ratio = _step_ratio(before, prediction)
-        saved = float(before.memory.must_have_bytes) - float(prediction.memory.must_have_bytes)
+        saved = float(before.memory.must_have_bytes) - float(quick.memory.must_have_bytes)
         return Lever(
             kind="time" if move.kind == "free" and ratio is not None and ratio > _FREE_RATIO else move.kind,
             description=move.description,
@@ -201,6 +204,13 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
         short = name.partition("@")[0]
         found.append(StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, _lacks(after)))
     return tuple(found)
+
+
+def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick: Prediction) -> Prediction:
+    """The ``quick`` answer, or the replayed one where the quick one is so near the card's limit that it may be wrong."""
+    limit = quick.memory.limit_bytes
+    near = bool(limit) and abs(float(quick.memory.must_have_bytes) / limit - 1) < _NEAR if limit else False
+    return predict_with(scenario, model) if near else quick
 
 
 def _lacks(scenario: Scenario) -> tuple[str, ...]:

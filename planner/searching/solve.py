@@ -10,11 +10,12 @@ from functools import partial
 from planner.domain.recipe import Number
 from planner.errors import UsageError
 from planner.intake.fields import REQUEST_FIELDS, split_count
-from planner.searching.answer import Answer, Group, Quantity, answer_of, place_of
-from planner.searching.attempt import Model, ModelFor, Tried, rank
+from planner.searching.answer import Answer, Choice, Group, Quantity, answer_of, place_of
+from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, by_place, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.pool import Explorer, Pool, Training
+from planner.searching.settle import Settled, settle
 from planner.searching.space import Option, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
@@ -69,13 +70,66 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     for options, model in all_options(pool, model_for, space.places()):
         # A card on which something fits as it is has to answer with no less than a smaller one that offloads.
         pool.explore_all(options, model, explorer)
-    answer = answer_of(pool, partial(_largest, size=size_of(quantity), top=top))
-    every = [tried for group in pool.by_training.values() for tried in group]
-    groups = tuple(replace(group, above=_above(group, every, quantity)) for group in _largest_first(answer.groups, quantity))
-    return replace(answer, solved=quantity, groups=groups)
+    choice = partial(_largest, size=size_of(quantity), top=top)
+    settled: dict[int, Settled] = {}
+    answer = answer_of(pool, choice, partial(_settle_down, pool=pool, quantity=quantity, settled=settled))
+    exact = [_exact(pool, quantity, choice, group, settled) if group.rows else group for group in answer.groups]
+    return replace(answer, solved=quantity, groups=tuple(_largest_first(exact, quantity)))
 
 
-def _largest_first(groups: tuple[Group, ...], quantity: Quantity) -> list[Group]:
+def _exact(pool: Pool, quantity: Quantity, choice: Choice, group: Group, settled: dict[int, Settled]) -> Group:
+    """The first row of ``group`` is the largest that fits when it is replayed, and the next above it does not."""
+    rows = choice([*group.rows])
+    while id(rows[0]) not in settled:
+        made = _settled(pool, quantity, rows[0], rows[0])
+        settled[id(made.found)] = made
+        rows = choice([made.found, *rows[1:]])
+    return replace(group, rows=rows, above=settled[id(rows[0])].above)
+
+
+def _settle_down(quick: Tried, *, pool: Pool, quantity: Quantity, settled: dict[int, Settled]) -> Tried:
+    """``quick`` replayed; where that does not fit, the largest that does, if any, and noted in ``settled``."""
+    again = confirmed(quick)
+    if pool.fits(again):
+        return again
+    made = _settled(pool, quantity, quick, again)
+    settled[id(made.found)] = made
+    return made.found
+
+
+def _settled(pool: Pool, quantity: Quantity, quick: Tried, again: Tried) -> Settled:
+    """The largest about ``quick`` that fits, which is ``again`` when it is replayed."""
+    size = size_of(quantity)
+    if quantity == "batch" and pool.space.global_batch:
+        # Only those were tried that divide it.
+        larger = _others(quick, pool, quantity)
+        replays = [confirmed(each) for each in larger if size(each) > size(again)] if pool.fits(again) else []
+        fitting = [each for each in replays if pool.fits(each)]
+        found = max(fitting, key=size, default=again)
+        return Settled(found, min((each for each in replays if size(each) > size(found)), key=size, default=None))
+    if quantity == "batch":
+        start, step, last = 1, 1, int(REQUEST_FIELDS["batch"].high or 1)
+    else:
+        step, last = SEQ_STEP_TOKENS, _longest(pool.space, quick.option)
+        start = min(int(str(quick.option.flags["seq"])), last)
+    values = sorted({start, last, *range(start - start % step + step, last + 1, step)})
+    return settle(pool, quick, again, quantity, values)
+
+
+def _others(tried: Tried, pool: Pool, quantity: Quantity) -> list[Tried]:
+    """What was tried with the same flags beside the quantity."""
+    varying = ("batch", "grad_accum") if quantity == "batch" else (quantity,)
+    every = (each for group in pool.by_training.values() for each in group)
+    return [each for each in every if _without(each, varying) == _without(tried, varying)]
+
+
+def _longest(space: Space, option: Option) -> int:
+    """The longest length that is tried."""
+    own = option.found.model.max_position_tokens
+    return MAX_BEYOND_CONTEXT_TOKENS if own is None or space.beyond_context else own
+
+
+def _largest_first(groups: Sequence[Group], quantity: Quantity) -> list[Group]:
     """Of ways of training between which nothing else decides, that with the most first."""
     size = size_of(quantity)
     return sorted(groups, key=lambda group: (*place_of(group)[:2], -float(size(group.rows[0])) if group.rows else 0.0))
@@ -84,16 +138,6 @@ def _largest_first(groups: tuple[Group, ...], quantity: Quantity) -> list[Group]
 def explorer_of(pool: Pool, quantity: Quantity) -> Explorer:
     """What solves one option for the quantity; the pool's space already says the length that lengths begin with."""
     return try_sizes if quantity == "batch" and pool.space.global_batch else partial(_explore, quantity=quantity)
-
-
-def _above(group: Group, every: list[Tried], quantity: Quantity) -> Tried | None:
-    """Of what was tried, the smallest value above the answer with the same flags beside it."""
-    if not group.rows:
-        return None
-    found, size = group.rows[0], size_of(quantity)
-    varying = ("batch", "grad_accum") if quantity == "batch" else (quantity,)
-    alike = [each for each in every if size(each) > size(found) and _without(each, varying) == _without(found, varying)]
-    return min(alike, key=size, default=None)
 
 
 def _without(tried: Tried, names: tuple[str, ...]) -> dict[str, str | bool]:
@@ -123,8 +167,7 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
         more: list[TypedFlags] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
         lines = [_Line("batch", 1, 1, int(REQUEST_FIELDS["batch"].high or 1), each) for each in more]
     else:
-        own = option.found.model.max_position_tokens
-        most = MAX_BEYOND_CONTEXT_TOKENS if own is None or pool.space.beyond_context else own
+        most = _longest(pool.space, option)
         start = min(int(str(option.flags["seq"])), most)
         # Where no micro-batch was said the smallest goes farthest.
         runs = sizes(pool.space, option.found.hardware.world_size)

@@ -1,4 +1,4 @@
-"""Architectures that the closed form has no formulas for are traced all the same, where Transformers ships their modules."""
+"""Architectures that no prediction covers are traced all the same, where Transformers ships their modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process holds under DeepSpeed's ZeRO stages: real two-process runs on the CPU (gloo) against the closed form.
+"""What each process holds under DeepSpeed's ZeRO stages: real two-process runs on the CPU (gloo) against the step program.
 
 The worker goes through ``deepspeed.initialize`` with torch's AdamW and gloo, so that nothing is compiled.  Trained tensors are
 flattened into one buffer per group, which is padded to a multiple of 2 elements per process (stages 1 and 2, each tensor to
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from scenarios import Setup, job
 
 from planner.domain.recipe import Dtype, Offload
 from planner.domain.sharding import ShardingName
-from planner.memory.optimizer import gradient_bytes, master_weight_bytes, optimizer_state_bytes, step_gradient_bytes
-from planner.memory.sharding import persistent_parameter_bytes
+from planner.domain.term import TermName
 from planner.memory.weights import adapter_bytes, unquantized_weight_bytes
 from planner.program.job import Job
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
 from tests.extras import import_or_skip
 
 import_or_skip("torch")
@@ -130,17 +132,17 @@ def prediction(name: str) -> Job:
     return job(MODEL, setup)
 
 
-def padding_bytes(report: dict[str, Any], bytes_per_element: int) -> int:
-    """Most bytes by which flattening may pad all processes together: 8 elements per tensor, and the end of the buffer."""
-    return bytes_per_element * (8 * int(report["tensors"]) + 2 * WORLD)
-
-
-def assert_shards(name: str, reports: Reports, key: str, each: float, bytes_per_element: int) -> None:
-    """Each process holds its share within the padding, and the sum is the whole within the padding."""
-    padding = padding_bytes(reports[name][0], bytes_per_element)
-    held = [report[key] for report in reports[name]]
-    assert all(0 <= amount - each <= padding for amount in held), (held, each)
-    assert 0 <= sum(held) - WORLD * each <= padding
+def held(name: str, end: str = "") -> Counter[TermName]:
+    """Bytes of each term that the program of the run has when its step is over, or when the phase ``end`` begins first."""
+    asked = prediction(name)
+    stream = step_of(asked)
+    sizes = stream.sizes({unit: float(count) for unit, count in unit_values(asked).items()})
+    last = next((begin for begin, phase in stream.phases if phase == end), len(stream.events))
+    found: Counter[TermName] = Counter()
+    for event in stream.events[:last]:
+        slot = event if event >= 0 else ~event
+        found[stream.terms[slot]] += sizes[slot] if event >= 0 else -sizes[slot]
+    return found
 
 
 @every_case
@@ -154,49 +156,53 @@ def test_the_engine_is_the_one_that_is_described(name: str, reports: Reports) ->
 @every_case
 def test_trained_and_frozen_weights(name: str, reports: Reports) -> None:
     """Stages 1 and 2 keep all weights in 16-bit on every process; stage 3 divides them all, frozen ones included."""
-    case, expected = CASES[name], prediction(name)
-    base, adapters = float(unquantized_weight_bytes(expected)), float(adapter_bytes(expected))
-    trained, frozen = (adapters, base) if case.rank else (base, 0.0)
+    case, expected, program = CASES[name], prediction(name), held(name)
+    base, adapters = unquantized_weight_bytes(expected), adapter_bytes(expected)
+    assert (program["weights"], program["adapters"]) == (base, adapters)
+    trained, frozen = (adapters, base) if case.rank else (base, 0)
     for report in reports[name]:
-        padding = padding_bytes(report, 4)
-        assert 0 <= report["trained"] - trained <= padding
-        assert 0 <= report["frozen"] - frozen <= padding
+        assert (report["trained"], report["frozen"]) == (trained, frozen)
 
 
 @every_case
 def test_small_parameters_stay_whole_under_stage_3(name: str, reports: Reports) -> None:
     """Norms, and LoRA matrices below ten times the width, are kept whole on every process under stage 3 only."""
     for report in reports[name]:
-        assert report["whole"] == persistent_parameter_bytes(prediction(name))
+        assert report["whole"] == held(name)["gathered_parameters"]
+        assert (report["whole"] > 0) == (CASES[name].stage == 3)
 
 
 @every_case
 def test_master_weights(name: str, reports: Reports) -> None:
     """fp32 masters are one share per process; stage 3 keeps them beside fp32 adapters too."""
-    assert_shards(name, reports, "master", float(master_weight_bytes(prediction(name))), 4)
-    if CASES[name].stage == 3:
-        for report in reports[name]:
+    for report in reports[name]:
+        assert report["master"] == held(name)["master_weights"] == 4 * prediction(name).trained / WORLD
+        if CASES[name].stage == 3:
             assert report["master_beside_weights"] == report["master"]
 
 
 @every_case
 def test_optimizer_states(name: str, reports: Reports) -> None:
     """Two fp32 states for each element of the share, in every stage."""
-    assert_shards(name, reports, "states", float(optimizer_state_bytes(prediction(name))), 8)
+    for report in reports[name]:
+        assert report["states"] == held(name)["optimizer_states"] == 8 * prediction(name).trained / WORLD
 
 
 @every_case
 def test_gradients(name: str, reports: Reports) -> None:
-    """What waits for the step is a 16-bit share; stage 1 holds whole gradients until its backward is over, the others do not."""
+    """What waits for the step is a 16-bit share; stage 1 holds whole gradients until its backward is over, the others do not.
+
+    Where the share ends inside of a parameter, its gradient is there whole.
+    """
     case, expected = CASES[name], prediction(name)
-    whole = float(expected.trained * expected.regime.gradient)
+    whole, waiting = 2 * expected.trained, held(name, "optimizer_step")["gradients"]
     assert expected.regime.gradient == 2
-    assert_shards(name, reports, "gradients", whole / WORLD, 2)
+    largest = 2 * MODEL["intermediate_size"] * MODEL["hidden_size"]  # type: ignore[operator]
     for report in reports[name]:
+        assert report["gradients"] == whole / WORLD
+        assert 0 <= waiting - report["gradients"] < (0 if case.stage == 3 else largest) + 1
         assert report["whole_gradients"] == 0
         assert (report["end_of_backward"] == whole) == (case.stage == 1)
-    assert gradient_bytes(expected) == (whole if case.stage == 1 else whole / WORLD)
-    assert step_gradient_bytes(expected) == whole / WORLD
 
 
 @every_case

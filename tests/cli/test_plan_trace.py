@@ -134,7 +134,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
 
 
 @needs("torch", "peft")
-def test_a_real_trace_stands_beside_the_closed_form(capsys: Captured, tmp_path: Path) -> None:
+def test_a_real_trace_stands_beside_the_prediction(capsys: Captured, tmp_path: Path) -> None:
     """On a small model both agree about the weights to within the allocator's rounding."""
     config = tmp_path / "config.json"
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512}

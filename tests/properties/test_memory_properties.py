@@ -1,4 +1,7 @@
-"""What must hold for the memory of any job: monotone in its sizes, equal to its terms, shards that add up, finite everywhere."""
+"""What must hold for the memory of any job: monotone in its sizes, equal to its terms, shards that add up, finite everywhere.
+
+What a job asks for is compared without a replay, which rounds it to blocks (``test_size_properties.py`` has those).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from planner.anatomy import block
-from planner.anatomy.adapters import adapter_shapes
-from planner.anatomy.lines import highest
 from planner.catalog.hf_config import model_from_config
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
@@ -22,19 +22,22 @@ from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, RESERVED_
 from planner.errors import RefusedCombinationError
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory import runtime
-from planner.memory.cache import served_share, small_pool_leftover_bytes
-from planner.memory.peak import predict_memory
-from planner.memory.sharding import persistent_parameter_bytes
+from planner.memory.quick import predict_quick
+from planner.memory.replayed_peak import predict_replayed
+from planner.memory.structures import program_of
 from planner.prediction import estimate
-from planner.program.job import job_of
+from planner.program.job import Job, job_of
+from planner.program.loss_pieces import piece_tokens
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
 from planner.searching.variants import with_flags, with_rank, with_sizes
-from planner.units import GIB, MIB
+from planner.units import GIB
 
-PROPERTY = settings(deadline=None, max_examples=80)
+# `make explore` draws anew, and four times as many.
+PROPERTY = settings(deadline=None, max_examples=25 if settings().derandomize else 100)
 PRIORS = Coefficients()
-# The fields of a ledger of which the highest line counts.
-PEAKS = ("forward", "rebuilt", "plain", "backward", "growing", "adding")
+# Of each kind; a replay of more takes longer and shows the same.
+LAYERS = 3
 # Rounding of sums of floats; quantities are up to 1e14 bytes.
 ROUNDING = 1e-12
 
@@ -105,44 +108,27 @@ def jobs(draw: st.DrawFn, **fixed: Any) -> Flags:
     return flags
 
 
-def memory(scenario: Scenario) -> MemoryPrediction:
-    """Memory of one scenario on a card without a limit."""
+def job(scenario: Scenario) -> Job:
+    """The job with a few layers of each kind, on a card without a limit."""
     unlimited = replace(scenario.hardware, gpu=replace(scenario.hardware.gpu, visible_memory_bytes=None))
-    return predict_memory(job_of(replace(scenario, hardware=unlimited), PRIORS))
+    groups = tuple(replace(group, count=min(group.count, LAYERS)) for group in scenario.model.groups)
+    return job_of(replace(scenario, hardware=unlimited, model=replace(scenario.model, groups=groups)), PRIORS)
 
 
-def levels(scenario: Scenario) -> dict[str, float]:
-    """The totals that people compare: allocated, reserved, driver, and what must be held at once."""
-    made = memory(scenario)
-    return {
-        "allocated": float(made.allocated_peak_bytes),
-        "reserved": float(made.reserved_peak_bytes),
-        "driver": float(made.driver_peak_bytes),
-        "must have": float(made.must_have_bytes),
-    }
+def memory(scenario: Scenario) -> MemoryPrediction:
+    """Memory of one scenario."""
+    return predict_replayed(job(scenario), minimum_too=False)
 
 
-def assert_no_level_falls(smaller: Scenario, larger: Scenario, *, tensors_only: bool = False) -> None:
-    """Every total of ``larger`` is at least that of ``smaller``; with ``tensors_only`` those without the allocator's slack."""
-    below, above = levels(smaller), levels(larger)
-    for name, amount in below.items():
-        if tensors_only and name in ("reserved", "driver"):
-            continue
-        assert above[name] >= amount * (1 - ROUNDING), f"{name} falls from {amount / GIB:.4f} to {above[name] / GIB:.4f} GiB"
+def most_of(made: MemoryPrediction, name: str) -> float:
+    """Bytes of a term in the phase that has most of it."""
+    return max(sum(float(term.n_bytes) for term in made.terms if term.name == name and phase in term.phases) for phase in PHASES)
 
 
-def assume_same_pool(*scenarios: Scenario) -> None:
-    """Leave out a rank that lifts an adapter tensor above 1 MiB, where it leaves the pool of small blocks."""
-    for shapes in zip(*(_adapter_tensor_bytes(scenario) for scenario in scenarios), strict=True):
-        assume(len({size <= MIB for size in shapes}) == 1)
-
-
-def _adapter_tensor_bytes(scenario: Scenario) -> list[float]:
-    job = job_of(scenario, PRIORS)
-    adapter = scenario.recipe.adapter
-    assert adapter is not None
-    size = float(adapter.rank) * job.regime.adapter / float(job.gradient_shards)
-    return [size * ranks * width for ranks, width, _ in adapter_shapes(scenario.model, adapter.targets)]
+def assert_asks_for_no_less(smaller: Scenario, larger: Scenario) -> None:
+    """At its fullest moment ``larger`` asks for at least as much."""
+    below, above = (float(predict_quick(job(each)).allocated_peak_bytes) for each in (smaller, larger))
+    assert above >= below * (1 - ROUNDING), f"{below / GIB:.4f} to {above / GIB:.4f} GiB"
 
 
 def sized(scenario: Scenario, *, batch: int | None = None, length: int | None = None) -> Scenario:
@@ -152,100 +138,26 @@ def sized(scenario: Scenario, *, batch: int | None = None, length: int | None = 
     return with_sizes(scenario, old.micro_batch if batch is None else batch, length, length)
 
 
-def step_outgrows_passes(scenario: Scenario) -> bool:
-    """Whether the step of DeepSpeed allocates blocks that no cached block of the passes can serve."""
-    job = job_of(scenario, PRIORS)
-    return bool(runtime.reserved_in_step_bytes(job, 1, 1))
-
-
-def cache_serves_more(smaller: Scenario, larger: Scenario) -> bool:
-    """Whether blocks of the passes serve a step of the larger job that those of the smaller one were too small for."""
-    shares = [float(served_share(job_of(each, PRIORS))) for each in (smaller, larger)]
-    return step_outgrows_passes(smaller) != step_outgrows_passes(larger) or shares[0] != shares[1]
-
-
-def has_pieces_by_free_memory(scenario: Scenario) -> bool:
-    """Whether more tokens may need less, because the loss then takes them in more pieces (``known_falls.toml`` has the cases)."""
-    return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "free_memory"
-
-
 @PROPERTY
-@given(jobs(), st.integers(1, 64))
-def test_a_larger_batch_never_needs_less(flags: Flags, more: int) -> None:
-    """More samples per micro-step, never less memory at any level.
-
-    Documented thresholds: where logits outgrow the blocks of DeepSpeed's step, or activations the matrices whose states torch's
-    optimizer makes, their cache serves the step and less is reserved.
-    """
+@given(jobs(), st.integers(1, 64), st.integers(0, 4096))
+def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int, longer: int) -> None:
+    """More tokens per micro-step never ask for less, but where the loss then comes in smaller pieces."""
     scenario = resolve(from_flags(flags))
-    assume(not has_pieces_by_free_memory(scenario))
-    batch = int(scenario.recipe.batch.micro_batch)
-    smaller, larger = sized(scenario, batch=batch), sized(scenario, batch=batch + more)
-    assert_no_level_falls(smaller, larger, tensors_only=cache_serves_more(smaller, larger))
-
-
-def test_reserved_does_not_fall_where_another_moment_of_the_backward_is_the_largest() -> None:
-    """With more activations the start of a backward overtakes its end, and the blocks that the end leaves idle still count."""
-    flags = {"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "stack": "trl", "sharding": "zero2", "attention": "eager"}
-    base = resolve(from_flags({**flags, "padding": "packed", "seq": 17, "lora_rank": 1, "modules_to_save": "lm_head"}))
-    assert_moment_changes(sized(base, batch=6), sized(base, batch=8), "saved, first backward")
-
-
-def test_reserved_does_not_fall_where_the_pool_of_gradients_is_idle() -> None:
-    """Where the start of a backward is the largest, the gradients' own pool is idle beside it."""
-    flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80gb", "stack": "torchtune", "sharding": "fsdp", "batch": 30}
-    kernels = {"attention": "eager", "loss": "liger", "optimizer": "adamw_torch", "padding": "packed"}
-    base = resolve(from_flags({**flags, **kernels, "seq": 92, "lora_rank": 108, "checkpoint_reentrant": False}))
-    assert_moment_changes(base, with_rank(base, 109), "gradients, first backward")
-
-
-def test_reserved_does_not_fall_where_autocast_has_ended() -> None:
-    """Where the end of the forward overtakes the loss's backward, the copies of weights that it holds are reserved in both."""
-    flags = {"model": "qwen2.5-14b", "method": "lora", "gpu": "a100-80gb", "stack": "hf-trainer@4", "optimizer": "adamw_torch"}
-    recipe = {
-        "padding": "packed",
-        "gradient_checkpointing": True,
-        "lora_rank": 200,
-        "grad_accum": 4,
-        "modules_to_save": "lm_head",
-        "checkpoint_reentrant": False,
-    }
-    base = resolve(from_flags({**flags, **recipe, "seq": 759}))
-    assert_moment_changes(base, sized(base, length=1495), "autocast weight copies")
-
-
-def assert_moment_changes(smaller: Scenario, larger: Scenario, label: str) -> None:
-    """The terms called ``label`` differ between the two by more than their sizes do, and still no level falls."""
-    held = [[float(term.n_bytes) for term in memory(each).terms if term.label == label] for each in (smaller, larger)]
-    assert max(map(sum, held)) > 1.5 * min(map(sum, held)), "the peak is to change its moment between the two"
-    assert_no_level_falls(smaller, larger)
-
-
-@PROPERTY
-@given(jobs(), st.integers(1, 4096))
-def test_a_longer_sequence_never_needs_less(flags: Flags, more: int) -> None:
-    """More tokens per sample, never less memory at any level, with the same thresholds."""
-    scenario = resolve(from_flags(flags))
-    assume(not has_pieces_by_free_memory(scenario))
-    length = int(scenario.recipe.batch.seq_len)
-    smaller, larger = sized(scenario, length=length), sized(scenario, length=length + more)
-    assert_no_level_falls(smaller, larger, tensors_only=cache_serves_more(smaller, larger))
+    batch, length = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.seq_len)
+    smaller, larger = sized(scenario, length=length), sized(scenario, batch=batch + more, length=length + longer)
+    assume(float(piece_tokens(job(larger))) >= float(piece_tokens(job(smaller))))
+    assert_asks_for_no_less(smaller, larger)
 
 
 @PROPERTY
 @given(jobs(method="lora"), st.integers(1, 256))
-def test_a_higher_rank_never_needs_less(flags: Flags, more: int) -> None:
-    """A higher rank never needs less at any level, except across three documented thresholds.
-
-    They are the size of 8-bit states, ZeRO-3's persistence, and the pool of small blocks.
-    """
+def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
+    """A higher rank never asks for less, except across two thresholds: the size of 8-bit states, and ZeRO-3's persistence."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.optimizer not in ("adamw_8bit", "paged_adamw_8bit"))
     assume(not scenario.recipe.sharding.is_zero3)
     assert scenario.recipe.adapter is not None
-    larger = with_rank(scenario, int(scenario.recipe.adapter.rank) + more)
-    assume_same_pool(scenario, larger)
-    assert_no_level_falls(scenario, larger)
+    assert_asks_for_no_less(scenario, with_rank(scenario, int(scenario.recipe.adapter.rank) + more))
 
 
 @PROPERTY
@@ -261,24 +173,7 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
         min(linear.in_features, linear.out_features) for group in scenario.model.groups for linear in group.block.linears
     )
     rank = max(int(scenario.recipe.adapter.rank), math.ceil(4096 / narrowest))
-    smaller, larger = with_rank(scenario, rank), with_rank(scenario, rank + more)
-    assume_same_pool(smaller, larger)
-    assert_no_level_falls(smaller, larger)
-
-
-def test_the_persistence_threshold_is_real() -> None:
-    """Under ZeRO-3 one rank more can need less: above 10 x hidden elements a LoRA matrix is divided instead of kept whole."""
-    flags = {"model": "7b", "method": "lora", "gpu": "4090:8", "seq": 16, "sharding": "zero3", "lora_rank": 10}
-    base = resolve(from_flags(flags))
-    kept, divided = (persistent_parameter_bytes(job_of(with_rank(base, rank), Coefficients())) for rank in (10, 11))
-    assert divided < kept
-
-
-def test_the_small_pool_threshold_is_real() -> None:
-    """One rank more can reserve less: an adapter tensor above 1 MiB leaves the pool of small blocks, of no use to others."""
-    base = resolve(from_flags({"model": "7b", "method": "lora", "gpu": "4090", "seq": 16, "lora_rank": 64}))
-    kept, joined = (small_pool_leftover_bytes(job_of(with_rank(base, rank), PRIORS)) for rank in (64, 65))
-    assert joined < kept
+    assert_asks_for_no_less(with_rank(scenario, rank), with_rank(scenario, rank + more))
 
 
 def test_the_eight_bit_threshold_is_real() -> None:
@@ -288,46 +183,41 @@ def test_the_eight_bit_threshold_is_real() -> None:
             {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 16, "optimizer": "adamw_8bit", "lora_rank": 4}
         )
     )
-    states = [
-        float(term.n_bytes) for rank in (4, 5) for term in memory(with_rank(base, rank)).terms if term.name == "optimizer_states"
-    ]
+    states = [most_of(memory(with_rank(base, rank)), "optimizer_states") for rank in (4, 5)]
     assert states[1] < states[0]
 
 
 @PROPERTY
 @given(jobs(sharding="none", offload="none", nodes="1", gpu="a100-80gb", quantization="none"))
-def test_wider_weights_never_need_less(flags: Flags) -> None:
-    """Loading the weights in fp32 instead of bf16 never needs less.
-
-    Slack is left out: it depends on which blocks have equal sizes, not on how wide they are.
-    """
+def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
+    """Loading the weights in fp32 instead of bf16 never asks for less."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision == "bf16-mixed")
     narrow, wide = with_flags(scenario, {"load-dtype": "bf16"}), with_flags(scenario, {"load-dtype": "fp32"})
-    assert_no_level_falls(narrow, wide, tensors_only=True)
+    assert_asks_for_no_less(narrow, wide)
 
 
 @PROPERTY
 @given(jobs(method="lora"))
 def test_wider_adapters_never_hold_less(flags: Flags) -> None:
-    """Adapters in fp32, their gradients and optimizer states are never smaller than in bf16.
+    """Adapters in fp32 and their optimizer states are never smaller than in bf16.
 
     The total may fall by megabytes: an input that has the adapter's dtype needs no copy of its own.
     """
     scenario = resolve(from_flags(flags))
     narrow, wide = (memory(with_flags(scenario, {"adapter-dtype": dtype})) for dtype in ("bf16", "fp32"))
-    for name in ("adapters", "gradients", "optimizer_states", "gradient_buckets"):
-        held = [sum(float(term.n_bytes) for term in made.terms if term.name == name) for made in (narrow, wide)]
-        assert held[1] >= held[0] * (1 - ROUNDING), name
+    for name in ("adapters", "optimizer_states"):
+        assert most_of(wide, name) >= most_of(narrow, name), name
 
 
 @PROPERTY
 @given(jobs())
 def test_the_total_equals_its_terms(flags: Flags) -> None:
     """Allocated is the sum of what lives in the limiting phase; reserved adds the slack, driver what is outside the allocator."""
-    scenario = resolve(from_flags(flags))
-    made = memory(scenario)
+    made = memory(resolve(from_flags(flags)))
+    # Columns of older int8 layers are added to the largest phase, also where that has none of them.
+    assume(all(term.label != "outlier columns" for term in made.terms))
     by_phase = {
         phase: sum(float(term.n_bytes) for term in made.terms if term.name in ALLOCATED_TERMS and phase in term.phases)
         for phase in PHASES
@@ -338,19 +228,22 @@ def test_the_total_equals_its_terms(flags: Flags) -> None:
     outside = sum(float(term.n_bytes) for term in made.terms if term.name in DRIVER_TERMS)
     assert float(made.reserved_peak_bytes) == pytest.approx(float(made.allocated_peak_bytes) + slack, rel=ROUNDING)
     assert float(made.driver_peak_bytes) == pytest.approx(float(made.reserved_peak_bytes) + outside, rel=ROUNDING)
-    assert {peak.phase: float(peak.allocated_bytes) for peak in made.phases} == pytest.approx(by_phase, rel=ROUNDING)
+    for peak in made.phases:
+        assert float(peak.allocated_bytes) == pytest.approx(by_phase[peak.phase], rel=ROUNDING), peak.phase
 
 
+# A norm behind the embeddings is none of FSDP's last group.
+@example({"model": "bloom-3b", "method": "full", "gpu": "a100-80gb:2", "sharding": "fsdp", "seq": 16, "batch": 1})
 @PROPERTY
 @given(jobs())
 def test_every_term_is_finite_and_not_negative(flags: Flags) -> None:
     """No term of GPU, host or time is below zero, infinite or NaN, and each names phases and a formula."""
     scenario = resolve(from_flags(flags))
-    made = estimate(scenario)
+    made = estimate(job(scenario).scenario)
     for term in (*made.memory.terms, *made.host.terms):
         assert math.isfinite(term.n_bytes), term
         assert term.n_bytes >= 0, term
-        assert term.formula.startswith("planner.memory."), term
+        assert term.formula.startswith("planner."), term
     assert all(term.phases for term in made.memory.terms)
     assert made.time is not None
     for part in made.time.terms:
@@ -367,45 +260,32 @@ def test_shards_sum_to_the_whole(flags: Flags) -> None:
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
-    whole = with_flags(scenario, {"sharding": "zero3"})
-    one = replace(whole, hardware=replace(whole.hardware, gpus_per_node=1))
-    sharded = ("weights", "adapters", "master_weights", "optimizer_states")
-    parts, total = memory(whole), memory(one)
-    for name in sharded:
-        of_all = sum(float(term.n_bytes) for term in parts.terms if term.name == name) * 8
-        assert of_all == pytest.approx(sum(float(term.n_bytes) for term in total.terms if term.name == name), rel=ROUNDING), name
+    of_all = with_flags(scenario, {"sharding": "zero3"})
+    one = replace(of_all, hardware=replace(of_all.hardware, gpus_per_node=1))
+    part, whole = (float(predict_quick(job(each)).state_bytes) for each in (of_all, one))
+    # Parts are padded to the same number of elements.
+    assert 8 * part == pytest.approx(whole, rel=0.01)
 
 
 @PROPERTY
 @given(jobs(gpu="a100-80gb:8", nodes="1", sharding="ddp", offload="none"))
-def test_sharding_more_never_holds_more_of_what_it_shards(flags: Flags) -> None:
-    """ZeRO-1 and ZeRO-2 divide states alike; in backward ZeRO-1 has whole gradients, in the step both have their share."""
+def test_zero_1_and_zero_2_divide_states_alike(flags: Flags) -> None:
+    """Gradients alone are divided earlier by ZeRO-2."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
-    held = []
-    for sharding in ("zero1", "zero2"):
-        made = memory(with_flags(scenario, {"sharding": sharding}))
-        labels = ("optimizer states", "gradients", "gradients, first backward")
-        held.append({name: sum(float(t.n_bytes) for t in made.terms if t.label == name) for name in labels})
-    assert held[1]["optimizer states"] == pytest.approx(held[0]["optimizer states"], rel=ROUNDING)
-    assert held[1]["gradients"] == pytest.approx(held[0]["gradients"], rel=ROUNDING)
-    assert held[1]["gradients, first backward"] <= held[0]["gradients, first backward"]
+    first, second = (predict_quick(job(with_flags(scenario, {"sharding": name}))) for name in ("zero1", "zero2"))
+    assert float(second.state_bytes) == pytest.approx(float(first.state_bytes), rel=ROUNDING)
 
 
 @PROPERTY
 @given(jobs())
-def test_a_remembered_ledger_is_that_of_the_job(flags: Flags) -> None:
-    """The ledger of a layer is remembered by its settings: no two jobs that need different ones are taken for each other."""
-    scenario = resolve(from_flags(flags))
-    job = job_of(scenario, PRIORS)
-    for group in scenario.model.groups:
-        view = job.view(group.block)
-        remembered, walked = block.ledger_of(view), block.walked(view)
-        for tokens, keys in ((1, 1), (512, 512), (70, 4096), (65_536, 8192)):
-            for lines in PEAKS:
-                most = highest(getattr(walked, lines), tokens, keys)
-                assert highest(getattr(remembered, lines), tokens, keys) == most, lines
-        assert replace(remembered, **{name: getattr(walked, name) for name in PEAKS}) == walked
+def test_a_remembered_program_is_that_of_the_job(flags: Flags) -> None:
+    """Programs are remembered without sizes: no two jobs that need different ones are taken for each other."""
+    made = job(resolve(from_flags(flags)))
+    own, remembered = step_of(made), program_of(made).stream
+    values = {unit: float(count) for unit, count in unit_values(made).items()}
+    assert remembered.events == own.events
+    assert remembered.sizes(values) == own.sizes(values)
 
 
 def test_a_trillion_parameters() -> None:

@@ -1,7 +1,8 @@
 """What users expect of sizes: a larger job never takes less memory and is never likelier to fit; offload never takes more.
 
-The exceptions are in ``known_falls.toml``, one entry for each mechanism: what a replay shows too, and what only the closed form
-has.  A mechanism that is not there fails, as does a fall that is larger than the largest known, or more of them than counted.
+The exceptions are in ``known_falls.toml``, one entry for each mechanism.  A mechanism that is not there fails, as does a fall
+that is larger than the largest known, or another number of them than counted.  Most jobs here have a few layers, whose replay
+takes milliseconds.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import planner
+from planner.allocator.slots import replay_slots
 from planner.catalog.location import data_dir
 from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
 from planner.domain.scenario import Scenario
-from planner.domain.term import LENGTH_CACHE
 from planner.errors import RefusedCombinationError
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.quick import predict_quick
+from planner.memory.replayed import least_bytes, slot_events
+from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import PRIORS, predict_with
+from planner.program.job import Job, job_of
+from planner.program.loss_pieces import piece_tokens
+from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_sizes
+from planner.units import MIB
 
 Flags = dict[str, Any]
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -41,15 +49,19 @@ FREE_FALL = 0.02
 FREE_RISE = 0.001
 # Rounding of sums of floats.
 ROUNDING = 1e-12
-BATCHES = (1, 2, 3, 4, 8, 12, 16, 48, 96, 128)
-LENGTH_FACTORS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)
+BATCHES = (1, 2, 3, 4, 8, 16, 96)
+LENGTH_FACTORS = (0.25, 0.5, 0.75, 1, 1.5, 2, 4)
+# TRL leaves the inputs of four layers on the GPU, so offload needs a few more.
+FEW_LAYERS, MORE_LAYERS, ALL_LAYERS = 3, 8, 1000
 # Verdicts from good to bad; a host that is short is as bad as a card that is.
 RANK = {"fits": 0, "uncertain": 1, "host_memory_short": 2, "does_not_fit": 2}
 
 # `make explore` draws anew, and ten times as many.
 ROUNDS = 1 if settings().derandomize else 10
-MANY = settings(deadline=None, max_examples=50 * ROUNDS)
+MANY = settings(deadline=None, max_examples=20 * ROUNDS)
 FEW = settings(deadline=None, max_examples=8 * ROUNDS)
+# Searches are of whole models.
+FEWER = settings(deadline=None, max_examples=3 * ROUNDS)
 
 MODELS = (
     "smollm2-135m",
@@ -144,6 +156,13 @@ def on_card(scenario: Scenario, n_bytes: int | None) -> Scenario:
     return replace(scenario, hardware=replace(scenario.hardware, gpu=gpu, gpu_reserved_bytes=0))
 
 
+def short(flags: Flags, layers: int = FEW_LAYERS) -> Scenario:
+    """The scenario on a card without limit, with a few layers of each kind."""
+    scenario = on_card(resolve(from_flags(flags)), None)
+    groups = tuple(replace(group, count=min(group.count, layers)) for group in scenario.model.groups)
+    return replace(scenario, model=replace(scenario.model, groups=groups))
+
+
 def sized(scenario: Scenario, batch: int, length: int) -> Scenario:
     """The scenario with other sizes; samples that fill the length still do."""
     old = scenario.recipe.batch
@@ -158,81 +177,35 @@ def ladders(scenario: Scenario, batch: int) -> Iterator[list[Scenario]]:
     yield [sized(scenario, batch, max(16, int(length * factor))) for factor in LENGTH_FACTORS]
 
 
-def memory(scenario: Scenario) -> MemoryPrediction:
-    """What the closed form says of a card without limit."""
-    return predict_with(on_card(scenario, None), PRIORS).memory
+def pairs(scenario: Scenario, batch: int) -> Iterator[tuple[Job, Job]]:
+    """Neighbours on both ladders."""
+    for ladder in ladders(scenario, batch):
+        yield from pairwise(job_of(each, PRIORS) for each in ladder)
 
 
-def fall(smaller: float, larger: float) -> float:
+def fall(smaller: Any, larger: Any) -> float:
     """The share by which the larger job takes less."""
-    return 1 - larger / smaller
+    return 1 - float(larger) / float(smaller)
 
 
-def reserved_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> float:
-    """The share by which the larger job reserves less."""
-    return fall(float(smaller.reserved_peak_bytes), float(larger.reserved_peak_bytes))
-
-
-def labelled(made: MemoryPrediction, label: str) -> float:
-    """Bytes of the terms with a label."""
-    return sum(float(term.n_bytes) for term in made.terms if term.label == label)
-
-
-def logits(made: MemoryPrediction) -> float:
-    """Bytes of the logits where they are most."""
-    return max((float(term.n_bytes) for term in made.terms if term.name == "logits_and_loss"), default=0.0)
-
-
-def loss_is_cut(scenario: Scenario) -> bool:
-    """Whether the loss has as many pieces as the free memory asks for."""
-    return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "free_memory"
-
-
-def mechanism(scenario: Scenario, smaller: MemoryPrediction, larger: MemoryPrediction) -> str | None:
-    """The entry of ``known_falls.toml`` that a fall of reserved bytes belongs to, by what the report shows of both jobs."""
-    if loss_is_cut(scenario) and logits(larger) < logits(smaller):
-        return "loss_by_free_memory"
-    lost = float(smaller.reserved_peak_bytes) - float(larger.reserved_peak_bytes)
-    if labelled(smaller, LENGTH_CACHE) - labelled(larger, LENGTH_CACHE) > lost / 2:
-        return "length_cache"
-    top = float(smaller.phases[-1].reserved_bytes)
-    phase = next(peak.phase for peak in smaller.phases if float(peak.reserved_bytes) >= top * (1 - ROUNDING))
-    if phase == "optimizer_step":
-        return "step_of_deepspeed" if scenario.recipe.uses_deepspeed else "first_optimizer_step"
-    if phase in ("loss", "loss_2") and scenario.recipe.attention == "eager":
-        return "logits_in_blocks_of_scores"
-    return None
-
-
-def needed_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> float:
-    """The share by which the larger job needs less."""
-    return fall(float(smaller.must_have_bytes), float(larger.must_have_bytes))
-
-
-def why_less_is_needed(scenario: Scenario, smaller: MemoryPrediction, larger: MemoryPrediction) -> str | None:
-    """The entry of ``known_falls.toml`` that a fall of needed or allocated bytes belongs to."""
-    if loss_is_cut(scenario) and logits(larger) < logits(smaller):
-        return "loss_by_free_memory"
-    return None if allocated_fall(smaller, larger) > ROUNDING else "fragments_of_another_moment"
+def is_cut_finer(smaller: Job, larger: Job) -> bool:
+    """Whether the loss of the larger job comes in smaller pieces."""
+    return float(piece_tokens(larger)) < float(piece_tokens(smaller))
 
 
 @MANY
 @given(jobs(), st.sampled_from((1, 5, 16)))
-def test_a_larger_job_allocates_and_needs_less_by_known_mechanisms_only(flags: Flags, batch: int) -> None:
-    """Allocated and needed bytes never fall with batch or length, else by a mechanism that is listed, and as far as listed."""
-    base = resolve(from_flags(flags))
-    for ladder in ladders(base, batch):
-        for smaller, larger in pairwise(memory(each) for each in ladder):
-            share = max(allocated_fall(smaller, larger), needed_fall(smaller, larger))
-            if share > ROUNDING:
-                name = why_less_is_needed(base, smaller, larger)
-                assert name is not None, f"a fall of {share:.1%} by no mechanism that is listed"
-                assert not is_more_than_known(name, share), f"{name}: a fall of {share:.1%}"
+def test_a_larger_job_asks_for_less_only_where_its_loss_has_smaller_pieces(flags: Flags, batch: int) -> None:
+    """What is asked for at the fullest moment never falls with batch or length, before the allocator rounds it to blocks."""
+    for smaller, larger in pairs(short(flags), batch):
+        if (share := asked_fall(smaller, larger)) > ROUNDING:
+            assert is_cut_finer(smaller, larger), f"a fall of {share:.2%}"
+            assert not is_more_than_known("loss_by_free_memory", share)
 
 
-def allocated_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> float:
-    """The share by which the larger job allocates less."""
-    return fall(float(smaller.allocated_peak_bytes), float(larger.allocated_peak_bytes))
+def asked_fall(smaller: Job, larger: Job) -> float:
+    """The share by which the larger job asks for less at its fullest moment."""
+    return fall(*(predict_quick(each).allocated_peak_bytes for each in (smaller, larger)))
 
 
 def is_more_than_known(name: str, share: float) -> bool:
@@ -242,32 +215,40 @@ def is_more_than_known(name: str, share: float) -> bool:
 
 @MANY
 @given(jobs(), st.sampled_from((1, 5, 16)))
-def test_a_larger_job_reserves_less_by_known_mechanisms_only(flags: Flags, batch: int) -> None:
-    """Reserved bytes fall by 2 % at most with batch or length, else by a mechanism that is listed, and as far as listed."""
-    base = resolve(from_flags(flags))
-    for ladder in ladders(base, batch):
-        for smaller, larger in pairwise(memory(each) for each in ladder):
-            if (share := reserved_fall(smaller, larger)) > FREE_FALL:
-                name = mechanism(base, smaller, larger)
-                assert name is not None, f"a fall of {share:.1%} by no mechanism that is listed"
-                assert not is_more_than_known(name, share), f"{name}: a fall of {share:.1%}"
+def test_a_larger_job_takes_less_by_known_mechanisms_only(flags: Flags, batch: int) -> None:
+    """Allocated bytes never fall with batch or length, reserved ones by 2 % at most, else by a mechanism and as far as listed."""
+    for smaller, larger in pairs(short(flags), batch):
+        for name, share in falls(smaller, larger):
+            assert not is_more_than_known(name, share), f"{name}: a fall of {share:.1%}"
 
 
-def by_offload(scenario: Scenario) -> str | None:
-    """The entry of ``known_falls.toml`` that a job belongs to which takes more with its offload than without."""
-    recipe = scenario.recipe
-    if recipe.offload == "activations":
-        return {"unsloth": "inputs_on_their_way", "trl": "last_inputs_in_backward"}.get(scenario.stack.id)
-    if recipe.offloads_params:
-        return "parameters_on_their_way" if recipe.uses_deepspeed and scenario.hardware.world_size == 1 else None
-    return "gradients_on_their_way" if recipe.uses_deepspeed else None
+def falls(smaller: Job, larger: Job) -> Iterator[tuple[str, float]]:
+    """The entries of ``known_falls.toml`` that falls of allocated and reserved bytes belong to, with their shares."""
+    before, after = (predict_replayed(each, minimum_too=False) for each in (smaller, larger))
+    allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
+    reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
+    finer = is_cut_finer(smaller, larger)
+    if allocated > ROUNDING:
+        # All that a job asks for is in its blocks: what falls is the rest of them.
+        yield "loss_by_free_memory" if finer else "remainders_in_blocks", allocated
+    if reserved > FREE_FALL:
+        yield "loss_by_free_memory" if finer else f"blocks_of_{phase_of_fall(before, after)}", reserved
 
 
-def most_taken_more(scenario: Scenario, plain: Scenario) -> float:
-    """The largest share of any level by which the scenario takes more than the ``plain`` one."""
-    first, second = memory(scenario), memory(plain)
-    levels = ("allocated_peak_bytes", "reserved_peak_bytes", "must_have_bytes")
-    return max(fall(float(getattr(first, level)), float(getattr(second, level))) for level in levels)
+def phase_of_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> str:
+    """The phase in which the smaller job has to reserve most that the larger one finds among its free blocks."""
+    first, second = (grown(each) for each in (smaller, larger))
+    most = max(first, key=lambda phase: first[phase] - second.get(phase, 0))
+    return {"eval": "forward"}.get(most, most.removesuffix("_2"))
+
+
+def grown(made: MemoryPrediction) -> dict[str, float]:
+    """Bytes that each phase reserves beside what was reserved before, and what batches of other lengths leave."""
+    so_far, found = 0.0, {}
+    for peak in made.phases:
+        found[str(peak.phase)] = float(peak.reserved_bytes) - so_far
+        so_far = float(peak.reserved_bytes)
+    return {**found, "lengths": float(made.reserved_peak_bytes) - so_far}
 
 
 OFFLOADS = tuple(engine for engine in CHOICES["engine"] if engine[1] != "none")
@@ -276,62 +257,121 @@ OFFLOADS = tuple(engine for engine in CHOICES["engine"] if engine[1] != "none")
 @MANY
 @given(st.sampled_from(OFFLOADS).flatmap(lambda engine: jobs(engine=engine)), st.sampled_from((1, 16, 96)))
 def test_offload_takes_more_by_known_mechanisms_only(flags: Flags, batch: int) -> None:
-    """With offload a job takes no more GPU memory than without, at any level, else by a mechanism and as far as listed."""
-    moved, plain = (resolve(from_flags({**flags, "batch": batch, **more})) for more in ({}, {"offload": "none"}))
-    if (share := most_taken_more(moved, plain)) > FREE_RISE:
-        name = by_offload(moved)
-        assert name is not None, f"{share:.1%} more by no mechanism that is listed"
+    """With offload a job takes no more GPU memory than without, else by a mechanism and as far as listed."""
+    for name, share in rises({**flags, "batch": batch}):
         assert not is_more_than_known(name, share), f"{name}: {share:.1%} more"
+
+
+def rises(flags: Flags) -> Iterator[tuple[str, float]]:
+    """The entries of ``known_falls.toml`` that a job belongs to which takes more with its offload than without."""
+    moved, plain = (job_of(short({**flags, **more}, MORE_LAYERS), PRIORS) for more in ({}, {"offload": "none"}))
+    yield from rises_of(moved, plain)
+
+
+def rises_of(moved: Job, plain: Job) -> Iterator[tuple[str, float]]:
+    """The same for the two jobs."""
+    before, after = (predict_replayed(each, minimum_too=False) for each in (moved, plain))
+    allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
+    reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
+    if max(allocated, reserved) > FREE_RISE:
+        asks_for_more = asked_fall(moved, plain) > ROUNDING or is_on_a_stream_of_its_own(moved)
+        yield by_offload(moved) if asks_for_more else "blocks_beside_offload", max(allocated, reserved)
+
+
+def is_on_a_stream_of_its_own(job: Job) -> bool:
+    """Whether one process of ZeRO-3 copies its parameters from the host."""
+    return job.recipe.offloads_params and job.recipe.uses_deepspeed and job.hardware.world_size == 1
+
+
+def by_offload(job: Job) -> str:
+    """What a job asks for because something of it is in host RAM."""
+    if job.recipe.offload == "activations":
+        return {"unsloth": "inputs_on_their_way", "trl": "last_inputs_in_backward"}.get(job.stack.id, "copy_beside_the_leaf")
+    if is_on_a_stream_of_its_own(job):
+        return "parameters_on_their_way"
+    return "gradients_on_their_way" if job.recipe.uses_deepspeed else "no known mechanism"
 
 
 def counted() -> Counter[str]:
     """Falls of the fixed sample by mechanism."""
     found: Counter[str] = Counter()
-    for flags in sample(500):
-        base = resolve(from_flags(flags))
-        for ladder in ladders(base, 5):
-            for smaller, larger in pairwise(memory(each) for each in ladder):
-                if reserved_fall(smaller, larger) > FREE_FALL:
-                    found[str(mechanism(base, smaller, larger))] += 1
-        if base.recipe.offload != "none" and most_taken_more(base, resolve(from_flags({**flags, "offload": "none"}))) > FREE_RISE:
-            found[str(by_offload(base))] += 1
+    for flags in sample(30):
+        found.update(name for smaller, larger in pairs(short(flags), 5) for name, _ in falls(smaller, larger))
+        if flags["offload"] != "none":
+            found.update(name for name, _ in rises(flags))
     return found
 
 
 def test_no_more_falls_than_counted() -> None:
-    """A mechanism has no more falls in the fixed sample than its entry counts."""
-    known = {name: entry["count"] for name, entry in KNOWN.items()}
-    assert {name: count for name, count in counted().items() if count > known.get(name, 0)} == {}
+    """A mechanism has as many falls in the fixed sample as its entry counts."""
+    known = {name: entry["count"] for name, entry in KNOWN.items() if entry["count"]}
+    assert dict(counted()) == known
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_listed_still_occurs(name: str) -> None:
     """The case of each entry falls by its own mechanism: one that no longer does is taken from the list."""
     entry = KNOWN[name]
-    smaller, larger = (resolve(from_flags({**entry["job"], **entry[size]})) for size in ("smaller", "larger"))
-    before, after = memory(smaller), memory(larger)
-    share, free, found = {
-        "any": (most_taken_more(smaller, larger), FREE_RISE, by_offload(smaller)),
-        "needed": (needed_fall(before, after), ROUNDING, why_less_is_needed(smaller, before, after)),
-        "reserved": (reserved_fall(before, after), FREE_FALL, mechanism(smaller, before, after)),
-    }[entry["level"]]
-    assert share > free
-    assert found == name
-    assert not is_more_than_known(name, share)
+    layers = entry.get("layers", ALL_LAYERS)
+    smaller, larger = (job_of(short({**entry["job"], **entry[size]}, layers), PRIORS) for size in ("smaller", "larger"))
+    if "offload" in entry["smaller"]:
+        found = [*rises_of(smaller, larger)]
+    elif name == "moment_of_release":
+        needs = least_bytes(smaller), least_bytes(larger)
+        found = [(name, fall(*needs))] if replay_shows_less(smaller, larger, *needs) else []
+    else:
+        found = [*falls(smaller, larger)]
+    assert name in dict(found)
+    assert not is_more_than_known(name, dict(found)[name])
 
 
-@MANY
-@given(jobs(), st.sampled_from((1, 5, 16)), st.integers(0, 9), st.floats(0.7, 1.4))
-def test_a_larger_job_is_never_likelier_to_fit(flags: Flags, batch: int, rung: int, room: float) -> None:
-    """Verdict and P(fits) never improve with batch or length, on a card about as large as some size needs."""
-    base = resolve(from_flags(flags))
-    for ladder in ladders(base, batch):
-        need = float(memory(ladder[rung % len(ladder)]).must_have_bytes)
-        answers = [predict_with(on_card(each, int(need * room)), CALIBRATED) for each in ladder]
-        for smaller, larger in pairwise(answers):
-            # Where less is needed, it is by a mechanism that is listed (see above), and then the chance is right to rise.
-            if needed_fall(smaller.memory, larger.memory) <= ROUNDING:
-                assert_no_better(smaller, larger)
+@FEW
+@given(jobs(), st.sampled_from((1, 5, 16)), st.integers(0, 1), st.integers(0, 6), st.floats(0.7, 1.4))
+def test_a_larger_job_is_likelier_to_fit_only_where_a_replay_shows_it(
+    flags: Flags, batch: int, which: int, rung: int, room: float
+) -> None:
+    """Verdict and P(fits) never improve with batch or length, on a card about as large as some size needs.
+
+    The minimum memory is searched, so it may fall by one step of the search.
+    """
+    ladder = [*ladders(short(flags), batch)][which]
+    need = float(predict_replayed(job_of(ladder[rung], PRIORS)).must_have_bytes)
+    cards = [on_card(each, int(need * room)) for each in ladder]
+    answers = [(each, predict_with(each, CALIBRATED)) for each in cards]
+    for (smaller, first), (larger, second) in pairwise(answers):
+        lost = float(first.memory.must_have_bytes) - float(second.memory.must_have_bytes)
+        if lost <= 0:
+            assert_no_better(first, second)
+        elif lost > search_step(first.memory):
+            jobs_of_both = [job_of(each, CALIBRATED.coefficients_for(each)) for each in (smaller, larger)]
+            limits = (least_of(each.memory) for each in (first, second))
+            assert replay_shows_less(*jobs_of_both, *limits) or is_cut_finer(*jobs_of_both)
+            assert not is_more_than_known("moment_of_release", lost / float(first.memory.must_have_bytes))
+
+
+def search_step(made: MemoryPrediction) -> float:
+    """The minimum memory is searched to a 128th of what is allocated, and no finer than 64 MiB."""
+    return max(float(made.allocated_peak_bytes) / 128, 64 * MIB) + 1
+
+
+def replay_shows_less(smaller: Job, larger: Job, before_bytes: float, after_bytes: float) -> bool:
+    """Whether the larger job ends with ``after_bytes``, and the smaller one fails with as much or more, up to ``before_bytes``.
+
+    A job that ends under one limit may fail under a higher one, where it gives its cache back later.
+    """
+    limits = [int(after_bytes + part / 16 * (before_bytes - after_bytes)) for part in range(16)]
+    return ends(larger, limits[0] + 1) and not all(ends(smaller, limit) for limit in limits)
+
+
+def least_of(made: MemoryPrediction) -> float:
+    """The smallest limit for the allocator: the minimum memory without what lies beside it."""
+    beside = (each for each in made.terms if each.name in ("context", "nccl") or each.label in ("not counted", "outlier columns"))
+    return float(made.must_have_bytes) - sum(float(each.n_bytes) for each in beside)
+
+
+def ends(job: Job, limit_bytes: int) -> bool:
+    """Whether every request of a job is served."""
+    return replay_slots(slot_events(step_of(job), job), limit_bytes).failure is None
 
 
 def assert_no_better(smaller: Prediction, larger: Prediction) -> None:
@@ -342,8 +382,12 @@ def assert_no_better(smaller: Prediction, larger: Prediction) -> None:
     assert larger.fits_probability <= smaller.fits_probability + ROUNDING
 
 
-@FEW
-@given(jobs(), st.sampled_from(("batch", "seq")), st.sampled_from(("rtx4090", "a100-80gb", "h200-sxm")))
+@FEWER
+@given(
+    st.sampled_from(MODELS[:5]).flatmap(lambda model: jobs(model=model)),
+    st.sampled_from(("batch", "seq")),
+    st.sampled_from(("rtx4090", "a100-80gb", "h200-sxm")),
+)
 def test_what_is_solved_for_fits_and_the_next_does_not(flags: Flags, quantity: str, card: str) -> None:
     """``planner.search(solve=...)`` names a size that ``planner.estimate`` lets fit, and does not fit one step above it."""
     said: Flags = {**flags, "gpu": card + flags["gpu"].removeprefix("a100-80gb"), "tokens_per_sample": None}

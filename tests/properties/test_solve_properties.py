@@ -1,6 +1,8 @@
-"""What a search solves for is what trying every value finds, and what it lists is beaten by nothing that it tried."""
+"""What a search solves for fits and the next value does not, and what it lists is beaten by nothing that it tried."""
 
 from __future__ import annotations
+
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +16,8 @@ from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.answer import Quantity
-from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, rank, state_of
-from planner.searching.choose import choose, front
+from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, confirmed, state_of
+from planner.searching.choose import choose
 from planner.searching.pool import Pool
 from planner.searching.solve import SEQ_STEP_TOKENS, size_of, solve
 from planner.searching.space import Space, read_choices
@@ -26,15 +28,18 @@ CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
 FIXED = {"sharding": "none", "offload": "none", "optimizer": "adamw_torch", "attention": "sdpa"}
 JOBS = st.fixed_dictionaries(
     {
-        "model": st.sampled_from(["llama-3.2-1b", "qwen2.5-0.5b", "gpt2"]),
+        "model": st.sampled_from(["smollm2-135m", "qwen2.5-0.5b", "gpt2"]),
         "method": st.sampled_from(["full", "lora", "qlora", "int8"]),
         "gpu": st.just("rtx4090"),
-        "gpu_memory": st.integers(4_000, 20_000).map(lambda size: f"{size}MiB"),
+        "gpu_memory": st.integers(2_000, 8_000).map(lambda size: f"{size}MiB"),
         "gradient_checkpointing": st.booleans(),
         "loss": st.sampled_from(["hf", "liger"]),
     }
 )
 MODELS = st.sampled_from([CALIBRATED, PRIORS])
+# A search takes seconds, most of them for replays.
+SETTINGS = settings(max_examples=5 if settings().derandomize else 20, deadline=None)
+FEWER = settings(SETTINGS, max_examples=2 if settings().derandomize else 10)
 
 
 def pool_of(flags: dict[str, str | bool], confidence: float = DEFAULT_CONFIDENCE) -> Pool:
@@ -52,52 +57,49 @@ def fits(flags: dict[str, str | bool], model: Model, confidence: float) -> bool:
     return state_of(answer(flags, model), confidence) == "fits"
 
 
-@settings(max_examples=10, deadline=None)
+@SETTINGS
 @given(job=JOBS, seq=st.integers(256, 1024), model=MODELS, confidence=st.sampled_from([0.5, DEFAULT_CONFIDENCE]))
-def test_the_largest_batch_is_what_trying_all_finds(
+def test_the_largest_batch_fits_and_the_next_does_not(
     job: dict[str, str | bool], seq: int, model: Model, confidence: float
 ) -> None:
-    """``--solve batch`` finds the largest micro-batch that fits among all up to half as many again; none where none does."""
+    """``--solve batch`` finds a micro-batch that fits, one more does not, and neither does half as much again or twice."""
     flags = {**FIXED, **job, "seq": str(seq)}
     (group,) = solve(pool_of(flags, confidence), lambda _: model, "batch").groups
     found = int(size_of("batch")(group.rows[0])) if group.rows else 0
-    brute = [batch for batch in range(1, found + found // 2 + 4) if fits({**flags, "batch": str(batch)}, model, confidence)]
-    assert found == max(brute, default=0)
     if group.rows:
+        assert fits({**flags, "batch": str(found)}, model, confidence)
         assert group.above is not None
         assert size_of("batch")(group.above) == found + 1
+    for above in {found + 1, found + found // 2 + 1, 2 * found + 1}:
+        assert not fits({**flags, "batch": str(above)}, model, confidence)
 
 
-@settings(max_examples=8, deadline=None)
+@SETTINGS
 @given(job=JOBS, batch=st.integers(1, 8), model=MODELS)
-def test_the_longest_sequence_is_what_trying_all_finds(job: dict[str, str | bool], batch: int, model: Model) -> None:
-    """``--solve seq`` finds the longest multiple of 64 tokens that fits among all up to half as long again."""
+def test_the_longest_sequence_fits_and_the_next_does_not(job: dict[str, str | bool], batch: int, model: Model) -> None:
+    """``--solve seq`` finds a multiple of 64 tokens that fits, the next does not, and neither does half as much again."""
     flags = {**FIXED, **job, "batch": str(batch)}
     most = resolve(from_flags({**flags, "seq": "64"})).model.max_position_tokens or 0
     (group,) = solve(pool_of(flags), lambda _: model, "seq").groups
     found = int(size_of("seq")(group.rows[0])) if group.rows else 0
-    lengths = range(SEQ_STEP_TOKENS, min(most, found + found // 2 + 256) + 1, SEQ_STEP_TOKENS)
-    tried = lengths if len(lengths) < 100 else [each for each in lengths if each > found - 16 * SEQ_STEP_TOKENS][:100]
-    brute = [seq for seq in tried if fits({**flags, "seq": str(seq)}, model, DEFAULT_CONFIDENCE)]
-    assert found == max(brute, default=0)
+    assert not found or fits({**flags, "seq": str(found)}, model, DEFAULT_CONFIDENCE)
+    for above in {found + SEQ_STEP_TOKENS, (found * 3 // 2 // SEQ_STEP_TOKENS + 1) * SEQ_STEP_TOKENS}:
+        assert above > most or not fits({**flags, "seq": str(above)}, model, DEFAULT_CONFIDENCE)
 
 
-@settings(max_examples=8, deadline=None)
-@given(memory=st.integers(6_000, 40_000), seq=st.integers(128, 4096))
+@FEWER
+@given(memory=st.integers(3_000, 20_000), seq=st.integers(128, 4096))
 def test_nothing_that_was_tried_beats_what_is_listed(memory: int, seq: int) -> None:
-    """The first recipe is the fastest that fits (but for 1 %), each other one has more room, and no tried one has both."""
-    pool = pool_of({"model": "llama-3.2-1b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
+    """Each listed recipe fits, the fastest first (but for 1 %), and a faster one that was tried does not fit when replayed."""
+    pool = pool_of({"model": "qwen2.5-0.5b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
     groups = {group.title: group for group in choose(pool, lambda _: CALIBRATED, top=50).groups}
     assert len(groups) == len(pool.by_training)
     for training, tried in pool.by_training.items():
-        group = groups[pool.title_of(training)]
-        fitting = [each for each in tried if pool.fits(each)]
-        assert bool(fitting) == bool(group.rows)
-        for each in fitting:
-            assert seconds(group.rows[0]) <= 1.011 * seconds(each)
-            assert any(seconds(row) <= 1.011 * seconds(each) and row.room >= each.room - 0.0501 for row in group.rows)
-        assert list(group.rows) == sorted(group.rows, key=rank)
-        assert set(map(id, front(fitting))) <= set(map(id, group.rows))
+        rows = groups[pool.title_of(training)].rows
+        best = seconds(rows[0]) if rows else math.inf
+        assert all(pool.fits(row) and best <= 1.011 * seconds(row) for row in rows)
+        faster = [each for each in tried if pool.fits(each) and 1.011 * seconds(each) < best]
+        assert not any(pool.fits(confirmed(each)) for each in faster)
 
 
 def seconds(tried: Tried) -> float:
@@ -106,13 +108,13 @@ def seconds(tried: Tried) -> float:
     return tried.sample_s
 
 
-# Of each step in memory a seen generation; the larger card makes at least a tenth more visible than the one before it.
-GROWING_CARDS = ("rtx3060-12g", "rtx4090", "rtx-a6000", "a100-80-sxm", "b200")
+# The larger card makes at least a tenth more visible than the one before it.
+GROWING_CARDS = ("rtx3060-12g", "rtx4090", "a100-80-sxm")
 
 
-@settings(max_examples=8, deadline=None)
+@FEWER
 @given(
-    model=st.sampled_from(["llama-2-70b", "llama-3.1-8b", "qwen2.5-1.5b", "mistral-7b"]),
+    model=st.sampled_from(["smollm2-135m", "qwen2.5-1.5b", "llama-3.1-8b"]),
     method=st.sampled_from(["full", "lora", "qlora"]),
     quantity=st.sampled_from(["seq", "batch"]),
     stack=st.sampled_from(["hf-trainer@5", "trl", "unsloth"]),
@@ -126,5 +128,5 @@ def test_a_larger_card_is_never_answered_with_less(model: str, method: str, quan
         rows = solve(pool, lambda _: CALIBRATED, quantity).groups[0].rows
         found.append(int(size_of(quantity)(rows[0])) if rows else 0)
     assert found == sorted(found)
-    # Unsloth has no offload for the weights of a full fine-tune: 70B in 16 bits fit on no card.
-    assert found[-1] or (model, method, stack) == ("llama-2-70b", "full", "unsloth")
+    # Unsloth has no offload for the weights of a full fine-tune.
+    assert found[-1] or (model, method, stack) == ("llama-3.1-8b", "full", "unsloth")

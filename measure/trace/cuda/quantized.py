@@ -39,7 +39,7 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
     else:
         raise NotModelledError(
             f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels when it loads, "
-            "and each expands weights in its own way; use --method qlora, or ask the closed form: plan --model ..."
+            "and each expands weights in its own way; use --method qlora, or ask for a prediction: plan --model ..."
         )
     model.is_quantized = True
 

@@ -26,8 +26,8 @@ from planner.domain.recipe import Number
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.memory.host import predict_host
-from planner.memory.optimizer import paged_state_bytes
-from planner.memory.peak import predict_memory
+from planner.memory.outside import paged_bytes
+from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.throughput.step import predict_time
 from planner.units import MIB
@@ -142,9 +142,9 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
         return value if value is None or column is None or not column.endswith("_per_s") else 1 / value
     job = job_of(scenario, coefficients)
     if target.quantity == "host_memory":
-        host = predict_host(job, paged_state_bytes(job))
+        host = predict_host(job, paged_bytes(job))
         return host.per_node_bytes if target.bound == "at_most" else host_bytes(record, host)
-    memory = predict_memory(job, by_phase=record.phase_reached is not None)
+    memory = predict_replayed(job, minimum_too=record.outcome == "oom")
     if record.outcome == "oom":
         return memory.must_have_bytes
     count = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1

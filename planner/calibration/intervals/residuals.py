@@ -17,7 +17,7 @@ from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.interval import SpreadKey, SpreadOf
 from planner.domain.recipe import Number
 from planner.domain.scale import far_factor, memory_scale, time_scale
-from planner.memory.peak import predict_memory
+from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import order_reach_bytes
 from planner.program.job import job_of
 from planner.throughput.step import predict_time
@@ -54,7 +54,7 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
         return SpreadKey(of), time_scale(time, replace(doubt, parts=all_candidates(of))), _NO_REACH
-    memory = predict_memory(job_of(scenario, coefficients), by_phase=False)
+    memory = predict_replayed(job_of(scenario, coefficients), minimum_too=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
     reach = (math.log1p(-down / value), math.log1p(up / value))

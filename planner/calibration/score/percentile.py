@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.memory.lengths import longest_of_batch_tokens
+from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import job_of
 
 
@@ -15,7 +15,7 @@ def at_percentile(record: RunRecord, scenario: Scenario) -> Scenario:
     """The scenario of the step whose memory ``record`` gives: that of ``record`` itself, with the length of that step's batch.
 
     The length is one that the same share of the batches does not exceed
-    (:func:`planner.memory.lengths.longest_of_batch_tokens`); readings that are the most of all steps change nothing.
+    (:func:`planner.memory.drawn_lengths.longest_of_batch_tokens`); readings that are the most of all steps change nothing.
     """
     if record.peak_memory_percentile is None:
         return scenario

@@ -5,11 +5,10 @@ from __future__ import annotations
 from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.domain.term import PHASES
 from planner.intake.request import ScenarioRequest, from_record
 from planner.intake.resolve import resolve
 from planner.intake.rules import Case, refusals
-from planner.memory.peak import predict_memory
+from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.units import MIB
 
@@ -41,8 +40,8 @@ def below_weights(record: RunRecord, scenario: Scenario) -> str:
     """What is wrong with a peak that the weights on the GPU do not fit into; empty where nothing is."""
     if record.peak_memory_mib is None or record.phase_reached == "load":
         return ""
-    terms = predict_memory(job_of(scenario, Coefficients())).terms
-    weights_bytes = sum(float(term.n_bytes) for term in terms if term.name == "weights" and len(term.phases) == len(PHASES))
+    terms = predict_replayed(job_of(scenario, Coefficients()), minimum_too=False).terms
+    weights_bytes = sum(float(term.n_bytes) for term in terms if term.name == "weights" and "optimizer_step" in term.phases)
     cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
     if record.peak_memory_mib * MIB >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
         return ""

@@ -28,7 +28,7 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
     heads = fields.integer("n_head", "num_attention_heads")
     drops = fields.is_positive("attention_dropout", 0.0)
     attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True, dropout=drops)
-    attention = replace(attention, returned_scores="cast", copies_heads=True, fused_parts="selected")
+    attention = replace(attention, returned_scores="cast", fused_parts="selected")
     width = _MLP_RATIO * hidden
     block = BlockSpec(
         attention=attention,
@@ -82,7 +82,7 @@ def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", "n_head")
     attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute", returned_scores="softmax")
     # modeling_falcon.py passes allow_is_causal_skip=False, for the sake of ALiBi.
-    attention = replace(attention, makes_mask=True, copies_heads=True, fused_parts="selected")
+    attention = replace(attention, makes_mask=True, fused_parts="selected")
     kv_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
     if fields.flag("new_decoder_architecture", False):
         if heads % kv_heads:

@@ -58,8 +58,7 @@ def _latents(fields: ConfigFields) -> _Latents:
     nope_dim, value_dim = fields.integer("qk_nope_head_dim", default=128), fields.integer("v_head_dim", default=128)
     # An absent rank means 1536, an explicit null that queries are not compressed (DeepSeek-V2-Lite).
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
-    product = heads * (nope_dim + value_dim)
-    attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True, value_product_width=product)
+    attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True)
     # V2 turns complex numbers; V3 pairs, unless told to swap halves.
     form: RotaryForm = "crossed" if fields.flag("rope_interleave", True) else "halves"
     if fields.text("model_type", "") == "deepseek_v2":

@@ -35,7 +35,7 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
     attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5))
     block = BlockSpec(
         attention=attention,
-        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),
+        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
         linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("attention_bias", True)) + fused_gated_mlp(hidden, width),
         norms=(rms(hidden, copies=norms_per_layer),),
     )

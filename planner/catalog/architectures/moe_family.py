@@ -29,9 +29,7 @@ def experts_of(fields: ConfigFields, width: int, n_experts: int, top_k: int) -> 
     """A mixture of gated experts; each token goes to ``top_k`` of them."""
     if top_k > n_experts:
         raise fields.fail(f"num_experts_per_tok {top_k} is above the number of experts, {n_experts}")
-    return MlpSpec(
-        width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True, n_experts=n_experts, top_k=top_k
-    )
+    return MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), n_experts=n_experts, top_k=top_k)
 
 
 def _moe_block(

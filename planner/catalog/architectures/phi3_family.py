@@ -22,7 +22,7 @@ def read_phi3(fields: ConfigFields) -> ModelSpec:
     attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 1.0), rotary_join="inline")
     block = BlockSpec(
         attention=attention,
-        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), fused_gate_up=True),
+        mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
         linears=fused_qkv(attention, hidden, ("qkv_proj", "o_proj"), biases=(False, False)) + fused_gated_mlp(hidden, width),
         norms=(rms(hidden, copies=2),),
     )

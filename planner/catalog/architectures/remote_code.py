@@ -108,7 +108,7 @@ def read_chatglm(fields: ConfigFields) -> ModelSpec:
     make_norm = rms if fields.flag("rmsnorm", True) else layer_norm
     block = BlockSpec(
         attention=attention,
-        mlp=MlpSpec(width, gated=True, activation="silu", fused_gate_up=True),
+        mlp=MlpSpec(width, gated=True, activation="silu"),
         linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(qkv_bias, bias))
         + fused_gated_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=bias),
         norms=(make_norm(hidden, copies=2),),

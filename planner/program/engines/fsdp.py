@@ -59,6 +59,8 @@ class Fsdp(Runtime):
         self.weights = load_shards(self.stream, self.job, self.sizes)
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
+        for group in self.groups.values():
+            group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""

@@ -98,7 +98,7 @@ class Fsdp1(Fsdp):
     def _bytes_of(self, group: Group) -> tuple[float, float, bool]:
         """Bytes of the shard, of the whole flat tensor, and whether the shard is wider."""
         stored = sum(self.sizes.stored_bytes(each) for each in group.weights)
-        whole = sum(self.sizes.seen_bytes(each) for each in group.weights)
+        whole = sum(group.seen_bytes)
         return stored, whole, any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
 
     def _cast(self, n_bytes: float, op: str) -> int:

@@ -35,7 +35,7 @@ class Fsdp2(Fsdp):
         groups = {ROOT: Group([], stays=True), TABLE: Group([])}
         groups |= {part_of(each): Group([]) for each in weights if part_of(each)}
         groups[TAIL] = Group([], stays=True)
-        tail = [each for each in weights if each.outside and each.kind == "norm" and not peft]
+        tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
             name = part_of(each) or ROOT
             if each.name == model.token_embedding.name:
@@ -71,7 +71,7 @@ class Fsdp2(Fsdp):
                 uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / sizes.n, "all_gather_input")
                 self.free(uploaded)
             given.append(shard)
-        whole = sum(sizes.seen_bytes(each) for each in group.weights)
+        whole = sum(group.seen_bytes)
         if self.mixed and not self.offloads:
             given.append(self._gather(whole / sizes.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
@@ -83,9 +83,7 @@ class Fsdp2(Fsdp):
             return
         if forward:
             self.free(self._kept)
-        group.whole = [
-            self.take(self.sizes.seen_bytes(each), "gathered_parameters", "unsharded parameter") for each in group.weights
-        ]
+        group.whole = [self.take(n_bytes, "gathered_parameters", "unsharded parameter") for n_bytes in group.seen_bytes]
         if forward:
             self._kept = group.received
         else:

@@ -11,9 +11,9 @@ from math import ceil
 
 from planner.domain.term import TermName
 from planner.program.job import Job
-from planner.program.load import load_whole, prepared_dtype, take_workspaces
+from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.states import largest_rank, n_elements
+from planner.program.states import largest_rank
 from planner.program.stream import Instance, Stream
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 
@@ -36,12 +36,14 @@ class Gradient:
 class Group:
     """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
 
-    ``gradients`` wait to be reduced.  Slots: ``received``, the buffer that parameters arrive in; ``whole``, these
-    parameters; ``flat``, their gradients in one tensor; ``reduced``, this GPU's part of them.
+    ``seen_bytes``: of each whole parameter.  ``gradients`` wait to be reduced.
+    Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one
+    tensor; ``reduced``, this GPU's part of them.
     """
 
     weights: list[Weight]
     stays: bool = False
+    seen_bytes: list[float] = field(default_factory=list)
     received: int | None = None
     whole: list[int] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Sizes:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.n = int(job.recipe.sharding.shards(job.hardware))
+        self._rank = largest_rank(job)
 
     def divides(self, weight: Weight) -> bool:
         """Whether a parameter is divided: k-bit ones only where their bytes are stored as floats."""
@@ -83,20 +86,24 @@ class Sizes:
 
     def shard_elements(self, weight: Weight) -> float:
         """Elements of the shard, or bytes of a 4-bit one."""
-        return n_elements(self._job, self.shard(weight)) / (2 if weight.packed else 1)
+        (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
+        return weight.count / rows * self._part_of_rows(weight) * rank / (2 if weight.packed else 1)
 
     def shard(self, weight: Weight) -> Weight:
         """The part of one process: divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
-        (unit, rows), *rest = weight.shape
-        part = ceil(rows / self.n) if unit is Unit.ONE and not weight.packed else rows / self.n
-        return replace(weight, shape=((unit, part), *rest), dtype=self.stored(weight))
+        (unit, _), *rest = weight.shape
+        return replace(weight, shape=((unit, self._part_of_rows(weight)), *rest), dtype=self.stored(weight))
+
+    def _part_of_rows(self, weight: Weight) -> float:
+        unit, rows = weight.shape[0]
+        return ceil(rows / self.n) if unit is Unit.ONE and not weight.packed else rows / self.n
 
     def gradients_of(self, part: Instance) -> Iterator[Gradient]:
         """The gradients that the backward pass of ``part`` made, in the order of its parameters."""
         for unit, count, dtype, slot, module in part.template.gradients:
             lies_at = part.slot(slot)
             if lies_at is not None:
-                yield Gradient(module, count * (largest_rank(self._job) if unit is Unit.RANK else 1), dtype, lies_at)
+                yield Gradient(module, count * (self._rank if unit is Unit.RANK else 1), dtype, lies_at)
 
 
 def part_of(weight: Weight) -> str:
@@ -105,12 +112,13 @@ def part_of(weight: Weight) -> str:
 
 
 def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
-    """Each parameter whole, and then its shard; over a k-bit base the whole model before it is divided.
+    """Each parameter whole, and then its shard; Transformers loads the whole of a k-bit model before it is divided.
 
     Gives the shards, and what is not divided.  Offloaded shards are on the host.
-    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``).
+    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``);
+    torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict, which packs and divides one parameter at a time.
     """
-    if job.recipe.numerics.quantization != "none":
+    if job.recipe.numerics.quantization != "none" and job.stack.model_code != "own":
         weights = load_whole(stream, job)
         for each in sorted(weights, key=lambda each: each.slot):
             if sizes.divides(each):
@@ -137,7 +145,21 @@ def _one_by_one(stream: Stream, job: Job, sizes: Sizes, weights: Iterable[Weight
         if not job.recipe.offloads_params:
             whole = each.count * ELEMENT_BYTES[sizes.stored(each)]
             stream.free(stream.allocate(each.unit, whole, "other_temporaries", ("load", each.name, "whole")))
+        if each.packed:
+            each.dtype = "int8"
+            _keep_constants(stream, job, sizes, each)
         _keep_shard(stream, job, sizes, each)
+
+
+def _keep_constants(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
+    """Scales of a packed matrix are divided with it.
+
+    Source: torchao 0.17 dtypes/nf4tensor.py nf4_split, fsdp_pre_all_gather.
+    Ignored: loops of one's own that divide matrices of bitsandbytes, whose scales stay whole.
+    """
+    if not job.recipe.offloads_params:
+        for n_bytes in constants(job, weight):
+            stream.allocate(Unit.ONE, n_bytes / sizes.n, "quantization_constants", ("load", weight.name, "scales"))
 
 
 def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:

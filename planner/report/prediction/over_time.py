@@ -10,8 +10,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import PHASE_WORDS
 from planner.report.prediction.subject import Subject
 from planner.report.render.chart import ALLOCATED, CACHED, CROSSED, LIMIT
-from planner.report.render.layout import Block, Chart, ChartPart, Column, Grid, Note, Row, Section
-from planner.report.render.numbers import gib
+from planner.report.render.layout import Chart, ChartPart, Column, Grid, Note, Row, Section
 from planner.units import format_bytes
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -53,32 +52,10 @@ def _chart(timeline: Timeline) -> Chart:
     return Chart(tuple(parts), timeline.near_limit_bytes, crossed)
 
 
-def replay_section(subject: Subject) -> Section:
-    """What the replay of the step says of the three levels, and with ``--explain`` the operators of its fullest moment."""
-    memory = subject.replayed
-    if memory is None:
-        return Section("", ())
-    levels = (
-        ("allocated", memory.allocated_peak_bytes),
-        ("reserved", memory.reserved_peak_bytes),
-        ("driver", memory.driver_peak_bytes),
-        ("needs at least", memory.must_have_bytes),
-    )
-    rows = tuple(Row((name, gib(size))) for name, size in levels)
-    at_peak = [term for term in memory.terms if memory.limiting_phase in term.phases and term.detail]
-    blocks: list[Block] = [Grid((Column("replayed"), Column("GiB", "right")), rows)]
-    if at_peak:
-        columns = (Column(f"allocated in {PHASE_WORDS[memory.limiting_phase]}"), Column("GiB", "right"), Column("by"))
-        blocks += [Note(""), Grid(columns, tuple(Row((term.label, gib(term.n_bytes), term.detail)) for term in at_peak))]
-    note = "Every allocation of the step, served by a model of PyTorch's caching allocator: docs/step_program.md."
-    return Section("The step replayed", (*blocks, Note(note, "dim")))
-
-
 def failed_section(subject: Subject) -> Section:
     """Where a job that does not fit would stop, and what would have saved it."""
-    memory = subject.replayed
-    failed = memory.failed if memory else None
-    if memory is None or failed is None:
+    failed = subject.prediction.memory.failed
+    if failed is None:
         return Section("", ())
     largest = f", the largest of {format_bytes(failed.largest_free_bytes)}" if failed.free_blocks else ""
     pieces = f"{failed.free_blocks} free pieces of the cache, {format_bytes(failed.free_bytes)} in all{largest}"
@@ -89,7 +66,7 @@ def failed_section(subject: Subject) -> Section:
         ("asks for", format_bytes(failed.n_bytes)),
         ("finds", f"{format_bytes(failed.unreserved_bytes)} outside of the cache; {pieces}"),
     )
-    helps = tuple(Note(f"{text}.") for text in _rescues(failed, memory, subject.scenario))
+    helps = tuple(Note(f"{text}.") for text in _rescues(failed, subject.prediction.memory, subject.scenario))
     return Section("Where it runs out of memory", (Grid((Column(""), Column("")), tuple(map(Row, rows))), *helps))
 
 

@@ -139,6 +139,25 @@ class PhasePart(Part):
     driver_bytes: Bytes
 
 
+class FailedPart(Part):
+    """The first request that the card cannot serve: part of the model, module, operator, and what was free.
+
+    ``free_bytes`` of the allocator's cache lie in ``free_blocks`` pieces; ``unreserved_bytes`` of the card are not in the cache.
+    ``fits_expandable``: whether all would be served with expandable segments; null where they cannot help.
+    """
+
+    phase: Phase
+    part: str
+    module: str
+    op: str
+    bytes: Bytes = at("n_bytes")
+    free_bytes: Bytes
+    free_blocks: int
+    largest_free_bytes: Bytes
+    unreserved_bytes: Bytes
+    fits_expandable: bool | None
+
+
 class MemoryPart(Part):
     """GPU memory of one device; ``limit_bytes`` is what the job may use.
 
@@ -153,6 +172,7 @@ class MemoryPart(Part):
     must_have_bytes: Bytes
     state_bytes: Bytes
     limiting_phase: Phase
+    failed: FailedPart | None = Field(description="null where the job fits, or where its program was not replayed")
     phases: list[PhasePart]
     terms: list[TermPart]
 

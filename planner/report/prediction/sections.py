@@ -11,7 +11,7 @@ from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
-from planner.report.prediction.over_time import failed_section, replay_section, timeline_section
+from planner.report.prediction.over_time import failed_section, timeline_section
 from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
 from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
 from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section, Segment, StackedBar
@@ -33,11 +33,10 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
         Section("", tuple(Note(f"Warning: {text}", "warn") for text in doubts(subject))),
         Section("", (Note(job_line(scenario)),)),
         levels_section(prediction, scenario.hardware),
+        failed_section(subject),
         terms_section(prediction),
         phases_section(prediction),
-        replay_section(subject),
         timeline_section(subject),
-        failed_section(subject),
         host_section(prediction, scenario.hardware),
         time_section(prediction),
         run_section(subject),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.allocator.timeline import Timeline
 from planner.domain.coefficients import Coefficients
-from planner.domain.prediction import MemoryPrediction, PhasePeak, Prediction, Verdict
+from planner.domain.prediction import PhasePeak, Prediction, Verdict
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
@@ -34,7 +34,7 @@ class Subject:
 
     ``coefficients`` are those that the prediction was made with.  ``stacks``: what the common ones need, where none is given.
     ``at_length``: the run at an example of a real length, where its length is asked for and that of samples is not given.
-    ``timeline``: memory over the step, where it is to be drawn; ``replayed``: what its replay says of the peak.
+    ``timeline``: memory over the step, where it is to be drawn.
     """
 
     scenario: Scenario
@@ -46,7 +46,6 @@ class Subject:
     stacks: Sequence[StackNeed] = ()
     at_length: AtLength | None = None
     timeline: Timeline | None = None
-    replayed: MemoryPrediction | None = None
 
     @property
     def shown_peak_bytes(self) -> Number:

@@ -27,7 +27,6 @@ _PARTS: dict[TermName, tuple[str, str]] = {
     "other_temporaries": ("t", "temporary buffers"),
     "allocator_slack": ("k", "caching allocator"),
     "context": ("c", "CUDA context"),
-    "libraries": ("c", "CUDA context"),
     "nccl": ("n", "NCCL buffers"),
 }
 _REST = ("x", "everything else")

@@ -103,3 +103,19 @@ def test_the_weights_may_be_loaded_in_the_dtype_of_the_checkpoint() -> None:
     """``checkpoint`` is the dtype that the model's file names, with the place where it was asked for."""
     entry = assumption(scenario_of(stack="trl", load_dtype="checkpoint"), "load_dtype")
     assert (entry.value, entry.origin, entry.note) == ("fp16", "cli", "the dtype of the checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("flags", "offload"),
+    [
+        ({}, "activations"),
+        ({"method": "lora"}, "activations"),
+        ({"offload": "none"}, "none"),
+        ({"gradient_checkpointing": False}, "none"),
+        ({"checkpoint_every": 2}, "none"),
+        ({"stack": "trl"}, "none"),
+    ],
+)
+def test_inputs_of_layers_leave_by_themselves_where_every_layer_is_checkpointed(flags: dict[str, object], offload: str) -> None:
+    """Unsloth's default, unless it is said otherwise or there is nothing that it could move."""
+    assert scenario_of(**{"method": "qlora", "stack": "unsloth", **flags}).recipe.offload == offload

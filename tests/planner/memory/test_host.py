@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import Prediction
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
 from planner.prediction import estimate
 from planner.program.job import Job, job_of
+from planner.units import MIB
 
 # Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944; 28 layers.
 LORA = ((9, 8 * 3_584), (2, 8 * 512), (3, 8 * 18_944))
@@ -83,3 +85,35 @@ def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
     assert found["offloaded_parameters"] == LAYERS * layer + 2 * up(table) + buffer
     # Matrices of 8 x 3,584 and less persist on the card.
     assert found["pinned_cache"] == LAYERS * 3 * up(4 * 8 * 18_944 / 2)
+
+
+# Llama 3.1 8B: 32 layers of 4,096 features.  Unsloth moves what layers read to the host.
+UNSLOTH = {"model": "llama-3.1-8b", "method": "qlora", "gpu": "a100-80-sxm", "stack": "unsloth"}
+
+
+def moved(**flags: object) -> Prediction:
+    """The estimate of such a job."""
+    return estimate(resolve(from_flags({**UNSLOTH, **flags})))
+
+
+def inputs_of(prediction: Prediction) -> float:
+    """Host RAM of inputs of layers."""
+    return sum(float(term.n_bytes) for term in prediction.host.terms if term.name == "offloaded_activations")
+
+
+def test_inputs_of_all_layers_are_on_the_host_where_they_leave() -> None:
+    """16,384 tokens of 4,096 features in bf16 are a power of two already."""
+    assert inputs_of(moved(seq=16_384)) == 32 * 16_384 * 4096 * 2
+    assert inputs_of(moved(seq=16_384, offload="none")) == 0
+
+
+def test_inputs_that_host_ram_has_no_room_for_are_not_pinned() -> None:
+    """Pinned blocks are rounded up to 256 MiB of 160 MiB; a host with less takes them as they are, one without is short."""
+    exact, rounded = 32 * 160 * MIB, 32 * 256 * MIB
+    assert inputs_of(moved(seq=20_480, host_memory="64GiB")) == rounded
+    tight = moved(seq=20_480, host_memory="8GiB")
+    assert exact <= inputs_of(tight) < rounded
+    assert tight.verdict == "fits"
+    short = moved(seq=20_480, host_memory="6GiB")
+    assert inputs_of(short) == exact
+    assert short.verdict == "host_memory_short"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,12 +12,9 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.failing import failed_request
-from planner.memory.peak import predict_memory
 from planner.memory.replayed import least_bytes, replayed
-from planner.memory.replayed_peak import predict_replayed
-from planner.memory.shares import shares_by_phase
 from planner.program.job import Job, job_of
-from planner.units import GIB, MIB
+from planner.units import GIB
 
 
 def scenario(**flags: object) -> Scenario:
@@ -43,16 +39,6 @@ def test_the_terms_of_each_phase_add_up_to_what_is_allocated(method: str) -> Non
     assert max(phase.allocated_bytes for phase in done.phases) <= least_bytes(one) <= done.reserved_bytes
 
 
-def test_the_states_of_a_job_are_what_their_shapes_say() -> None:
-    """Of a full fine-tune in bf16: 2 bytes a weight, and two states of 2 bytes each after the first step."""
-    whole = job(method="full", load_dtype="bf16", precision="bf16", optimizer="adamw_torch")
-    memory = predict_replayed(whole)
-    weights = whole.counts.total
-    names = {term.name: float(term.n_bytes) for term in memory.terms if "forward_2" in term.phases}
-    assert names["weights"] == pytest.approx(2 * weights, rel=1e-6)
-    assert names["optimizer_states"] == pytest.approx(4 * weights, rel=1e-3)
-
-
 def test_a_card_that_holds_the_minimum_is_enough_and_a_smaller_one_names_what_fails() -> None:
     """Under the minimum the job ends; a tenth below what is allocated, a request of the last micro-step fails."""
     one = job(method="lora", batch=4)
@@ -64,26 +50,6 @@ def test_a_card_that_holds_the_minimum_is_enough_and_a_smaller_one_names_what_fa
     assert failed.phase in ("loss", "loss_2", "backward", "backward_2", "forward", "forward_2")
     assert failed.part.startswith(("layer", "head"))
     assert failed.n_bytes > failed.largest_free_bytes
-
-
-def test_the_verdict_is_that_of_the_card_of_the_job() -> None:
-    """The minimum lies on the right side of the card's own limit, to the byte."""
-    base = scenario(method="lora", batch=4)
-    need = int(predict_replayed(job_of(base, Coefficients())).must_have_bytes)
-    for limit in (need - 200 * MIB, need - MIB, need, need + MIB):
-        card = replace(base.hardware.gpu, visible_memory_bytes=limit)
-        memory = predict_replayed(job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()))
-        assert (memory.must_have_bytes <= limit) == (memory.failed is None)
-
-
-def test_the_operators_of_a_phase_add_up_to_its_terms() -> None:
-    """At the fullest moment of the backward pass; all layers together."""
-    one = job(method="qlora", seq=1024)
-    found = shares_by_phase(one)["backward_2"]["weights"]
-    assert sum(share.total_bytes for share in found) == pytest.approx(
-        next(phase for phase in replayed(one).phases if phase.phase == "backward_2").terms["weights"], rel=1e-2
-    )
-    assert max(share.n_layers for share in found) == 24
 
 
 def test_drawn_batches_grow_up_to_the_cap_and_are_the_same_every_time() -> None:
@@ -105,25 +71,15 @@ def test_lengths_that_grow_leave_blocks_behind() -> None:
     assert replayed(job(padding="packed")).length_cache_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"method": "full"},
-        {"method": "full", "gradient_checkpointing": False},
-        {"method": "lora", "batch": 4},
-        {"method": "qlora", "attention": "eager"},
-        {"method": "int8"},
-        {"model": "llama-3.1-8b", "method": "qlora", "seq": 2048},
-        {"model": "mixtral-8x7b", "method": "qlora"},
-        {"model": "gemma-2-9b", "method": "lora", "attention": "eager"},
-        {"model": "qwen2.5-7b", "method": "full", "sharding": "zero2", "gpus": 8},
-        {"model": "qwen2.5-7b", "method": "full", "sharding": "zero3", "gpus": 8},
-        {"model": "qwen2.5-7b", "method": "full", "sharding": "fsdp", "gpus": 8},
-        {"model": "qwen2.5-7b", "method": "lora", "sharding": "ddp", "gpus": 2},
-    ],
-    ids=lambda flags: "-".join(str(value) for value in flags.values()),
-)
-def test_the_closed_form_allocates_what_the_program_does(flags: dict[str, object]) -> None:
-    """Both answers describe one step: the first screen's and that of ``--details`` are within 3 %."""
-    one = job(**{"seq": 1024, **flags})
-    assert predict_memory(one).allocated_peak_bytes == pytest.approx(predict_replayed(one).allocated_peak_bytes, rel=0.03)
+def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> None:
+    """A 16-bit base that is widened to fp32 leaves blocks that activations do not fill; one that comes in fp32 leaves none.
+
+    Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes.
+    """
+    given = {"model": "baichuan2-7b", "gpu": "h800-sxm", "seq": 1024, "batch": 2, "stack": "hf-trainer@4", "method": "lora"}
+    given |= {"switches": "prepares_unquantized=true", "precision": "fp16-mixed", "gradient_checkpointing": True}
+    widened, plain = (job(**given, load_dtype=dtype) for dtype in ("fp16", "fp32"))
+    assert replayed(widened).allocated_bytes == pytest.approx(replayed(plain).allocated_bytes, rel=0.001)
+    left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes
+    assert 0.5 < left / (2 * widened.counts.total) < 1
+    assert abs(least_bytes(widened) - least_bytes(plain)) < 0.2 * left

@@ -47,6 +47,13 @@ def test_a_frozen_table_under_checkpointing_lives_until_the_graph_goes() -> None
     assert lives(asked, "embed_tokens", "embedding") == [(BATCH * SEQ * 4096 * 2, "backward_2")]
 
 
+def test_inputs_of_layers_on_their_way_to_the_host_have_two_buffers() -> None:
+    """Unsloth keeps two of them beside the last layer's own input."""
+    asked = job(method="lora", gradient_checkpointing=True, stack="unsloth")
+    assert asked.recipe.offload == "activations"
+    assert lives(asked, "", "staged") == [(BATCH * SEQ * 4096 * 2, "backward_2")] * 2
+
+
 def test_rotary_tables_go_with_the_backward_of_the_first_layer() -> None:
     """Cosines and sines of one sample, in bf16."""
     asked = job(method="full", precision="bf16", gradient_checkpointing=False)

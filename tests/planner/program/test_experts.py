@@ -10,7 +10,7 @@ from planner.program.feed_forward import feed_forward
 from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
 from tests.planner.program.matrix_runs import Run
 
-MIXTURE = MlpSpec(WIDTH, gated=True, activation="silu", fused_gate_up=True, n_experts=4, top_k=2)
+MIXTURE = MlpSpec(WIDTH, gated=True, activation="silu", n_experts=4, top_k=2)
 LINEARS = (
     LinearSpec("gate", "router", HIDDEN, 4, "mlp_in", kind="parameter"),
     LinearSpec(

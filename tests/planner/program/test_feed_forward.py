@@ -34,7 +34,7 @@ def test_frozen_matrices_do_not_save_what_they_read() -> None:
 
 def test_gradients_of_the_halves_of_one_product_are_joined() -> None:
     """The gradients of gate and up become one tensor before the matrix gets it."""
-    view = layer_of("lora", MlpSpec(WIDTH, gated=True, activation="silu", fused_gate_up=True), FUSED)
+    view = layer_of("lora", MlpSpec(WIDTH, gated=True, activation="silu"), FUSED)
 
     run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
 

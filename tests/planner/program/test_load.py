@@ -123,3 +123,25 @@ def test_the_engine_of_deepspeed_halves_what_preparation_widened() -> None:
     """Table, head and adapters end in bf16."""
     _, weights = loaded(job("llama-2-7b", "qlora", gpu="a100-80gb:2", sharding="zero2", load_dtype="bf16"))
     assert {each.dtype for each in weights if not each.packed} == {"bf16"}
+
+
+def test_a_buffer_for_expanded_weights_is_as_large_as_the_largest_matrix() -> None:
+    """Unsloth: bf16 and an fp32 scale of every 64 elements; none over a base of 16 bits."""
+    largest = 4_096 * 11_008
+    requests, _ = loaded(job("llama-2-7b", "qlora", stack="unsloth", attention="flash2"))
+    assert requests[-2:] == [f"+{2 * largest}", f"+{4 * largest // 64}"]
+    assert loaded(job("llama-2-7b", "lora", stack="unsloth", attention="flash2"))[0][-1] == f"+{8 * MIB + 128 * KIB}"
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-30b-a3b"])
+def test_unsloth_packs_experts_that_other_quantisers_skip(model: str) -> None:
+    """All of them, or none."""
+    subject = job(model, "qlora", gpu="h200-sxm", stack="unsloth", attention="sdpa", lora_targets="attention")
+    experts = {each.name for group in subject.model.groups for each in group.block.linears if each.group == "expert"}
+    assert experts
+
+    def packed(asked: Job) -> set[bool]:
+        return {each.packed for each in loaded(asked)[1] if each.name.split()[-1] in experts}
+
+    assert packed(subject) == {True}
+    assert packed(with_stack(subject, quantizes_experts=False)) == {False}

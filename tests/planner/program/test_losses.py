@@ -5,12 +5,13 @@ from __future__ import annotations
 from planner.program.job import Job
 from planner.program.sizes import unit_values
 from planner.program.step import parts_of
+from tests.extras import import_or_skip
 from tests.planner.program.test_ends import BATCH, SEQ, job
 
 VOCABULARY, HIDDEN, TOKENS = 128_256, 4096, BATCH * SEQ
 
 
-def peak(asked: Job) -> int:
+def peak(asked: Job, words: int = VOCABULARY) -> int:
     """Most bytes of tensors as wide as the vocabulary that are alive at once in the head."""
     template, values = parts_of(asked)[-1].template, unit_values(asked)
     alive = most = 0
@@ -20,7 +21,7 @@ def peak(asked: Job) -> int:
             if slot >= len(template.units) or slot < 2:
                 continue
             n_bytes = int(template.unit_bytes[slot] * values[template.units[slot]])
-            if template.unit_bytes[slot] in (2 * VOCABULARY, 4 * VOCABULARY):
+            if template.unit_bytes[slot] in (2 * words, 4 * words):
                 alive += n_bytes if event >= 0 else -n_bytes
                 most = max(most, alive)
     return most
@@ -75,3 +76,20 @@ def test_transformers_4_widens_logits_in_their_place() -> None:
     """The fp32 logits, their shifted copy and the log-softmax, without the 16-bit logits."""
     asked = job(method="lora", stack="hf-trainer@4", precision="bf16-mixed", gradient_checkpointing=True)
     assert peak(asked) == TOKENS * VOCABULARY * 12
+
+
+def test_a_model_that_leaves_its_logits_in_16_bits_widens_the_log_softmax() -> None:
+    """Qwen 1 under autocast: the log-softmax of 2 bytes, its fp32 copy for the loss, and that copy's gradient."""
+    words = 151_936
+    asked = job(model="qwen-7b", stack="qwen-finetune", method="lora", gradient_checkpointing=True, attention="flash2")
+    assert asked.regime.autocast
+    assert peak(asked, words) == TOKENS * words * (2 + 4 + 4)
+
+
+def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
+    """On CUDA cross entropy is a composite whose log-softmax gets its input's dtype by name; only ``nll_loss`` is widened."""
+    torch = import_or_skip("torch")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has("aten::cross_entropy_loss", "AutocastCUDA")
+    assert has("aten::log_softmax.int", "AutocastCUDA")
+    assert has("aten::nll_loss", "AutocastCUDA")

@@ -20,12 +20,12 @@ from planner.domain.hierarchy import FREEDOM, moved
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_record
 from planner.intake.resolve import resolve
-from planner.memory.runtime import context_bytes
+from planner.memory.outside import context_bytes
 from planner.program.job import job_of
 from planner.units import MIB
 from tests.planner.calibration.simulated import MACHINES, SHAPES, simulated
 
-TRUTH = replace(Coefficients(), context_bytes=380.0 * MIB, slack_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
+TRUTH = replace(Coefficients(), context_bytes=380.0 * MIB, uncounted_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
 EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 
 

@@ -15,7 +15,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.intake.request import from_flags, from_record
 from planner.intake.resolve import resolve
-from planner.memory.lengths import longest_of_batch_tokens
+from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import Job, job_of
 from planner.records import read_records
 from tests.accuracy.published import published_dir

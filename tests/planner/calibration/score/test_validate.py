@@ -45,6 +45,7 @@ MEMORY = MemoryPrediction(
     driver_peak_bytes=24 * GIB,
     uncapped_driver_bytes=25 * GIB,
     must_have_bytes=22 * GIB,
+    state_bytes=6 * GIB,
     limit_bytes=24 * GIB,
 )
 TIME = TimePrediction(

@@ -145,6 +145,15 @@ def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradien
     assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {2 * (LAYER + ADAPTERS)}
 
 
+@pytest.mark.parametrize("storage", ["bf16", None])
+def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> None:
+    """Half a byte for each element where 4-bit bytes are stored as floats; stored as bytes they are whole on every card."""
+    flags = {"method": "qlora", "lora_rank": 16, "lora_targets": "all-linear"} | ({"quant_storage": storage} if storage else {})
+    received = {n_bytes for op, n_bytes, _ in rows(job(**flags), "forward_2") if op == "all_gather_output"}
+    matrices, floats = LAYER - 2 * WIDTH, 2 * (2 * WIDTH + ADAPTERS)
+    assert (matrices // 2 + floats if storage else floats) in received
+
+
 def test_a_module_is_found_among_the_events_of_a_part() -> None:
     """Frees after its last allocation are its own."""
     stream = Stream()

@@ -118,3 +118,39 @@ def test_stage_1_reduces_in_the_last_micro_step_alone(sharding: str, n_partition
     stream, sizes = stream_of(sharding=sharding, grad_accum="4")
     assert len(allocated(stream, sizes, "grads_in_partition")) == n_partitions
     assert left(stream, sizes)["gradients"] == 0
+
+
+def test_set_up_copies_the_part_and_steps_once_with_gradients_of_zero() -> None:
+    """Two and four bytes of each own parameter come and go before the first pass; offloaded, the step is on the host."""
+    halves = [(TRAINED - VECTORS) // 2, VECTORS // 2]
+    stream, sizes = stream_of(sharding="zero2")
+    assert allocated(stream, sizes, "partition.clone()") == [2 * n for n in halves]
+    assert allocated(stream, sizes, "initialize_optimizer_states") == [4 * n for n in halves]
+    stream, sizes = stream_of(sharding="zero2", offload="optimizer")
+    assert allocated(stream, sizes, "initialize_optimizer_states") == []
+
+
+def test_gradients_that_are_reduced_beside_backward_lie_in_the_stream_of_reductions() -> None:
+    """Memory of another stream serves no other request."""
+    stream, _ = stream_of(sharding="zero2")
+    slots = [event for event in stream.events if event >= 0 and stream.place(event)[2] == "grads_in_partition"]
+    assert {stream.streams[slot] for slot in slots} == {2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_card"), [({}, True), ({"versions": "deepspeed==0.18.9"}, False), ({"gpu_memory": "1GiB"}, False)]
+)
+def test_weights_are_flattened_on_a_card_that_holds_them_twice(flags: dict[str, str], on_card: bool) -> None:
+    """From DeepSpeed 0.19.0 on single weights lie beside the flat buffer; else they go to the host before it comes.
+
+    Two copies of Qwen2.5-0.5B have 1.84 GiB.
+    """
+    stream, sizes = stream_of(sharding="zero2", **flags)
+    flat = stream.events.index(min(slot for slot in sizes if stream.place(slot)[2] == "bit16_groups_flat"))
+    held = 0
+    for event in stream.events[: flat + 1]:
+        slot = event if event >= 0 else ~event
+        if stream.terms[slot] == "weights":
+            held += sizes[slot] if event >= 0 else -sizes[slot]
+    decaying = 2 * (TRAINED - VECTORS)
+    assert held == (2 * TRAINED + decaying if on_card else 2 * TRAINED)

@@ -133,6 +133,63 @@ def test_offloaded_parameters_and_optimizer_leave_the_bucket_and_small_parameter
     assert end["gathered_parameters"] == 2 * VECTORS
 
 
+def test_one_process_gathers_only_what_is_offloaded() -> None:
+    """Alone, a process has every parameter where it is; an offloaded one has to come to the GPU, without a flat buffer."""
+    ops = {}
+    for offload in ("none", "optimizer+params"):
+        stream, _ = stream_of(sharding="zero3", gpus="1", offload=offload)
+        ops[offload] = {
+            stream.place(event)[2] for event in stream.events if event >= 0 and stream.terms[event] == "gathered_parameters"
+        }
+    assert ops == {"none": set(), "optimizer+params": {"partition from the host"}}
+
+
+def test_the_step_flattens_gradients_before_it_widens_them() -> None:
+    """16-bit gradients of a group in one tensor, then their fp32 copy; what decays first, in each of two steps."""
+    stream, sizes = stream_of(sharding="zero3")
+    halves = [(TRAINED - VECTORS) // 2, VECTORS // 2]
+    assert allocated(stream, sizes, "flatten(averaged_gradients)") == 2 * [2 * n for n in halves]
+    assert allocated(stream, sizes, "flat gradients in fp32") == 2 * [4 * n for n in halves]
+
+
+def test_large_groups_are_stepped_in_pieces_of_a_billion_elements() -> None:
+    """Of one process's 3.8e9 parameters that decay at most 1e9 and one more matrix at a time."""
+    stream, sizes = stream_of(model="qwen2.5-7b", sharding="zero3")
+    wide = allocated(stream, sizes, "flat gradients in fp32")
+    largest = 152_064 * 3_584 // 2
+    assert 4 * 10**9 <= max(wide) < 4 * (10**9 + largest)
+    assert sum(wide) == 2 * 4 * 7_615_616_512 // 2
+
+
+def test_an_offloaded_gradient_passes_through_the_stream_of_reductions() -> None:
+    """This process's part in 16 bits, its norm in fp64 (up to 250 million elements of it) and its fp32 copy for the host."""
+    for model, table in (("qwen2.5-0.5b", 151_936 * 896), ("qwen2.5-7b", 152_064 * 3_584)):
+        stream, sizes = stream_of(model=model, sharding="zero3", offload="optimizer+params")
+        part = table // 2
+        for op, n_bytes in (
+            ("gradient partition on its way to the host", 2 * part),
+            ("norm in fp64", 8 * min(part, 250_000_000)),
+            ("gradient partition in fp32", 4 * part),
+        ):
+            assert max(allocated(stream, sizes, op)) == n_bytes
+            assert {stream.streams[event] for event in stream.events if event >= 0 and stream.place(event)[2] == op} == {2}
+
+
+def test_a_head_above_what_may_be_live_is_there_twice_in_later_passes() -> None:
+    """Qwen2.5-72B's head has 1.2e9 elements.  Gathered ahead it comes in a flat buffer and is copied out; at first alone."""
+    head = 152_064 * 8_192
+    stream, sizes = stream_of(model="qwen2.5-72b", method="lora", gpu="h200-sxm", gpus="4", sharding="zero3")
+    begins, phase, live = dict(stream.phases), "", set[int]()
+    most: dict[str, int] = {}
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        slot = event if event >= 0 else ~event
+        if stream.terms[slot] == "gathered_parameters" and sizes[slot] >= 2 * head:
+            (live.add if event >= 0 else live.discard)(slot)
+            most[phase] = max(most.get(phase, 0), len(live))
+    assert (most["loss"], most["loss_2"]) == (1, 2)
+
+
 def test_marks_stay_out_of_the_stream() -> None:
     """They are for engines alone."""
     for sharding in ("zero3", "none"):

@@ -134,6 +134,7 @@ def prediction() -> Prediction:
         driver_peak_bytes=driver,
         uncapped_driver_bytes=driver,
         must_have_bytes=driver,
+        state_bytes=3_660_000_000,
         limit_bytes=24 * GIB - 992 * MIB,
     )
     host = HostPrediction(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.report.prediction.explain import formula_text
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.prediction import estimate
+from planner.report.prediction.explain import explanations, formula_text
 
 
 def documented(n_bytes: int) -> int:
@@ -30,6 +34,34 @@ def test_explain_reads_the_docstring_of_the_formula(monkeypatch: pytest.MonkeyPa
         "nothing.",
         "a book, second line.",
     )
-    assert formula_text("planner.memory.cache:idle_by_phase").rule.startswith("coefficient slack_fraction of")
+    assert formula_text("planner.memory.outside:context_bytes").rule.startswith("multiprocessors x threads")
+    assert formula_text("planner.program.load:load").source.startswith("transformers 5.23 core_model_loading.py")
     assert formula_text("planner.units:no_such_function").summary == ""
     assert formula_text("os:system").summary == ""
+
+
+JOBS: dict[str, dict[str, object]] = {
+    "qlora": {"method": "qlora"},
+    "int8": {"method": "lora", "quantization": "int8", "stack": "hf-trainer@4"},
+    "gptq": {"method": "qlora", "quantization": "gptq-int4"},
+    "natural lengths": {"method": "lora", "tokens_per_sample": 300, "batch": 4},
+    "paged": {"method": "full", "optimizer": "paged_adamw_8bit"},
+    "zero2": {"method": "full", "sharding": "zero2", "gpus": 4, "offload": "optimizer"},
+    "zero3": {"method": "full", "sharding": "zero3", "gpus": 4, "offload": "optimizer+params"},
+    "fsdp": {"method": "full", "sharding": "fsdp", "gpus": 4},
+    "ddp": {"method": "lora", "sharding": "ddp", "gpus": 2},
+}
+
+
+@pytest.mark.parametrize("flags", JOBS.values(), ids=JOBS)
+def test_each_term_has_numbers_and_a_source(flags: dict[str, object]) -> None:
+    """Its operators with their sizes, or the numbers of its formula; what is counted; and where that comes from."""
+    scenario = resolve(from_flags({"model": "qwen2-0.5b", "gpu": "a100-80-sxm", "seq": 1024, **flags}))
+    made = estimate(scenario, Coefficients(uncounted_fraction=0.1), explain=True)
+    shown = [each for each in explanations(made) if each.topic != "Step time"]
+    assert len(shown) > 8
+    for each in shown:
+        assert each.detail, each
+        assert each.text.summary, each
+        assert each.text.source, each
+    assert any(each.label == "not counted" and each.detail.startswith("coefficient uncounted_fraction = 0.1") for each in shown)

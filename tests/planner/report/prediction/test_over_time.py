@@ -19,7 +19,7 @@ def failing(helps: bool | None, *, limit_bytes: int = 4 * GIB) -> Subject:
     """A job that stops at that request."""
     made = short_of_memory(limit_bytes)
     memory = replace(made.memory, failed=replace(FAILED, fits_expandable=helps))
-    return Subject(scenario(), made, replayed=memory)
+    return Subject(scenario(), replace(made, memory=memory))
 
 
 def timeline(limit_bytes: int) -> Timeline:
@@ -53,13 +53,12 @@ def test_it_says_whether_expandable_segments_help(*, helps: bool | None, says: s
 def test_less_memory_kept_for_others_is_named_where_it_is_enough() -> None:
     """The job lacks 1 GiB; 3 GiB are taken by others, so at most 2 may be."""
     made = failing(None)
-    assert made.replayed is not None
-    memory = replace(made.replayed, must_have_bytes=5 * GIB)
+    memory = replace(made.prediction.memory, must_have_bytes=5 * GIB)
     hardware = replace(made.scenario.hardware, gpu_reserved_bytes=3 * GIB)
     short = replace(
         made,
         scenario=replace(made.scenario, hardware=hardware),
-        replayed=memory,
+        prediction=replace(made.prediction, memory=memory),
     )
     assert "With a --gpu-reserved of at most 2.00 GiB the job fits." in " ".join(draw(short).split())
     less = replace(short, scenario=replace(short.scenario, hardware=replace(hardware, gpu_reserved_bytes=GIB // 2)))

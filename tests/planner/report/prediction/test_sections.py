@@ -115,7 +115,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
     """Nothing overflows, also with long names and with the formulas."""
     made = short_of_memory()
     long_term = Term(
-        "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.sharding:a_very_long_function_name_indeed"
+        "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.outside:a_very_long_function_name_indeed"
     )
     made = replace(made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60)
     flags = {f"sharding{index}": "optimizer+params" for index in range(6)}

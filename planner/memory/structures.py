@@ -1,0 +1,121 @@
+"""Which jobs share a program: those whose steps have the same operators and differ in sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Batch, Recipe
+from planner.program.job import Job, job_of
+from planner.program.step import step_of
+from planner.program.stream import Stream
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Mask = npt.NDArray[np.bool_]
+
+_NO_BATCH = Batch(1, 1, 1, "packed", 1)
+_BY_ELEMENTS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
+"""Optimizers whose states differ between small and large parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Everything about a job that decides its operators; ``job`` is one that has them."""
+
+    key: tuple[object, ...]
+    job: Job = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The requests of a step, and the slots of weights and states that are there when it ends."""
+
+    stream: Stream
+    states: tuple[int, ...]
+
+
+def program_of(job: Job) -> Program:
+    """The program of ``job``, which it may share with jobs of other sizes."""
+    recipe, batch = job.recipe, job.recipe.batch
+    rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
+    gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if _by_gpus(job) else ()
+    flags = _flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum)
+    return _program(_Structure((job.model, job.stack, _without_sizes(recipe), job.hardware.gpu, rank, gpus, *flags), job))
+
+
+# A program of a large model takes some ten megabytes.
+@lru_cache(maxsize=32)
+def _program(structure: _Structure) -> Program:
+    stream = step_of(structure.job)
+    return Program(stream, stream.state_slots())
+
+
+def _without_sizes(recipe: Recipe) -> Recipe:
+    adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
+    return replace(recipe, batch=_NO_BATCH, adapter=adapter)
+
+
+def _by_gpus(job: Job) -> bool:
+    """Whether the operators depend on the number of GPUs: engines count the elements of parts."""
+    return job.recipe.sharding.engine != "native"
+
+
+def _by_rank(job: Job) -> bool:
+    """Whether they depend on the rank: those of engines, buckets of gradients, and states of 8-bit optimizers."""
+    return job.recipe.sharding.communicates or job.recipe.optimizer in _BY_ELEMENTS
+
+
+def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:
+    """What sizes switch: heads as batches, masks of padding and of each window, and gradients that are added."""
+    flags = [micro_batch == 1, accumulation > 1]
+    if job.recipe.batch.padding != "packed":
+        flags.append(tokens < length)
+    return [*flags, *(length >= window for window in _windows(job.model))]
+
+
+@lru_cache(maxsize=64)
+def _windows(model: ModelSpec) -> tuple[int, ...]:
+    windows = {group.block.attention.window_tokens for group in model.groups}
+    return tuple(sorted(window for window in windows if window is not None))
+
+
+def alike(job: Job) -> Iterator[tuple[Mask, Job]]:
+    """The parts of a grid whose jobs share a program, each with one job of it.
+
+    Masks have the shape of the axes that they depend on.
+    """
+    import numpy as np
+
+    batch, adapter = job.recipe.batch, job.recipe.adapter
+    point = [batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum]
+    point += [adapter.rank if adapter else 0, job.hardware.gpus_per_node]
+    sizes = [np.asarray(each, dtype=np.float64) for each in point]
+    decides = [*_flags(job, *sizes[:4]), *(sizes[4:5] if _by_rank(job) else []), *(sizes[5:] if _by_gpus(job) else [])]
+    code: Any = np.zeros((), dtype=np.int64)
+    for each in decides:
+        known, place = np.unique(each, return_inverse=True)
+        code = code * known.size + place.reshape(each.shape)
+    shape = np.broadcast_shapes(code.shape, *(each.shape for each in sizes))
+    for number in np.unique(code):
+        mask = code == number
+        first = np.unravel_index(int(np.argmax(np.broadcast_to(mask, shape))), shape)
+        yield mask, _job_at(job, [float(np.broadcast_to(each, shape)[first]) for each in sizes])
+
+
+def _job_at(job: Job, point: list[float]) -> Job:
+    micro_batch, length, tokens, accumulation, rank, gpus = point
+    recipe, hardware = job.recipe, job.hardware
+    batch = replace(
+        recipe.batch, micro_batch=int(micro_batch), seq_len=int(length), tokens_per_sample=tokens, grad_accum=int(accumulation)
+    )
+    adapter = replace(recipe.adapter, rank=int(rank)) if recipe.adapter else None
+    hardware = replace(hardware, gpus_per_node=int(gpus))
+    return job_of(
+        replace(job.scenario, recipe=replace(recipe, batch=batch, adapter=adapter), hardware=hardware), job.coefficients
+    )

@@ -1,0 +1,39 @@
+"""Memory over the step, of a real job."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.prediction import MemoryPrediction
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.over_time import timeline_of
+from planner.memory.replayed_peak import predict_replayed
+from planner.program.job import job_of
+
+PRIORS = Coefficients()
+
+
+def scenario(**flags: object) -> Scenario:
+    """A small LoRA job."""
+    return resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}))
+
+
+@pytest.fixture(scope="module")
+def memory() -> MemoryPrediction:
+    """Its memory."""
+    return predict_replayed(job_of(scenario(), PRIORS))
+
+
+def test_the_timeline_has_the_peaks_of_the_prediction(memory: MemoryPrediction) -> None:
+    """Moments are in order, add up by term, and the fullest is that of the prediction less what the program does not count."""
+    made = timeline_of(scenario(), PRIORS, memory)
+    events = [moment.event for moment in made.moments]
+    assert events == sorted(events)
+    assert all(sum(moment.terms.values()) == moment.allocated_bytes for moment in made.moments)
+    assert made.peak.allocated_bytes <= memory.allocated_peak_bytes
+    assert made.peak.allocated_bytes >= 0.97 * float(memory.allocated_peak_bytes)
+    assert made.peak.phase == memory.limiting_phase
+    assert [span.end for span in made.spans[:-1]] == [span.start for span in made.spans[1:]]

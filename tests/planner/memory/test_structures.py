@@ -1,0 +1,94 @@
+"""Which jobs share a program, and how a grid is cut into parts that do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.structures import alike, program_of
+from planner.program.job import job_of
+from planner.program.step import step_of
+from planner.searching.variants import with_rank, with_sizes
+
+PRIORS = Coefficients()
+
+
+def base(**flags: object) -> Scenario:
+    """A job on one card, unless told otherwise."""
+    return resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
+
+
+def at(scenario: Scenario, batch: object, length: object, rank: object, tokens: object) -> Scenario:
+    """The same job with other sizes."""
+    made = with_sizes(scenario, batch, length, tokens)  # type: ignore[arg-type]
+    return made if scenario.recipe.adapter is None else with_rank(made, rank)  # type: ignore[arg-type]
+
+
+def test_sizes_share_a_program_and_switches_do_not() -> None:
+    """Batches of 2 and of 7 run alike; one sample, a window that is reached and another rank's 8-bit states do not."""
+    scenario = base(model="mistral-7b-v0.1", method="qlora", optimizer="adamw_8bit")
+
+    def known(batch: int, length: int, rank: int = 16) -> object:
+        return program_of(job_of(at(scenario, batch, length, rank, length), PRIORS))
+
+    assert known(2, 512) is known(7, 1024)
+    assert known(1, 512) is not known(2, 512)
+    assert known(2, 8192) is not known(2, 512)
+    assert known(2, 512, 8) is not known(2, 512)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"method": "full"},
+        {"method": "lora", "padding": "longest", "attention": "eager"},
+        {"method": "qlora", "grad_accum": 4, "gradient_checkpointing": True},
+        {"method": "full", "sharding": "zero3", "gpus": 2},
+    ],
+    ids=lambda flags: "-".join(map(str, flags.values())),
+)
+def test_a_shared_program_is_that_of_each_job(flags: dict[str, object]) -> None:
+    """Events, terms, streams and bytes of each unit, whichever job came first."""
+    scenario = base(model="qwen2-0.5b", **flags)
+    jobs = [job_of(at(scenario, *sizes), PRIORS) for sizes in ((3, 256, 8, 200), (5, 2048, 64, 1000))]
+    assert program_of(jobs[0]) is program_of(jobs[1])
+    for job in jobs:
+        shared, own = program_of(job).stream, step_of(job)
+        assert shared.events == own.events
+        assert (shared.terms, shared.streams, shared.units) == (own.terms, own.streams, own.units)
+        assert shared.unit_bytes == pytest.approx(own.unit_bytes)
+
+
+def test_masks_say_where_each_job_stands() -> None:
+    """One sample or several, below and above the window of 4,096 tokens: four parts that cover the grid once."""
+    scenario = base(model="mistral-7b-v0.1", method="lora")
+    batch, length = np.array([[1.0], [2.0], [3.0]]), np.array([[512.0, 8192.0]])
+    parts = [*alike(job_of(at(scenario, batch, length, 8.0, length), PRIORS))]
+    assert len(parts) == 4
+    assert np.array_equal(sum(np.broadcast_to(mask, (3, 2)).astype(int) for mask, _ in parts), np.ones((3, 2)))
+    assert all(one.is_one for _, one in parts)
+
+
+def test_engines_count_the_elements_of_parts() -> None:
+    """So the number of GPUs cuts a grid of theirs, and no other one."""
+    gpus, n_parts = np.array([2.0, 4.0, 8.0]), {}
+    for sharding in ("zero3", "ddp"):
+        scenario = base(model="qwen2-0.5b", method="full", gpus=2, sharding=sharding)
+        many = replace(scenario, hardware=replace(scenario.hardware, gpus_per_node=gpus))
+        n_parts[sharding] = len([*alike(job_of(many, PRIORS))])
+    assert n_parts == {"zero3": 3, "ddp": 1}
+
+
+def test_ranks_cut_a_grid_where_buckets_of_gradients_do() -> None:
+    """On one card adapters of every rank run alike."""
+    rank, n_parts = np.array([8.0, 64.0]), {}
+    for sharding in ("none", "ddp"):
+        scenario = base(model="qwen2-0.5b", method="lora", gpus=1 if sharding == "none" else 2, sharding=sharding)
+        n_parts[sharding] = len([*alike(job_of(at(scenario, 2, 512, rank, 512), PRIORS))])
+    assert n_parts == {"none": 1, "ddp": 2}
