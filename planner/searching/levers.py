@@ -28,7 +28,7 @@ _WORTH_BYTES = 64 * MIB
 _FREE_RATIO = 1.05
 _SHOWN_RATIO = 0.02
 # A quick answer is within this share of the replayed one.
-_NEAR = 0.06
+_NEAR = 0.13
 # What nobody should be advised to do, although some do it.
 _BAD_ADVICE = frozenset(
     {

@@ -118,7 +118,7 @@ def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``);
     torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict, which packs and divides one parameter at a time.
     """
-    if job.recipe.numerics.quantization != "none" and job.stack.model_code != "own":
+    if job.recipe.numerics.quantization != "none" and "transformers" in dict(job.stack.versions):
         weights = load_whole(stream, job)
         for each in sorted(weights, key=lambda each: each.slot):
             if sizes.divides(each):
