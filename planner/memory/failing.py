@@ -9,17 +9,16 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, replay_slots
 from planner.domain.prediction import FailedRequest
-from planner.memory.replayed import slot_events
+from planner.memory.replayed import run_of
 from planner.program.job import Job
-from planner.program.step import step_of
 
 _EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
 
 def failed_request(job: Job, limit_bytes: int) -> FailedRequest | None:
     """What fails where the allocator may reserve ``limit_bytes``; ``None`` where the job ends."""
-    stream = step_of(job)
-    events = slot_events(stream, job)
+    run = run_of(job)
+    stream, events = run.stream, run.events
     failure = replay_slots(events, limit_bytes).failure
     if failure is None:
         return None

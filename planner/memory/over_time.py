@@ -10,9 +10,8 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERM_ORDER, DRIVER_TERMS
-from planner.memory.replayed import slot_events, terms_at
+from planner.memory.replayed import run_of, terms_at
 from planner.program.job import job_of
-from planner.program.step import step_of
 
 # As many as a picture has places; a chart in text takes the most of several.
 _MOMENTS = 1500
@@ -24,8 +23,8 @@ def timeline_of(scenario: Scenario, coefficients: Coefficients, memory: MemoryPr
     The replay runs in pieces that are smaller than phases; of each piece the fullest moment is taken.
     """
     job = job_of(scenario, coefficients)
-    stream = step_of(job)
-    events = slot_events(stream, job)
+    run = run_of(job)
+    stream, events = run.stream, run.events
     ends = [*(begin for begin, _ in stream.phases[1:]), len(stream.events)]
     spans = tuple(Span(phase, begin, end) for (begin, phase), end in zip(stream.phases, ends, strict=True) if end > begin)
     pieces = pieces_of(spans, _MOMENTS)

@@ -17,9 +17,9 @@ from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase, TermName
 from planner.memory.drawn_lengths import drawn_longest
+from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
 from planner.program.sizes import unit_values
-from planner.program.step import step_of
 from planner.program.stream import Stream
 from planner.program.tensors import Unit
 from planner.units import MIB
@@ -69,6 +69,20 @@ class Replayed:
         return maximum(*(each.reserved_bytes for each in self.phases))
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The program of one job, its requests in bytes, and what they do on a card without a limit."""
+
+    stream: Stream
+    events: SlotEvents
+    done: SlotReplay
+
+
+def run_of(job: Job) -> Run:
+    """The program of ``job``, replayed on a card without a limit."""
+    return _run(_without_card(job.scenario))
+
+
 def replayed(job: Job) -> Replayed:
     """Replay the program of ``job`` on a card without a limit."""
     return _replayed(_without_card(job.scenario))
@@ -98,13 +112,20 @@ def _without_card(scenario: Scenario) -> Scenario:
     return replace(scenario, hardware=hardware, assumptions=(), warnings=())
 
 
-@lru_cache(maxsize=4096)
-def _replayed(scenario: Scenario) -> Replayed:
+# One of a large model takes some ten megabytes.
+@lru_cache(maxsize=4)
+def _run(scenario: Scenario) -> Run:
     # No coefficient moves a request.
     job = job_of(scenario, Coefficients())
-    stream = step_of(job)
+    stream = program_of(job).stream
     events = slot_events(stream, job)
-    done = replay_slots(events)
+    return Run(stream, events, replay_slots(events))
+
+
+@lru_cache(maxsize=4096)
+def _replayed(scenario: Scenario) -> Replayed:
+    job, run = job_of(scenario, Coefficients()), _run(scenario)
+    stream, events, done = run.stream, run.events, run.done
     growth = _growth(job, stream, events)
     piled = max(max(growth, default=0) - done.reserved_bytes, 0)
     steps = [after - before for before, after in pairwise(growth)]
@@ -115,11 +136,9 @@ def _replayed(scenario: Scenario) -> Replayed:
 
 @lru_cache(maxsize=4096)
 def _least_bytes(scenario: Scenario, limit_bytes: int | None) -> int:
-    job = job_of(scenario, Coefficients())
-    events = slot_events(step_of(job), job)
-    done = replay_slots(events)
-    step_bytes = max(done.allocated_bytes // _STEPS, _LEAST_STEP_BYTES)
-    return least_limit(events, done, step_bytes, limit_bytes)
+    run = _run(scenario)
+    step_bytes = max(run.done.allocated_bytes // _STEPS, _LEAST_STEP_BYTES)
+    return least_limit(run.events, run.done, step_bytes, limit_bytes)
 
 
 def _values(job: Job) -> dict[Unit, float]:

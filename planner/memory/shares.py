@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.allocator.slots import SlotEvents, replay_slots
+from planner.allocator.slots import SlotEvents
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.term import PHASE_WORDS, PHASES, Phase, Term, TermName
-from planner.memory.replayed import slot_events
+from planner.memory.replayed import run_of
 from planner.program.job import Job
-from planner.program.step import step_of
 from planner.program.stream import Stream
 from planner.units import format_bytes
 
@@ -71,13 +70,13 @@ def _detail(term: Term, shares: Iterable[Share]) -> str:
 
 def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
     """Of the fullest moment of each phase, and of the fullest of those where micro-steps go through it several times."""
-    stream = step_of(job)
-    events = slot_events(stream, job)
+    run = run_of(job)
+    stream, events = run.stream, run.events
     most: dict[Phase, int] = {}
     found: dict[Phase, dict[TermName, list[Share]]] = {}
     live: set[int] = set()
     start = 0
-    for (_, phase), done in zip(stream.phases, replay_slots(events).phases, strict=True):
+    for (_, phase), done in zip(stream.phases, run.done.phases, strict=True):
         for event in stream.events[start : done.peak_event + 1]:
             if event >= 0:
                 live.add(event)
