@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.errors import PlannerError
 from planner.searching.answer import Answer, OtherStack
-from planner.searching.attempt import ModelFor, Tried, rank
+from planner.searching.attempt import ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, try_sizes
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.pool import Explorer, Pool
@@ -29,10 +29,11 @@ def best_other_stack(pool: Pool, answer: Answer, model_for: ModelFor) -> OtherSt
     assumed = {tried.scenario.stack.id for tried in _all(pool)}
     others = list(_explored(pool, model_for, explorer, [name for name in COMMON_STACKS if name not in assumed]))
     for group in answer.groups:
-        alike = [tried for title, tried in others if title == group.title]
-        best = min(alike, key=lambda tried: _order(tried, answer), default=None)
+        alike = sorted((tried for title, tried in others if title == group.title), key=lambda tried: _order(tried, answer))
         mine = min((tried for tried in group.rows if not tried.offloads), key=lambda tried: _order(tried, answer), default=None)
-        if best is not None and (mine is None or _beats(best, mine, answer)):
+        better = (tried for tried in alike if mine is None or _beats(tried, mine, answer))
+        best = next((again for again in map(confirmed, better) if pool.fits(again)), None)
+        if best is not None:
             return OtherStack(best, mine)
     return None
 

@@ -167,12 +167,12 @@ def test_json_keeps_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_fix_is_printed_in_the_files_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines to paste, then the command that writes them, and the verdict once more as the last line."""
-    Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
+    Path("train.yaml").write_text(LLAMA_FACTORY.replace("batch_size: 8", "batch_size: 6"), encoding="utf-8")
     code, out, _ = run(capsys, "train.yaml", "--gpu", "3090")
     lines = out.splitlines()
     assert code == 3
     assert "    enable_liger_kernel: true" in lines
-    assert {"    per_device_train_batch_size: 1", "    gradient_accumulation_steps: 8"} <= set(lines)
+    assert {"    per_device_train_batch_size: 1", "    gradient_accumulation_steps: 6"} <= set(lines)
     assert lines[-2] == "plan check train.yaml --gpu 3090 --write train-fits.yaml"
     assert lines[-1] == lines[0]
     assert lines[0].startswith("DOES NOT FIT")

@@ -244,7 +244,7 @@ def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Pat
 
 def test_the_fewest_cards_are_told_with_and_without_offload(capsys: Captured) -> None:
     """Where host RAM is not known, what needs a lot of it is not the first answer."""
-    assert main(["search", *shlex.split("--model 70b --method qlora --gpu 4090 --seq 512 --batch 1 --loss hf --solve gpus")]) == 0
+    assert main(["search", *shlex.split("--model 7b --method full --gpu 4090 --seq 512 --batch 1 --loss hf --solve gpus")]) == 0
     out = " ".join(capsys.readouterr().out.split())
     found = re.search(r"Fewest GPUs without offload: (\d+) \(.*\); with offload: (\d+) .* judged with --host-memory only", out)
     assert found is not None
@@ -411,7 +411,7 @@ def test_without_a_calibration_the_verdict_alone_decides(capsys: Captured) -> No
     assert "leave it out" in refused(capsys, f"{ONE_CARD} --calibration none --confidence 0.9")
 
 
-A6000_OR_A100 = "--model llama-3.1-70b --method qlora --solve seq"
+A6000_OR_A100 = "--model qwen2.5-32b --method qlora --solve seq"
 
 
 def test_a_larger_card_goes_as_far_and_offload_is_told_apart(capsys: Captured) -> None:
