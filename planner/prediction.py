@@ -27,17 +27,23 @@ _LEVELS: tuple[MemoryLevel, ...] = ("allocated", "reserved", "driver")
 
 
 def estimate(
-    scenario: Scenario, coefficients: Coefficients = PRIORS, *, explain: bool = False, quick: bool = False
+    scenario: Scenario,
+    coefficients: Coefficients = PRIORS,
+    *,
+    explain: bool = False,
+    quick: bool = False,
+    why: bool = False,
 ) -> Prediction:
     """Memory, host RAM and time of one scenario, with a verdict; with ``explain`` each term carries the numbers of its formula.
 
     The step is replayed through the model of the caching allocator, which takes about a tenth of a second.  ``quick`` takes
     a few milliseconds instead: one slack in the place of the replay, to compare many jobs; who is shown is replayed.
+    ``why``: of a job that does not fit, the request that fails, which takes one more replay or two.
 
     All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.searching.grid`.
     """
     job = job_of(scenario, coefficients)
-    memory = predict_quick(job) if quick else predict_replayed(job)
+    memory = predict_quick(job) if quick else predict_replayed(job, why=why)
     host = predict_host(job, paged_bytes(job))
     verdict, reason = judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     if explain:
@@ -100,10 +106,10 @@ def _host_shortage(host: HostPrediction) -> str | None:
 
 
 def estimate_calibrated(
-    scenario: Scenario, calibration: Calibration, *, explain: bool = False, quick: bool = False
+    scenario: Scenario, calibration: Calibration, *, explain: bool = False, quick: bool = False, why: bool = False
 ) -> Prediction:
     """:func:`estimate` with fitted coefficients, intervals and P(fits); the verdict says when the limit is inside."""
-    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain, quick=quick)
+    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain, quick=quick, why=why)
     uncertainty = _uncertainty(prediction, scenario, calibration)
     probability = _fits_probability(prediction.memory, scenario, calibration)
     verdict, reason = prediction.verdict, prediction.reason
@@ -115,12 +121,12 @@ def estimate_calibrated(
 
 
 def predict_with(
-    scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False, quick: bool = False
+    scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False, quick: bool = False, why: bool = False
 ) -> Prediction:
     """:func:`estimate` or :func:`estimate_calibrated`, as ``model`` asks for."""
     if isinstance(model, Calibration):
-        return estimate_calibrated(scenario, model, explain=explain, quick=quick)
-    return estimate(scenario, model, explain=explain, quick=quick)
+        return estimate_calibrated(scenario, model, explain=explain, quick=quick, why=why)
+    return estimate(scenario, model, explain=explain, quick=quick, why=why)
 
 
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:

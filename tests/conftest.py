@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -30,3 +31,10 @@ def _no_calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What the libraries hold is not looked at again by every collection of garbage: predictions make millions of small tuples."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

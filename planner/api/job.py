@@ -57,7 +57,7 @@ def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()
     scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
     choice = calibration_for(scenario, how.calibration)
     scenario, model = choice.noted_on(scenario), choice.model
-    prediction = predict_with(scenario, model, explain=how.explain)
+    prediction = predict_with(scenario, model, explain=how.explain, why=True)
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
     if how.timeline and scenario.hardware.gpu.is_cuda:

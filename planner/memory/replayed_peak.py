@@ -39,10 +39,11 @@ _LABELS: dict[TermName, str] = {
 }
 
 
-def predict_replayed(job: Job, *, minimum_too: bool = True) -> MemoryPrediction:
+def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -> MemoryPrediction:
     """Terms, phase peaks and the three levels for one GPU, of one job that is replayed.
 
     The minimum takes several replays: without ``minimum_too`` it is what is allocated, for readings of peaks.
+    ``why``: the request that fails where the job does not fit.
     """
     done, limit = replayed(job), outside.limit_bytes(job)
     if not minimum_too:
@@ -51,8 +52,7 @@ def predict_replayed(job: Job, *, minimum_too: bool = True) -> MemoryPrediction:
     # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
     room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
     made = prediction_of(job, done, least_bytes(job, room))
-    need = made.must_have_bytes
-    if limit is None or room is None or not isinstance(need, int | float) or need <= limit:
+    if not why or limit is None or room is None or made.must_have_bytes <= limit:
         return made
     return replace(made, failed=failed_request(job, room))
 
