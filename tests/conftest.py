@@ -34,7 +34,7 @@ def _no_calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def pytest_collection_finish() -> None:
-    """What the libraries hold is not looked at again by every collection of garbage: predictions make millions of small tuples."""
+    """Garbage collection leaves what libraries hold alone: predictions make millions of small tuples."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

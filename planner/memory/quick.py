@@ -34,7 +34,7 @@ minimum has 0.01 to 0.16, half above 0.05.  At 0.05 reserved is off by 3.4 % on 
 """
 
 _DEPTHS, _DEPTHS_ADAPTED = (8, 12), (4, 6)
-"""Layers of the two models that stand for one of more than ``_DEEP``; fewer where neither gradients nor other GPUs matter much."""
+"""Layers of the two models that stand for one of more than ``_DEEP``; fewer where gradients and other GPUs matter little."""
 _DEEP = 24
 
 
