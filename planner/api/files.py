@@ -48,8 +48,10 @@ def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Che
         return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
 
 
-def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions) -> Checked:
+def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions, *, why: bool = True) -> Checked:
     """Answer what was ``read`` of one config; what was ``said`` wins over it.
+
+    ``why``: the request that fails, where the job does not fit.
 
     Raises:
         UsageError: something that was said cannot be used, or something without a default was not said.
@@ -57,7 +59,7 @@ def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: C
     """
     request = with_flags(read, said)
     require(request, *PARTS, example=_EXAMPLE, prefix="--")
-    subject = answer_request(request, How(options.calibration, options.force, advise=False))
+    subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
     remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
     return Checked(config, read.tool, subject, flags=flags_of(request), remarks=remarks, ignored=read.ignored)
 

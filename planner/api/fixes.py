@@ -28,7 +28,7 @@ from planner.searching.variants import with_flags
 
 MAX_FIXES = 4
 # Changes one on top of the other where none alone is enough.
-MAX_ROUNDS = 8
+MAX_ROUNDS = 4
 _GENTLE: tuple[LeverKind, ...] = ("free", "time", "money")
 
 
@@ -54,11 +54,11 @@ class FileJob:
         }
         with reading_instead(texts):
             read = read_config_file(self.config, self.options.tool, self.options.beside)
-            return answer_file(self.config, read, self.said, self.options)
+            return answer_file(self.config, read, self.said, self.options, why=False)
 
-    def levers(self, subject: Subject) -> tuple[Lever, ...]:
-        """What could be changed about the job, the cheapest first."""
-        return levers(subject.scenario, calibration_for(subject.scenario, self.options.calibration).model)
+    def levers(self, subject: Subject, *, alone: bool = False) -> tuple[Lever, ...]:
+        """What could be changed about the job, the cheapest first; ``alone``: single changes on the same cards."""
+        return levers(subject.scenario, calibration_for(subject.scenario, self.options.calibration).model, alone=alone)
 
 
 def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions) -> FileJob:
@@ -101,7 +101,8 @@ def with_fixes(job: FileJob, checked: Checked) -> Checked:
     fitting = [each for each in found if each.fits]
     fixes = [fix_of(job, subject, lever) for lever in fitting]
     chosen = _first(fixes)
-    chosen += [fix_of(job, subject, lever) for lever in found if not lever.fits][: MAX_FIXES - len(chosen)]
+    others = [lever for lever in found if not lever.fits][: MAX_FIXES - len(chosen)]
+    chosen += [fix_of(job, subject, lever) for lever in others]
     order = {id(lever): place for place, lever in enumerate(found)}
     chosen.sort(key=lambda fix: order[id(fix.lever)])
     return replace(checked, fixes=tuple(chosen), remedy=_remedy(job, subject, fixes))
@@ -194,7 +195,7 @@ def _doubts(fix: Fix) -> tuple[bool, bool]:
 
 def _next(job: FileJob, subject: Subject, before: tuple[Edit, ...], kinds: Collection[LeverKind]) -> Fix | None:
     """What makes the job fit on top of ``before``, else the first lever that the files can say and that saves something."""
-    levers_left = [lever for lever in job.levers(subject) if lever.kind in kinds]
+    levers_left = [lever for lever in job.levers(subject, alone=True) if lever.kind in kinds]
     for fits in (True, False):
         for lever in levers_left:
             fix = fix_of(job, subject, lever, before) if lever.fits == fits else None

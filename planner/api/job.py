@@ -24,7 +24,7 @@ class How:
 
     ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused combinations become
     warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``: look for what could be changed.
-    ``timeline``: memory over the step is to be drawn.
+    ``timeline``: memory over the step is to be drawn.  ``why``: name the request that fails, where the job does not fit.
     """
 
     calibration: str | None = None
@@ -32,6 +32,7 @@ class How:
     explain: bool = False
     advise: bool = True
     timeline: bool = False
+    why: bool = True
 
 
 def answer_job(flags: Mapping[str, object], config: str | None = None, how: How | None = None) -> Subject:
@@ -57,7 +58,7 @@ def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = ()
     scenario = replace(scenario, warnings=(*scenario.warnings, *notes))
     choice = calibration_for(scenario, how.calibration)
     scenario, model = choice.noted_on(scenario), choice.model
-    prediction = predict_with(scenario, model, explain=how.explain, why=True)
+    prediction = predict_with(scenario, model, explain=how.explain, why=how.why)
     coefficients = model.coefficients_for(scenario) if isinstance(model, Calibration) else model
     subject = Subject(scenario, prediction, explain=how.explain, coefficients=coefficients)
     if how.timeline and scenario.hardware.gpu.is_cuda:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import where
+from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
+from planner.domain.scenario import Scenario
 from planner.domain.term import Term
 from planner.memory.phases import AFTER_STEP, ALL_PHASES, PASSES, STEPS, kind_of, make_term
+from planner.memory.structures import NO_BATCH
 from planner.program.driver import paged_state_bytes
-from planner.program.job import Job
+from planner.program.job import Job, job_of
 from planner.program.parameters import adapter_weights, model_weights
 
 # Threads that one multiprocessor can hold, by compute capability; torch prints the same as max_threads_per_multi_processor.
@@ -78,8 +84,21 @@ def paged_bytes(job: Job) -> Number:
     recipe = job.recipe
     if not recipe.optimizer.startswith("paged") or recipe.offloads_optimizer:
         return 0
+    if not job.is_one:
+        return _paged_whole(job) / job.optimizer_shards
+    no_batch = replace(recipe, batch=NO_BATCH)
+    return _paged_of(replace(job.scenario, recipe=no_batch, assumptions=(), warnings=())) / job.optimizer_shards
+
+
+@lru_cache(maxsize=256)
+def _paged_of(scenario: Scenario) -> Number:
+    return _paged_whole(job_of(scenario, Coefficients()))
+
+
+def _paged_whole(job: Job) -> Number:
+    """Of all GPUs together."""
     trained = (weight for weight in (*model_weights(job), *adapter_weights(job)) if weight.trained)
-    return paged_state_bytes(job, trained) / job.optimizer_shards
+    return paged_state_bytes(job, trained)
 
 
 def limit_bytes(job: Job) -> int | None:

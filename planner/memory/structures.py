@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-_NO_BATCH = Batch(1, 1, 1, "packed", 1)
+NO_BATCH = Batch(1, 1, 1, "packed", 1)
 _BY_ELEMENTS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 """Optimizers whose states differ between small and large parameters."""
 
@@ -58,7 +58,7 @@ def _program(structure: _Structure) -> Program:
 
 def _without_sizes(recipe: Recipe) -> Recipe:
     adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
-    return replace(recipe, batch=_NO_BATCH, adapter=adapter)
+    return replace(recipe, batch=NO_BATCH, adapter=adapter)
 
 
 def _by_gpus(job: Job) -> bool:

@@ -160,18 +160,18 @@ class _Judge:
         )
 
 
-def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS) -> tuple[Lever, ...]:
+def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, alone: bool = False) -> tuple[Lever, ...]:
     """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
 
     In each kind what makes the job fit comes first.  Of changes that cost time, money or host RAM that is the
     one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
     single change is enough that costs nothing or time, two and three of those are tried together, then pairs
     that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
-    sure.  At most ``MAX_ESTIMATES`` estimates.
+    sure.  At most ``MAX_ESTIMATES`` estimates.  ``alone``: single changes on the same cards only.
     """
     judge = _Judge(scenario, model)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
-    if judge.base.verdict not in ("fits", "no_verdict"):
+    if judge.base.verdict not in ("fits", "no_verdict") and not alone:
         memory = judge.base.memory
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         trials += [trial for trial in judge.tries(larger_cards(scenario, need)) if trial.lever.fits]
