@@ -32,6 +32,7 @@ NO_FORMULA = {
     "memory/replayed.py:least_bytes": "replays",
     "memory/replayed.py:replayed": "replays",
     "memory/replayed.py:replayed_phases": "replays",
+    "memory/replayed.py:run_of": "replays",
     "memory/replayed.py:slot_events": "fills sizes in",
     "memory/replayed.py:terms_at": "adds up",
     "memory/replayed_peak.py:predict_replayed": "adds up the terms of a replay",
