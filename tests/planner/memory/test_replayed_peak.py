@@ -45,7 +45,7 @@ def test_the_verdict_is_that_of_the_card_of_the_job() -> None:
     need = int(predict_replayed(job_of(base, Coefficients())).must_have_bytes)
     for limit in (need - 200 * MIB, need - MIB, need, need + MIB):
         card = replace(base.hardware.gpu, visible_memory_bytes=limit)
-        memory = predict_replayed(job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()))
+        memory = predict_replayed(job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()), why=True)
         assert (memory.must_have_bytes <= limit) == (memory.failed is None)
 
 
