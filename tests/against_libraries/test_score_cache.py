@@ -36,7 +36,7 @@ FLAGS: dict[str, Any] = {
 def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:
     """On an RTX 3090 torch fails although 11 % of the card would be left; so does the program, which asks for the same."""
     scenario = resolve(from_flags(FLAGS))
-    memory = predict_replayed(job_of(scenario, Coefficients()))
+    memory = predict_replayed(job_of(scenario, Coefficients()), why=True)
     assert memory.limit_bytes is not None
     around = float(memory.uncapped_driver_bytes - memory.reserved_peak_bytes)
     room = int(float(memory.limit_bytes) - around)
