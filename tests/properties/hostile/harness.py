@@ -27,7 +27,7 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The longest answer known takes ten: what to change about a 70B job that nothing makes fit; twice that on a busy machine.
+# The longest answer known takes thirteen: what to change about a 70B job that nothing makes fit; twice that on a busy machine.
 MAX_S = 30.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
