@@ -14,6 +14,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from measure.recipe.adapters import DTYPES, adapted
+from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.trace.cuda.quantized import CONSTANTS, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
@@ -134,9 +135,9 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
         )
     if upcast == "all":
         dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
-        reentrant = {"use_reentrant": scenario.recipe.checkpoint_reentrant}
         prepare: Any = peft.prepare_model_for_kbit_training
-        prepare(model, use_gradient_checkpointing=scenario.recipe.gradient_checkpointing, gradient_checkpointing_kwargs=reentrant)
+        again = checkpoint_kwargs(scenario.recipe)
+        prepare(model, use_gradient_checkpointing=scenario.recipe.gradient_checkpointing, gradient_checkpointing_kwargs=again)
         for name, tensor in model.named_parameters():
             if tensor.dtype != dtypes[name]:
                 tensor.first_dtype = dtypes[name]
@@ -161,7 +162,7 @@ def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
     if not recipe.gradient_checkpointing:
         return
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe))
     except ValueError as error:
         kind = model.config.model_type
         raise NotModelledError(

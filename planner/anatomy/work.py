@@ -25,13 +25,14 @@ Pairs = Literal["square", "triangle", "band"]
 class WorkKey:
     """The categorical settings that decide which products are computed; hashable also when numeric axes are arrays.
 
-    ``targets`` is ``None`` without LoRA.
+    ``targets`` is ``None`` without LoRA.  ``selective``: a checkpoint keeps what every second product returns.
     """
 
     targets: tuple[str, ...] | None
     modules_to_save: tuple[str, ...]
     checkpointing: bool
     reentrant: bool
+    selective: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def work_key(recipe: Recipe) -> WorkKey:
         modules_to_save=adapter.modules_to_save if adapter else (),
         checkpointing=recipe.gradient_checkpointing,
         reentrant=recipe.checkpoint_reentrant,
+        selective=recipe.checkpoint_policy == "selective-op",
     )
 
 
@@ -149,8 +151,11 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
     stored = active = 0
     first = True
     for group in model.groups:
+        n_products = 0
         for position, linear in enumerate(group.block.linears):
             inner, branch = _linear_work(linear, group.block, key, is_last=position == len(group.block.linears) - 1)
+            if key.selective:
+                inner, branch, n_products = _rebuilt_selectively(linear, inner, branch, n_products)
             count = group.count
             if first and _starts_the_graph(linear, group.block, key, model):
                 inner_first, branch_first = _without_input_gradient(linear, inner, branch)
@@ -179,6 +184,18 @@ def _linear_work(linear: LinearSpec, block: BlockSpec, key: WorkKey, *, is_last:
     features = (linear.in_features + linear.out_features) * linear.active_copies
     again = (linear.in_features * linear.active_copies if stops_here else features) if key.checkpointing else 0
     return base, Macs(features, features, features, again)
+
+
+def _rebuilt_selectively(linear: LinearSpec, base: Macs, branch: Macs, n_before: int) -> tuple[Macs, Macs, int]:
+    """(base, adapter) work where every second product without a bias is computed again, and the products so far.
+
+    Ignored: that the two products of an adapter differ in size.
+    """
+    n_products = n_before + (not linear.bias)
+    if linear.bias or n_products % 2:
+        base = replace(base, recompute=0)
+    branch = replace(branch, recompute=branch.recompute // 2)
+    return base, branch, n_products + 2 * (branch.forward > 0)
 
 
 def _ends_the_block(linear: LinearSpec, block: BlockSpec) -> bool:

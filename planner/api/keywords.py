@@ -50,6 +50,7 @@ class JobFlags(TypedDict, total=False):
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
     checkpoint_every: int | str
+    checkpoint_policy: str
     attention: str
     loss: str
     stack: str
@@ -96,6 +97,7 @@ class SearchFlags(TypedDict, total=False):
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
     checkpoint_every: int | str | Sequence[int]
+    checkpoint_policy: Names
     attention: Names
     loss: Names
     stack: Names

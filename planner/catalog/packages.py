@@ -1,7 +1,7 @@
 """Facts of software packages, by version: ``data/packages/<package>.toml``.
 
 A file is ``schema``, ``package``, ``read`` (ranges of versions whose facts are known, each ``[first, last]``) and the tables of
-a stack (``defaults``, ``quantized``, ``switches``, ``usual``, ``unmodelled``).  Each name has a list, from old to new, of what
+a stack (``defaults``, ``quantized``, ``switches``, ``usual``).  Each name has a list, from old to new, of what
 holds ``since`` a version: ``value``, ``settled_by`` and ``source``.  Without ``since`` it holds from the first version on.
 """
 
@@ -21,7 +21,7 @@ from planner.errors import InputFileError, NotModelledError, UnknownNameError, U
 from planner.files.checking import validate
 from planner.files.structured import read_toml
 
-TABLES = ("defaults", "quantized", "switches", "usual", "unmodelled")
+TABLES = ("defaults", "quantized", "switches", "usual")
 _VERSION = re.compile(r"([0-9]{1,5})(?:\.([0-9]{1,5}))?(?:\.([0-9]{1,5}))?(?:[.+-].{0,40})?")
 _Version = tuple[int, int, int]
 
@@ -52,7 +52,6 @@ class _File(BaseModel):
     quantized: dict[str, list[_Since]] = {}
     switches: dict[str, list[_Since]] = {}
     usual: dict[str, list[_Since]] = {}
-    unmodelled: dict[str, list[_Since]] = {}
 
 
 @cache

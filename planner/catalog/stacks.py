@@ -3,7 +3,7 @@
 A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases`` and ``versions``, the
 packages that it runs, from the lowest to the one that people call.  Their facts (:mod:`planner.catalog.packages`) are laid over
 each other in that order, and the tables of the file over them: ``defaults``, ``quantized`` (what differs over a quantised base),
-``switches``, ``usual`` and ``unmodelled``, each name with ``value``, ``settled_by`` and ``source``.  What a file says itself
+``switches`` and ``usual``, each name with ``value``, ``settled_by`` and ``source``.  What a file says itself
 stands for a script or a configuration that the stack hands to its packages.  With ``extends = "<id>"`` a file starts from the
 whole of another stack.  A default also takes the place of what lower layers say of it over quantised bases.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,9 +31,7 @@ from planner.files.checking import validate
 from planner.files.structured import read_toml
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset(
-    {"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "unread", "usual", "unmodelled"}
-)
+_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "unread", "usual"})
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
 _Tables = Mapping[str, Mapping[str, Setting]]
@@ -64,7 +62,6 @@ class StackEntry(BaseModel):
     quantized: dict[str, Setting] = {}
     switches: dict[str, Setting] = {}
     usual: dict[str, Setting] = {}
-    unmodelled: dict[str, Setting] = {}
 
 
 def stack_ids() -> tuple[str, ...]:
@@ -196,7 +193,6 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
         title=entry.title,
         extends=layers.root,
         usual=tuple(usual.items()),
-        unmodelled=tuple(_unmodelled(tables["unmodelled"], path)),
         defaults=StackDefaults(**values),
         versions=tuple(sorted(versions.items())),
         unread=tuple(note for package, version in asked.items() if (note := unread_note(package, version))),
@@ -204,15 +200,6 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
         settled=tuple((name, setting.settled_by, setting.source) for name, setting in settled),
         **switches,
     )
-
-
-def _unmodelled(settings: Mapping[str, Setting], path: Path) -> Iterator[tuple[str, str]]:
-    for name, setting in settings.items():
-        if name not in DEFAULT_NAMES:
-            raise InputFileError(path, f"unknown key 'unmodelled.{name}'")
-        if not isinstance(setting.value, str):
-            raise InputFileError(path, f"key 'unmodelled.{name}.value' must be text, but it is {str(setting.value)[:60]!r}")
-        yield name, setting.value
 
 
 def _values(settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]) -> dict[str, Any]:

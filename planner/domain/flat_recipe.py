@@ -20,6 +20,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
             "gradient_checkpointing",
             "checkpoint_reentrant",
             "checkpoint_every",
+            "checkpoint_policy",
             "attention",
             "loss",
         )

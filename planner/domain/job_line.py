@@ -89,6 +89,7 @@ def recomputation_words(recipe: Recipe) -> tuple[str, ...]:
     if not recipe.gradient_checkpointing:
         return ()
     kind = "reentrant checkpointing" if recipe.checkpoint_reentrant else "checkpointing"
+    kind = f"selective {kind}" if recipe.checkpoint_policy == "selective-op" else kind
     return (f"{kind} every {recipe.checkpoint_every} layers" if recipe.rebuilds_some else kind,)
 
 

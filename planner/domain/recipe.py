@@ -29,6 +29,7 @@ Offload = Literal[
 Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
+CheckpointPolicy = Literal["full", "selective-op"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -38,6 +39,7 @@ OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
+CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -116,7 +118,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The training recipe.  No field has a silent default: the intake resolves each one and records its origin."""
+    """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
+
+    ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
+    matrix product, too (``selective-op``).
+    """
 
     method: Method
     numerics: Numerics
@@ -127,6 +133,7 @@ class Recipe:
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
     checkpoint_every: int
+    checkpoint_policy: CheckpointPolicy
     attention: Attention
     loss: Loss
     batch: Batch

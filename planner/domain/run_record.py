@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, Dtype, Loss, Offload, Padding, Precision, Quantization
+from planner.domain.recipe import Attention, CheckpointPolicy, Dtype, Loss, Offload, Padding, Precision, Quantization
 from planner.domain.sharding import ShardingName
 from planner.domain.term import Phase
 
@@ -40,6 +40,7 @@ class RunRecord:
     - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps; without it, the most of them.
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
+    - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
     """
 
@@ -103,6 +104,7 @@ class RunRecord:
     peak_memory_percentile: float | None = None
     memory_limit_mib: float | None = None
     checkpoint_every: int | None = None
+    checkpoint_policy: CheckpointPolicy | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, Loss, Optimizer, Padding, Precision, Quantization
+from planner.domain.recipe import Attention, CheckpointPolicy, Loss, Optimizer, Padding, Precision, Quantization
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
@@ -35,6 +35,7 @@ class StackDefaults:
     padding: Padding
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
+    checkpoint_policy: CheckpointPolicy
     offload: Literal["none", "activations"]
     lora_rank: int
     lora_targets: tuple[str, ...]
@@ -93,7 +94,6 @@ class Stack:
     ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
     ``usual``: what the example files of the tool set where its bare defaults do not, by the name of the default.
-    ``unmodelled``: defaults of the tool that no formula covers, by name; ``defaults`` then holds the nearest that is covered.
     """
 
     id: str
@@ -144,7 +144,6 @@ class Stack:
     quantized_defaults: StackDefaults | None = None
     extends: str = ""
     usual: tuple[tuple[str, str | bool], ...] = ()
-    unmodelled: tuple[tuple[str, str], ...] = ()
 
     @property
     def skips_experts(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from planner.domain.recipe import (
     ATTENTIONS,
+    CHECKPOINT_POLICIES,
     DTYPES,
     LOSSES,
     METHOD_ALIASES,
@@ -23,7 +24,7 @@ from planner.domain.recipe import (
     QUANTIZATIONS,
 )
 from planner.domain.sharding import SHARDING_NAMES
-from planner.errors import NotModelledError, UnknownNameError, UsageError, show
+from planner.errors import UnknownNameError, UsageError, show
 from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
 
 __all__ = [
@@ -205,7 +206,9 @@ def _flag(field: RequestField, value: object) -> bool:
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if field.name == "gradient_checkpointing" and text == "selective":
-        raise NotModelledError("selective gradient checkpointing is not modelled; say true or false to have the ends of it")
+        raise UsageError(
+            "gradient_checkpointing: selective of operators is checkpoint_policy=selective-op, that of layers checkpoint_every=2"
+        )
     raise UsageError(f"{field.name} must be true or false, but it is '{show(value)}'")
 
 
@@ -331,6 +334,11 @@ _FIELDS = (
     RequestField("gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"),
     RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),
     _count("checkpoint_every", "Checkpoint only every n-th layer; the others keep their activations", 1_024),
+    _one_of(
+        "checkpoint_policy",
+        "What a checkpointed layer keeps: its input (full), or outputs of attention and every second product, too (selective-op)",
+        CHECKPOINT_POLICIES,
+    ),
     _one_of("attention", "Attention kernel", ATTENTIONS),
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),

@@ -12,6 +12,7 @@ from planner.domain.recipe import (
     Adapter,
     Attention,
     Batch,
+    CheckpointPolicy,
     Dtype,
     Method,
     Numerics,
@@ -61,6 +62,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
     sharding = _resolve_sharding(ledger, hardware)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
+    policy: CheckpointPolicy = ledger.choose("checkpoint_policy", defaults.checkpoint_policy, origin)
     offload = _resolve_offload(ledger, setting, every_layer=checkpoints and every == 1)
     numerics = _resolve_numerics(ledger, setting, _Basis(method, quantization, double_quant, sharding))
     return Recipe(
@@ -73,6 +75,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         gradient_checkpointing=checkpoints,
         checkpoint_reentrant=ledger.choose("checkpoint_reentrant", defaults.checkpoint_reentrant, origin),
         checkpoint_every=every,
+        checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
         loss=ledger.choose("loss", defaults.loss, origin),
         batch=_resolve_batch(ledger, setting),

@@ -109,6 +109,16 @@ def _length_text(case: Case) -> str:
     return f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for {case.model.max_position_tokens:,}"
 
 
+def _selects(case: Case) -> bool:
+    return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
+
+
+def _has_unknown_operators(case: Case) -> bool:
+    """Whether layers call products or attention by operators of which nobody read whether the policy keeps them."""
+    experts = any(group.block.mlp.n_experts for group in case.model.groups)
+    return experts or case.recipe.attention == "flash2" or case.recipe.numerics.quantization in ("int8", "gptq-int4")
+
+
 def _samples_per_step(case: Case) -> int:
     batch = case.recipe.batch
     return int(batch.micro_batch * batch.grad_accum * case.hardware.world_size)
@@ -252,8 +262,8 @@ RECIPE_RULES = (
     Rule(
         "checkpoint-every-without-checkpointing",
         "warn",
-        "checkpoint_every means nothing without gradient checkpointing",
-        lambda case: "checkpoint_every" in case.said and not case.recipe.gradient_checkpointing,
+        "checkpoint_every and checkpoint_policy mean nothing without gradient checkpointing",
+        lambda case: bool({"checkpoint_every", "checkpoint_policy"} & set(case.said)) and not case.recipe.gradient_checkpointing,
     ),
     Rule(
         "checkpoint-every-with-offload",
@@ -269,6 +279,19 @@ RECIPE_RULES = (
         # runs it, but what is saved again within five tensors stays on the GPU (activation_offloading.py pack_tensor), a third
         # of all that a fully trained Llama layer saves: no formula says which.
         lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
+        "selective-reentrant",
+        "refuse",
+        "Reentrant checkpointing keeps no outputs of operators; use --no-checkpoint-reentrant or --checkpoint-policy full",
+        lambda case: _selects(case) and (case.recipe.checkpoint_reentrant or case.scenario.stack.checkpoints_parts),
+    ),
+    Rule(
+        "selective-of-kernels",
+        "refuse",
+        "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, over unquantised or "
+        "4-bit weights; use --checkpoint-policy full",
+        lambda case: _selects(case) and _has_unknown_operators(case),
     ),
     Rule(
         "checkpoint-every-of-parts",

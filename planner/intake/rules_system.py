@@ -35,11 +35,6 @@ def _no_backward(case: Case) -> str:
     return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
 
 
-def _unmodelled(case: Case) -> list[str]:
-    """Defaults of the stack that no formula covers and that nobody said otherwise."""
-    return [what for name, what in case.stack.unmodelled if name not in case.said]
-
-
 SYSTEM_RULES = (
     Rule(
         "version-not-read",
@@ -187,13 +182,6 @@ SYSTEM_RULES = (
         "This stack has no switch for the Liger loss, or the model's own code does not go through it",
         lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
-    ),
-    Rule(
-        "default-not-modelled",
-        "warn",
-        "The stack's own default is not modelled and needs more than this",
-        lambda case: bool(_unmodelled(case)),
-        lambda case: f"{case.stack.id}: {'; '.join(_unmodelled(case))}",
     ),
     Rule(
         "not-a-cuda-device",

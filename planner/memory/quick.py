@@ -94,7 +94,9 @@ def _read(job: Job) -> _Read:
 
 def _phases(stream: Stream, sizes: list[int]) -> Iterator[tuple[Phase, int]]:
     """Most bytes allocated in each phase; phases that several micro-steps go through come several times."""
-    level = [*accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in stream.events)]
+    # A free is the complement of its slot: from the end, -1 is slot 0.
+    changes = [*sizes, *(-n_bytes for n_bytes in reversed(sizes))]
+    level = [*accumulate(map(changes.__getitem__, stream.events))]
     bounds = [*(begin for begin, _ in stream.phases), len(level)]
     for (begin, phase), end in zip(stream.phases, bounds[1:], strict=True):
         # What is there when a phase begins counts, too.

@@ -2,17 +2,56 @@
 
 Source: torch 2.13 ``utils/checkpoint.py``: without reentry every saved tensor is replaced by a holder; the first one that is
 asked for runs the function again, up to the last tensor that the first run saved (``_StopRecomputationError``).
+A selective checkpoint keeps what some operators return, which the second run takes instead of calling them
+(``create_selective_checkpoint_contexts``); which ones says torchtitan 0.3.0 distributed/activation_checkpoint.py.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from planner.program.autograd import record, run_backward
 from planner.program.operators import Operators
 from planner.program.tensors import Node, Tensor, Unpack, keep
 
 Layer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """``offloads``: the input lies in host RAM; ``selective``: some outputs are kept with it (without reentry only)."""
+
+    offloads: bool = False
+    selective: bool = False
+
+
+_PLAIN = How()
+
+
+class _Outputs:
+    """What a selective checkpoint keeps: outputs of attention, of batched products, and of every second product of a weight.
+
+    Products with a bias are another operator (``addmm``), all of which are kept.
+    """
+
+    def __init__(self) -> None:
+        self.kept: deque[Tensor] = deque()
+        self.n_first = self.n_again = 0
+
+    def keep(self, op: str, make: Callable[[], Tensor]) -> Tensor:
+        """An output of the first run."""
+        out = make()
+        self.n_first += op == "mm"
+        if op != "mm" or self.n_first % 2:
+            self.kept.append(out.alias())
+        return out
+
+    def take(self, op: str, make: Callable[[], Tensor]) -> Tensor:
+        """The same output in the second run."""
+        self.n_again += op == "mm"
+        return self.kept.popleft() if op != "mm" or self.n_again % 2 else make()
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: all that was saved exists again
@@ -22,9 +61,10 @@ class _Stop(Exception):  # noqa: N818 - not an error: all that was saved exists 
 class _Frame:
     """One checkpointed call: its function and input, and what its second run has saved again."""
 
-    def __init__(self, torch: Operators, layer: Layer, x: Tensor, *, offloads: bool) -> None:
-        self.torch, self.layer, self.offloads = torch, layer, offloads
-        self.x = _without_memory(x) if offloads else x
+    def __init__(self, torch: Operators, layer: Layer, x: Tensor, how: How) -> None:
+        self.torch, self.layer, self.offloads = torch, layer, how.offloads
+        self.outputs = _Outputs() if how.selective else None
+        self.x = _without_memory(x) if how.offloads else x
         self.n_saved, self.n_parameters, self.path = 0, torch.n_parameters, torch.path
         self.again: dict[int, Tensor] = {}
         self.n_again = 0
@@ -59,15 +99,18 @@ class _Frame:
         returned, torch.returned = torch.returned, []
         module = torch.module
         torch.n_parameters, n_parameters = self.n_parameters, torch.n_parameters
+        keeps = torch.keeps
         torch.mark("before_forward", self.path[-1])
         if self.offloads:
             self.x = _brought_back(torch, self.x)
+        if self.outputs:
+            torch.keeps = self.outputs.take
         try:
             self.layer(self.x)
         except _Stop as stop:
             # The frames that the exception went through hold what their variables refer to.
             stop.__traceback__ = None
-        torch.module, torch.n_parameters = module, n_parameters
+        torch.module, torch.n_parameters, torch.keeps = module, n_parameters, keeps
         torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = packed, graded, cached, returned
 
 
@@ -85,25 +128,29 @@ def _brought_back(torch: Operators, x: Tensor) -> Tensor:
     return copy
 
 
-def checkpointed(torch: Operators, layer: Layer, x: Tensor, *, offloads: bool = False) -> Tensor:
-    """``layer(x)``, of which only ``x`` is kept until its backward; ``offloads``: in host RAM."""
+def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -> Tensor:
+    """``layer(x)``, of which ``x`` is kept until its backward, and what a selective checkpoint chooses."""
     if not torch.grad_enabled:
         return layer(x)
-    packed, torch.pack = torch.pack, _Frame(torch, layer, x, offloads=offloads).hold
+    frame = _Frame(torch, layer, x, how)
+    packed, torch.pack = torch.pack, frame.hold
+    keeps = torch.keeps
+    if frame.outputs:
+        torch.keeps = frame.outputs.keep
     try:
         return layer(x)
     finally:
-        torch.pack = packed
+        torch.pack, torch.keeps = packed, keeps
 
 
-def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, *, offloads: bool = False) -> Tensor:
+def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -> Tensor:
     """The same by the older way: a forward without gradients, and a backward pass inside the backward pass."""
     first = torch.n_parameters
     with torch.no_grad():
         out = layer(x)
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        entry = _brought_back(torch, kept[0]) if offloads else kept[0].alias()
+        entry = _brought_back(torch, kept[0]) if how.offloads else kept[0].alias()
         entry.node = Node(torch.module, -1, None)
         before, torch.grad_enabled = torch.grad_enabled, True
         cached, torch.autocast_cache = torch.autocast_cache, {}
@@ -118,4 +165,4 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, *, offload
         torch.returned = returned
         return [entry.node.grad]
 
-    return record(torch, out, [x], [_without_memory(x) if offloads else x], backward)
+    return record(torch, out, [x], [_without_memory(x) if how.offloads else x], backward)

@@ -41,7 +41,7 @@ def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     _weight = expanded(torch, view, spec, x.dtype)
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), x.dtype, "mm")
+    return torch.new(x.unit, spec.out_features * rows_of(spec, x), x.dtype, "addmm" if spec.bias else "mm")
 
 
 def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from planner.program.checkpoint import checkpointed, checkpointed_reentrant
+from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
 from planner.program.ends import EndsView, embeddings, head
 from planner.program.engines import runtime_of
 from planner.program.inputs import names_for
@@ -106,7 +106,9 @@ def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
     if not again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
-    return run_again(torch, function, x, offloads=view.recipe.offload == "activations")
+    return run_again(
+        torch, function, x, How(view.recipe.offload == "activations", view.recipe.checkpoint_policy == "selective-op")
+    )
 
 
 def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:

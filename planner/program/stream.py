@@ -101,8 +101,8 @@ class Stream:
 
     def state_slots(self) -> tuple[int, ...]:
         """Slots of weights, adapters and optimizer states that are there when the step ends."""
-        left = {event for event in self.events if event >= 0} - {~event for event in self.events if event < 0}
-        return tuple(slot for slot in sorted(left) if self.terms[slot] in STATE_TERMS)
+        seen = set(self.events)
+        return tuple(slot for slot, term in enumerate(self.terms) if term in STATE_TERMS and slot in seen and ~slot not in seen)
 
     def place(self, slot: int) -> tuple[str, str, str]:
         """Part of the model, module and operator that made an allocation."""

@@ -132,11 +132,17 @@ class Parameter:
     module: int
 
 
+COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attention"})
+"""Operators whose outputs a selective checkpoint may keep."""
+
+
 class Tape:
     """The record of one run: ``events`` hold the number of an allocation when it is made, and its complement when freed.
 
     ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is the list of
     the current stage, of which :meth:`enter` changes to another.
+
+    ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators, or has kept them.
 
     The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are before it.
     ``modules`` are the paths of names that modules were entered by, the whole part first.  ``path`` are the numbers of the
@@ -154,6 +160,7 @@ class Tape:
         self.grad_enabled = True
         self.n_nodes = 0
         self.pack: Callable[[Tensor], Unpack] = keep
+        self.keeps: Callable[[str, Callable[[], Tensor]], Tensor] | None = None
         self.stage = ""
         self.marks: list[Mark] = []
         self.placed: list[tuple[str, int]] = []
@@ -171,6 +178,11 @@ class Tape:
 
         One number for each token (a statistic of a norm) is not counted: it is below 0.1 % of what a layer keeps.
         """
+        if self.keeps and op in COSTLY and self.grad_enabled:
+            return self.keeps(op, lambda: self._new(unit, count, dtype, op, term))
+        return self._new(unit, count, dtype, op, term)
+
+    def _new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None) -> Tensor:
         if count <= 1 and unit is Unit.TOKENS:
             return Tensor(None, unit, count, dtype)
         slot = len(self.units)

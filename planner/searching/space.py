@@ -47,6 +47,7 @@ _CHOICES_OF_RECIPE = (
     "attention",
     "loss",
     "checkpoint_every",
+    "checkpoint_policy",
     "sharding",
     "offload",
 )

@@ -108,6 +108,11 @@ class Job:
         """Forward passes through the blocks per micro-step."""
         return self.profile.passes
 
+    @property
+    def attention_passes(self) -> float:
+        """Forward passes of attention's kernel, whose output a selective checkpoint keeps."""
+        return 1.0 if self.recipe.checkpoint_policy == "selective-op" else self.passes
+
 
 def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
     """The job of a scenario, whose regime may be ``known``, or ``None`` when the card's rates are unknown."""

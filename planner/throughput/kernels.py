@@ -99,9 +99,9 @@ def attention_seconds(job: Job) -> Number:
         heads = sum(part.layers * part.heads for part in work.attention)
         wide = job.regime.compute / 2
         moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
-        return flop * (job.passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
+        return flop * (job.attention_passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
     ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
-    passes = (job.passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp * _narrow_heads(work) * (1 + micro.spread**2)
+    passes = (job.attention_passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp * _narrow_heads(work) * (1 + micro.spread**2)
     if job.recipe.attention == "flash2":
         flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
         return flop * passes / rates.attention_flop_per_s

@@ -76,6 +76,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         gradient_checkpointing=setup.checkpointing,
         checkpoint_reentrant=setup.reentrant,
         checkpoint_every=1,
+        checkpoint_policy="full",
         attention=setup.attention,
         loss="hf",
         batch=Batch(BATCH, 1, LENGTH, "max_length" if setup.padded else "packed", LENGTH - int(setup.padded)),

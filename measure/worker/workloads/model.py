@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 
 from measure.recipe.adapters import DTYPES, adapted
+from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields
 from measure.run.case import RunCase
 from measure.worker.probes.phases import PhaseRecorder
@@ -225,7 +226,7 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
     prepare(
         model,
         use_gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant},
+        gradient_checkpointing_kwargs=checkpoint_kwargs(recipe),
     )
 
 
@@ -235,6 +236,6 @@ def checkpoint_activations(model: Any, recipe: Recipe) -> None:
         return
     # Only said where it is asked for: older versions of Transformers do not know it.
     every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant}, **every)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe), **every)
     if recipe.method == "lora":
         model.enable_input_require_grads()

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset, SequentialSampler
 
+from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
 from measure.run.lengths import MicroBatch
 from measure.run.pace import Pace
@@ -83,7 +84,7 @@ def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
         bf16=precision == "bf16-mixed",
         fp16=precision == "fp16-mixed",
         gradient_checkpointing=recipe.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": recipe.checkpoint_reentrant, **every},
+        gradient_checkpointing_kwargs={**checkpoint_kwargs(recipe), **every},
         use_cpu=task.probe.device.type == "cpu",
         remove_unused_columns=False,
         prediction_loss_only=True,

@@ -158,7 +158,7 @@ def test_every_fact_of_a_package_has_a_name_that_stacks_know(package: str) -> No
     facts = facts_of(package, newest)
     assert set(facts) == set(TABLES)
     assert facts["switches"].keys() <= set(SWITCH_NAMES)
-    for table in ("defaults", "quantized", "usual", "unmodelled"):
+    for table in ("defaults", "quantized", "usual"):
         assert facts[table].keys() <= set(DEFAULT_NAMES)
 
 

@@ -78,6 +78,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gradient_checkpointing": False, "offload": "activations"},
         {"gradient_checkpointing": True, "offload": "activations"},
     ),
+    "selective-reentrant": (
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "checkpoint_reentrant": False},
+    ),
+    "selective-of-kernels": (
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "int8"},
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "qlora"},
+    ),
     "checkpoint-every-of-parts": (
         {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
@@ -129,7 +137,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
     "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "llama-factory"}),
-    "default-not-modelled": ({"stack": "torchtitan"}, {"stack": "torchtitan", "gradient_checkpointing": True}),
     "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
     "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
     "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),

@@ -82,6 +82,7 @@ FULL = RunRecord(
     peak_memory_percentile=99.0,
     memory_limit_mib=24576.0,
     checkpoint_every=2,
+    checkpoint_policy="selective-op",
     run_time_s=12920.0,
     host_memory_mib=131072.0,
     host_memory_kind="rss_peak",

@@ -68,6 +68,7 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         gradient_checkpointing=True,
         checkpoint_reentrant=True,
         checkpoint_every=1,
+        checkpoint_policy="full",
         attention="flash2",
         loss="hf",
         batch=Batch(4, 2, 1024, "packed", 1024),

@@ -83,6 +83,7 @@ def scenario() -> Scenario:
         gradient_checkpointing=True,
         checkpoint_reentrant=False,
         checkpoint_every=1,
+        checkpoint_policy="full",
         attention="sdpa",
         loss="hf",
         batch=Batch(2, 8, 1024, "longest", 800.0),
