@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from planner.allocator.slots import SlotEvents, SlotReplay, least_limit, replay_again, replay_slots
+from planner.allocator.slots import SlotEvents, SlotReplay, for_replay, least_limit, replay_again, replay_slots
 from planner.arrays import maximum
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
@@ -151,7 +151,7 @@ def slot_events(stream: Stream, job: Job) -> SlotEvents:
     begins = [begin for begin, _ in stream.phases]
     # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
     empties = [] if job.stack.keeps_outgrown_blocks else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
-    return SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, frozenset(empties))
+    return for_replay(SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, frozenset(empties)))
 
 
 def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:
@@ -193,10 +193,12 @@ def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dic
     terms, sizes = stream.terms, events.sizes
     start = 0
     for moment in moments:
-        for event in stream.events[start : moment + 1]:
-            if event >= 0:
+        seen = set(stream.events[start : moment + 1])
+        for event in seen:
+            # What came and went in between changes nothing.
+            if event >= 0 and ~event not in seen:
                 held[terms[event]] = held.get(terms[event], 0) + sizes[event]
-            else:
+            elif event < 0 and ~event not in seen:
                 held[terms[~event]] -= sizes[~event]
         start = max(moment + 1, start)
         found.append({term: n_bytes for term, n_bytes in held.items() if n_bytes})
