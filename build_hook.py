@@ -18,6 +18,7 @@ class ReplayHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and say what became of it."""
+        del version
         root = Path(self.root)
         compiler = shlex.split(os.environ.get("CC", "cc"))
         command = [*compiler, "-O2", "-shared", "-fPIC", "-o", str(root / LIBRARY), str(root / SOURCE)]

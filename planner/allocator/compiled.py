@@ -43,6 +43,11 @@ def _library() -> Any:
     return library
 
 
+def is_compiled() -> bool:
+    """Whether the library is there."""
+    return _library() is not None
+
+
 def packed(events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]) -> tuple[Any, Any, Any] | None:
     """The lists as arrays of the machine; ``None`` where the library is not there, or numbers are too large for it."""
     if _library() is None or sum(sizes) > _MOST_BYTES or max(streams, default=0) >= N_STREAMS:
@@ -79,8 +84,11 @@ class CompiledMemory:
         """Give back every segment without a block in use."""
         self._library.release_cached(self._memory)
 
-    def run(self, events: array[int], sizes: array[int], streams: array[int]) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list."""
+    def run(self, events: Any, sizes: Any, streams: Any) -> tuple[int | None, int]:
+        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list.
+
+        All three are arrays as :func:`packed` makes them.
+        """
         place = ctypes.c_int64()
         by_slot = streams.buffer_info()[0] if streams else None
         addresses = events.buffer_info()[0], len(events), sizes.buffer_info()[0], by_slot

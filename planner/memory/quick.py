@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from planner.arrays import maximum, where
+from planner.domain.coefficients import Coefficients
 from planner.domain.model import BlockGroup
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipe import Number
+from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
-from planner.memory.replayed import PhaseBytes, Replayed
+from planner.memory.replayed import PhaseBytes, Replayed, without_card
 from planner.memory.replayed_peak import prediction_of
 from planner.memory.structures import alike, program_of
 from planner.program.engines.settings import settings_of
@@ -54,8 +57,14 @@ def predict_quick(job: Job) -> MemoryPrediction:
 
 
 def _one(job: Job) -> Replayed:
-    phases, states = _extrapolated(job, _read)
+    phases, states = _known(without_card(job.scenario))
     return _with_slack(job, phases.items(), states)
+
+
+@lru_cache(maxsize=4096)
+def _known(scenario: Scenario) -> _Read:
+    # No coefficient moves a request.
+    return _extrapolated(job_of(scenario, Coefficients()), _read)
 
 
 def _extrapolated(job: Job, read: Callable[[Job], _Read]) -> _Read:

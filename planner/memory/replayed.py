@@ -80,12 +80,12 @@ class Run:
 
 def run_of(job: Job) -> Run:
     """The program of ``job``, replayed on a card without a limit."""
-    return _run(_without_card(job.scenario))
+    return _run(without_card(job.scenario))
 
 
 def replayed(job: Job) -> Replayed:
     """Replay the program of ``job`` on a card without a limit."""
-    return _replayed(_without_card(job.scenario))
+    return _replayed(without_card(job.scenario))
 
 
 def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
@@ -95,7 +95,7 @@ def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
     """
     done = replayed(job)
     near = limit_bytes is not None and done.allocated_bytes <= limit_bytes < done.reserved_bytes
-    return _least_bytes(_without_card(job.scenario), limit_bytes if near else None)
+    return _least_bytes(without_card(job.scenario), limit_bytes if near else None)
 
 
 def replayed_phases(job: Job) -> tuple[PhaseBytes, ...]:
@@ -103,7 +103,7 @@ def replayed_phases(job: Job) -> tuple[PhaseBytes, ...]:
     return replayed(job).phases
 
 
-def _without_card(scenario: Scenario) -> Scenario:
+def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe
     if recipe.sharding.engine == "native" and recipe.loss != "chunked":
@@ -130,7 +130,7 @@ def _replayed(scenario: Scenario) -> Replayed:
     piled = max(max(growth, default=0) - done.reserved_bytes, 0)
     steps = [after - before for before, after in pairwise(growth)]
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
-    states = sum(events.sizes[slot] for slot in stream.state_slots())
+    states = sum(events.sizes[slot] for slot in program_of(job).states)
     return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread)
 
 

@@ -112,12 +112,15 @@ class _Trial:
 
 
 class _Judge:
-    """Estimates moves against the job as it is, and counts the estimates."""
+    """Estimates moves against the job as it is, and counts the estimates.
 
-    def __init__(self, scenario: Scenario, model: Coefficients | Calibration) -> None:
-        self._scenario, self._model = scenario, model
+    ``quick``: one that is far from the card's limit is not replayed.
+    """
+
+    def __init__(self, scenario: Scenario, model: Coefficients | Calibration, *, quick: bool) -> None:
+        self._scenario, self._model, self._quick = scenario, model, quick
         self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
-        self.base = predict_with(scenario, model, quick=True)
+        self.base = predict_with(scenario, model, quick=quick)
         self.left = MAX_ESTIMATES - 1
 
     def tries(self, options: Iterable[Move]) -> list[_Trial]:
@@ -131,6 +134,10 @@ class _Judge:
             trials.append(_Trial(move, after, self._lever(move, after)))
         return trials
 
+    def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
+        """The same changes, estimated by this judge."""
+        return [replace(trial, lever=self._lever(trial.move, trial.after)) for trial in trials]
+
     def _after(self, move: Move) -> Scenario | None:
         """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it may be forced)."""
         try:
@@ -143,10 +150,10 @@ class _Judge:
         return None if broken else after
 
     def _lever(self, move: Move, after: Scenario) -> Lever:
-        before, quick = self.base, predict_with(after, self._model, quick=True)
-        prediction = near_the_limit(after, self._model, quick)
+        before, compared = self.base, predict_with(after, self._model, quick=self._quick)
+        prediction = near_the_limit(after, self._model, compared) if self._quick else compared
         ratio = _step_ratio(before, prediction)
-        saved = float(before.memory.must_have_bytes) - float(quick.memory.must_have_bytes)
+        saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
         return Lever(
             kind="time" if move.kind == "free" and ratio is not None and ratio > _FREE_RATIO else move.kind,
             description=move.description,
@@ -167,16 +174,18 @@ def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, al
     one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
     single change is enough that costs nothing or time, two and three of those are tried together, then pairs
     that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
-    sure.  At most ``MAX_ESTIMATES`` estimates.  ``alone``: single changes on the same cards only.
+    sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are replayed.
+    ``alone``: single changes on the same cards only, replayed near the limit.
     """
-    judge = _Judge(scenario, model)
+    judge = _Judge(scenario, model, quick=alone)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
     if judge.base.verdict not in ("fits", "no_verdict") and not alone:
-        memory = judge.base.memory
+        memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
-        trials += [trial for trial in judge.tries(larger_cards(scenario, need)) if trial.lever.fits]
-        trials += [trial for trial in judge.tries(more_cards(scenario)) if trial.lever.fits][:1]
-        trials += _together(judge, [trial for trial in trials if trial.move.topic != "card"])
+        found = [trial for trial in first.tries(larger_cards(scenario, need)) if trial.lever.fits]
+        found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
+        found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
+        trials += judge.again(found)
     return _ordered(_not_padded([trial.lever for trial in trials]), judge.base.verdict)
 
 

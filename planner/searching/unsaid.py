@@ -55,10 +55,10 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
     ``prediction`` is that of the scenario under ``model``.  A value that a rule refuses or warns about is not tried.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
-    base = predict_with(scenario, model, quick=True)
+    base = predict_with(scenario, model)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
     found = [
-        _unsaid(f"{name}={value}", flags, base, predict_with(after, model, quick=True))
+        _unsaid(f"{name}={value}", flags, base, predict_with(after, model))
         for name, value in _assumed(scenario)
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None and not (refusals(after).keys() | warnings_about(after)) - before

@@ -113,7 +113,7 @@ def _other_errors(
         if record is None or _error(row, quantity) is None:
             continue
         try:
-            value = _error(score_record(record, model_of(row.record)), quantity)
+            value = _error(score_record(record, model_of(row.record), quick=quantity != "memory"), quantity)
         except UsageError:
             continue
         if value is not None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
+from planner.calibration.score.rows import RowScore
 from planner.catalog.location import data_dir
 from planner.records.calibration_file import read_calibration
 from tests.accuracy.choices import Case, Choice, stored_choices, worst_errors
 from tests.accuracy.published import published_validation
 
-ROWS = published_validation().rows
+
+@cache
+def rows() -> tuple[RowScore, ...]:
+    """Uncalibrated predictions of every published row."""
+    return published_validation().rows
 
 
 @pytest.mark.parametrize("choice", stored_choices(), ids=lambda choice: choice.question)
 def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
     """At least one row of the document is selected, and its other reading is another configuration."""
-    concerned = [row.record for row in ROWS if choice.other_reading(row.record) is not None]
+    concerned = [row.record for row in rows() if choice.other_reading(row.record) is not None]
     assert concerned
     assert all(record.source == choice.source for record in concerned)
     assert all(choice.other_reading(record) != record for record in concerned)
@@ -28,9 +34,9 @@ def test_the_other_readings_never_make_it_better() -> None:
     model = read_calibration(data_dir() / "calibration" / "default.json")
     for quantity in ("memory", "throughput"):
         settled = worst_errors(
-            ROWS, [Choice(source, "", ()) for source in {c.source for c in stored_choices()}], lambda _: model, quantity
+            rows(), [Choice(source, "", ()) for source in {c.source for c in stored_choices()}], lambda _: model, quantity
         )
-        worst = worst_errors(ROWS, stored_choices(), lambda _: model, quantity)
+        worst = worst_errors(rows(), stored_choices(), lambda _: model, quantity)
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)
         assert any(worst[source] > settled[source] for source in worst)
@@ -38,7 +44,7 @@ def test_the_other_readings_never_make_it_better() -> None:
 
 def test_another_unit_scales_what_is_there() -> None:
     """A factor moves the number that a row has; a row without that number stays as it was."""
-    row = next(row.record for row in ROWS if row.record.peak_memory_mib is not None)
+    row = next(row.record for row in rows() if row.record.peak_memory_mib is not None)
     choice = Choice(row.source, "", (Case({}, {}, {"peak_memory_mib": 1.5}),))
     other = choice.other_reading(row)
     assert other is not None

@@ -35,6 +35,7 @@ NO_FORMULA = {
     "memory/replayed.py:run_of": "replays",
     "memory/replayed.py:slot_events": "fills sizes in",
     "memory/replayed.py:terms_at": "adds up",
+    "memory/replayed.py:without_card": "takes out what changes no request",
     "memory/replayed_peak.py:predict_replayed": "adds up the terms of a replay",
     "memory/replayed_peak.py:prediction_of": "adds up the terms of a replay",
     "memory/shares.py:shares_by_phase": "replays",

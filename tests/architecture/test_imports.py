@@ -42,7 +42,7 @@ def test_import_contracts() -> None:
         [*PREDICTION, "--explain"],
         ["models"],
         ["rules"],
-        ["validate", "data/published/*.csv"],
+        ["validate", "data/published/rasbt_speed.csv"],
     ],
     ids=lambda arguments: " ".join(arguments[-1:]),
 )

@@ -86,10 +86,11 @@ def is_cpu(record: RunRecord) -> bool:
     return record.gpu == _CPU
 
 
-def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowScore:
+def score_record(record: RunRecord, model: Coefficients | Calibration, *, quick: bool = False) -> RowScore:
     """Predict the configuration of ``record`` with plain coefficients or a calibration, and compare.
 
-    What ``plan`` refuses, and a reading above the card, is not compared: the record does not say what ran.
+    What ``plan`` refuses, and a reading above the card, is not compared: the record does not say what ran.  ``quick``: memory is
+    not replayed, where it is not what one asks for.
 
     Raises:
         UsageError: a name that no catalog knows, or a value outside its range.
@@ -98,7 +99,7 @@ def score_record(record: RunRecord, model: Coefficients | Calibration) -> RowSco
         scenario, wrong = scenario_of(record)
         if wrong := wrong or above_card(record, scenario):
             return RowScore(record, not_modelled=wrong)
-        prediction = predict_with(scenario, model)
+        prediction = predict_with(scenario, model, quick=quick)
     except NotModelledError as error:
         return RowScore(record, not_modelled=str(error))
     world = scenario.hardware.world_size

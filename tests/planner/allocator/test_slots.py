@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.compiled import is_compiled
 from planner.allocator.slots import SlotEvents, least_limit, replay_again, replay_slots
 from planner.units import MIB
 
@@ -47,12 +51,40 @@ def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, 
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, None
 
 
-@given(programs(), st.one_of(st.none(), st.integers(2 * MIB, 800 * MIB)))
-def test_one_loop_does_what_the_objects_do(program: SlotEvents, limit_bytes: int | None) -> None:
+LOOPS = ["python", pytest.param("compiled", marks=pytest.mark.skipif(not is_compiled(), reason="installed without a compiler"))]
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The loop that replays."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr("planner.allocator.slots.packed", lambda *_: None)
+        yield request.param
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), limit_bytes=st.one_of(st.none(), st.integers(2 * MIB, 800 * MIB)))
+def test_either_loop_does_what_the_objects_do(loop: str, program: SlotEvents, limit_bytes: int | None) -> None:
     """The same peaks, retries and failed request, with and without a limit."""
     done = replay_slots(program, limit_bytes)
     failed = None if done.failure is None else program.events[done.failure.event]
     assert (done.allocated_bytes, done.reserved_bytes, done.n_retries, failed) == by_objects(program, limit_bytes)
+
+
+@pytest.mark.skipif(not is_compiled(), reason="installed without a compiler")
+@given(programs(), st.one_of(st.none(), st.integers(2 * MIB, 800 * MIB)))
+def test_both_loops_say_the_same(program: SlotEvents, limit_bytes: int | None) -> None:
+    """Every phase, and all that is told of a failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.allocator.slots.packed", lambda *_: None)
+        by_python = replay_slots(program, limit_bytes)
+    assert replay_slots(program, limit_bytes) == by_python
+
+
+def test_numbers_beyond_the_machines_are_replayed_in_python() -> None:
+    """Sizes whose sum has more than 60 bits."""
+    assert replay_slots(SlotEvents([0, 1], [1 << 60, 1 << 70], (), [0])).allocated_bytes == (1 << 60) + (1 << 70)
 
 
 @given(programs())

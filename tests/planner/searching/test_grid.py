@@ -62,7 +62,7 @@ JOBS: dict[str, dict[str, object]] = {
     "int8 base, dropout, 8-bit optimizer": {"method": "int8", "lora_dropout": "0.1", "optimizer": "adamw_8bit"},
     "natural lengths, old stack": {"stack": "hf-trainer@4", "padding": "longest", "tokens_per_sample": "700", "seq": "2048"},
     "mixture of experts, liger": {"model": "mixtral-8x7b", "loss": "liger", "grad_accum": "4"},
-    "sliding window, two nodes": {"model": "gemma-2-9b", "nodes": "2", "padding": "packed"},
+    "sliding window, two nodes": {"model": "gemma-2-2b", "nodes": "2", "padding": "packed"},
 }
 
 
@@ -73,8 +73,9 @@ def test_grid_equals_one_by_one(name: str) -> None:
     if base.recipe.numerics.quantization == "int8":
         made = estimate_grid(axes(base, sharding=("ddp", "zero1", "zero2")))
     else:
-        made = estimate_grid(axes(base))
-    assert len(made.parts) >= 6
+        fewer: dict[str, Any] = {} if name == "lora" else {"sharding": ("ddp", "zero3"), "offload": ("none", "optimizer")}
+        made = estimate_grid(axes(base, **fewer))
+    assert len(made.parts) >= 4
     chosen = random.Random(name)
     for part in made.parts:
         assert part.step_s is not None

@@ -39,12 +39,12 @@ def typed(flags: str) -> Flags:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
-    """With the flags after the job's own, the peak, the speed and the verdict are those that are stated, by the quick answer."""
-    before = estimate(resolve(from_flags(JOBS[name])), quick=True)
+    """With the flags after the job's own, the peak, the speed and the verdict are those that are stated."""
+    before = estimate(resolve(from_flags(JOBS[name])))
     found = named(JOBS[name])
     assert 3 <= len(found) <= MAX_ROWS
     for each in found:
-        after = estimate(resolve(merge(from_flags(JOBS[name]), from_flags(typed(each.flags)))), quick=True)
+        after = estimate(resolve(merge(from_flags(JOBS[name]), from_flags(typed(each.flags)))))
         moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
         assert before.time is not None
         assert after.time is not None
