@@ -9,6 +9,7 @@ from torch import nn
 
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Adapter
+from planner.intake.linears import GROUP_TARGETS, linear_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -21,19 +22,24 @@ def _attention_paths(model: nn.Module, spec: ModelSpec) -> list[str]:
     return [path for path, parent, name in parts if name in names and "att" in parent.rpartition(".")[2]]
 
 
+def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[str]:
+    """``target_modules`` as PEFT reads them: it knows ``all-linear`` alone, and not among names."""
+    if adapter.targets == ("all-linear",):
+        return "all-linear"
+    named = [target for target in adapter.targets if target not in GROUP_TARGETS]
+    if "all-linear" in adapter.targets:
+        return named + [name for name in linear_names(spec) if name != spec.head.name]
+    return named + (_attention_paths(model, spec) if "attention" in adapter.targets else [])
+
+
 def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
     """``model`` with LoRA layers of PEFT on the recipe's targets, in the recipe's dtype."""
     import peft
 
-    targets: Any = list(adapter.targets)
-    if adapter.targets == ("all-linear",):
-        targets = "all-linear"
-    elif "attention" in adapter.targets:
-        targets = [target for target in adapter.targets if target != "attention"] + _attention_paths(model, spec)
     config = peft.LoraConfig(
         r=int(adapter.rank),
         lora_alpha=2 * int(adapter.rank),
-        target_modules=targets,
+        target_modules=_targets(model, adapter, spec),
         lora_dropout=adapter.dropout,
         modules_to_save=list(adapter.modules_to_save) or None,
         task_type="CAUSAL_LM",

@@ -43,6 +43,11 @@ def _some_targets_unmatched(case: Case) -> bool:
     )
 
 
+def _adapts_head(case: Case) -> bool:
+    targets = case.adapter.targets if case.adapter else ()
+    return case.model.head.name in {target.rpartition(".")[2] for target in targets}
+
+
 def _unmatched_targets_text(case: Case) -> str:
     targets = unmatched_targets(case.model, case.adapter.targets) if case.adapter else ()
     return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
@@ -292,6 +297,14 @@ RECIPE_RULES = (
         "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, over unquantised or "
         "4-bit weights; use --checkpoint-policy full",
         lambda case: _selects(case) and _has_unknown_operators(case),
+    ),
+    Rule(
+        "adapted-head-in-pieces",
+        "refuse",
+        "A loss that multiplies by the head in pieces reads its weight alone, and would not train the head's adapter; use --loss hf, "
+        "or leave the head out of --lora-targets",
+        lambda case: case.recipe.loss != "hf" and _adapts_head(case),
+        lambda case: f"{case.recipe.loss}, {case.model.head.name}",
     ),
     Rule(
         "checkpoint-every-of-parts",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from planner.domain.model import EmbeddingSpec, ModelSpec
+from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
+from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
 from planner.program.inputs import make_inputs
 from planner.program.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
@@ -216,13 +217,20 @@ def _head_weight(torch: Operators, ends: EndsView) -> Tensor:
 
 
 def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) -> Tensor:
-    spec, view = ends.model.head, ends.layer
-    bias = None
-    if spec.bias:
-        bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(spec.name))
-        bias = weight_copy(torch, view, bias)
-    copy = weight_copy(torch, view, weight)
-    return torch.mm(autocast(torch, view, hidden), copy, spec.out_features, bias=bias, to_unit=hidden.unit)
+    """The head's product with ``hidden``, and its adapter's where it has one."""
+    view, head = ends.layer, ends.model.head
+
+    def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+        bias = None
+        if spec.bias:
+            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(spec.name))
+            bias = weight_copy(torch, view, bias)
+        copy = weight_copy(torch, view, weight)
+        return torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+
+    if view.adapted(head):
+        return with_adapter(torch, view, head, hidden, product)
+    return product(torch, view, head, hidden)
 
 
 def _normalised(torch: Operators, weight: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "every-second-layer": ("qwen2.5-7b", {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2}),
     "padded": ("llama-3.1-8b", {"method": "lora", "padding": "max_length", "tokens_per_sample": 400}),
     "pure-bf16": ("mistral-7b-v0.3", {"method": "full", "precision": "bf16", "load_dtype": "bf16"}),
+    "adapted-head": ("qwen2.5-7b", {"method": "lora", "lora_targets": ("lm_head", "all-linear")}),
     "accumulated": ("phi-3-mini-4k", {"method": "lora", "grad_accum": 4}),
 }
 

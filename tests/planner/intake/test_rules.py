@@ -86,6 +86,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "int8"},
         {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "qlora"},
     ),
+    "adapted-head-in-pieces": (
+        {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "liger"},
+        {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "hf"},
+    ),
     "checkpoint-every-of-parts": (
         {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
