@@ -9,7 +9,7 @@ from planner.domain.recipe import Attention, CheckpointPolicy, Loss, Optimizer, 
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
-LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad"]
+LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]

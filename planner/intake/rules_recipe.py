@@ -301,8 +301,8 @@ RECIPE_RULES = (
     Rule(
         "adapted-head-in-pieces",
         "refuse",
-        "A loss that multiplies by the head in pieces reads its weight alone, and would not train the head's adapter; use --loss hf, "
-        "or leave the head out of --lora-targets",
+        "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is not trained; "
+        "use --loss hf, or leave the head out of --lora-targets",
         lambda case: case.recipe.loss != "hf" and _adapts_head(case),
         lambda case: f"{case.recipe.loss}, {case.model.head.name}",
     ),

@@ -34,7 +34,7 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
     if "compute" not in copies:
         logits = wide
     if "log_softmax" not in copies:
-        return _in_place(torch, wide), logits
+        return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, wide), logits
     if "shifted" in copies:
         wide = _shifted(torch, view, wide)
     return _cross_entropy(torch, view, wide), logits
@@ -53,6 +53,15 @@ def _in_place(torch: Operators, logits: Tensor) -> Tensor:
     """
     loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
     return record(torch, loss, [logits], [logits], lambda kept, _: [kept[0]])
+
+
+def _compiled(torch: Operators, logits: Tensor) -> Tensor:
+    """One kernel each way, which saves the logits and makes their log-softmax again; the gradient is a new tensor.
+
+    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``.
+    """
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
+    return record(torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")])
 
 
 def _cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:

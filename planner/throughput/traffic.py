@@ -232,7 +232,15 @@ def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: Traf
 
 
 # Bytes per logit that each tensor of the loss chain moves: written once, and read as often as the next operators need it.
-_LOSS_TENSORS = {"compute": 2.0, "float": 2.5, "shifted": 2.0, "log_softmax": 3.0, "nll_grad": 2.0, "log_softmax_grad": 3.0}
+_LOSS_TENSORS = {
+    "compute": 2.0,
+    "float": 2.5,
+    "shifted": 2.0,
+    "log_softmax": 3.0,
+    "nll_grad": 2.0,
+    "log_softmax_grad": 3.0,
+    "compute_grad": 1.0,
+}
 
 
 def logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
