@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE, LIBRARY = "planner/allocator/replay.c", "planner/allocator/_replay.so"
+SOURCE, LIBRARY = "planner/allocator/replay.c", "planner/allocator/replay.native"
 
 
 class ReplayHook(BuildHookInterface[Any]):

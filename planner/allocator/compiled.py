@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LIBRARY = Path(__file__).with_name("_replay.so")
+LIBRARY = Path(__file__).with_name("replay.native")
 N_STREAMS = 16
 """CUDA streams that the library keeps apart."""
 # What all blocks together may take: sums of it fit into 64 bits.

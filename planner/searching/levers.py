@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ MAX_ESTIMATES = 200
 MAX_PAIRS = 4
 # Pairs that are tried with a third change on top, the largest savers.
 _MAX_GROWN = 3
+# Pairs that need this many times the card's memory tell that no others fit.
+_HOPELESS = 1.5
 # Differences below this are rounding of the real allocator, not advice.
 _WORTH_BYTES = 64 * MIB
 # A lever that is called free may cost this share of the step time: less is not told apart.
@@ -133,6 +136,12 @@ class _Judge:
             self.left -= 1
             trials.append(_Trial(move, after, self._lever(move, after)))
         return trials
+
+    def is_hopeless(self, trials: list[_Trial]) -> bool:
+        """Whether the best of ``trials`` is so far above the limit that others like them will not fit."""
+        memory = self.base.memory
+        most = max((trial.lever.saves_bytes for trial in trials), default=None)
+        return most is not None and float(memory.must_have_bytes) - most > _HOPELESS * float(memory.limit_bytes or math.inf)
 
     def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
         """The same changes, estimated by this judge."""
@@ -270,7 +279,10 @@ def _largest_first(trials: list[_Trial]) -> list[_Trial]:
 
 
 def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
-    """Each saver, largest first, with every change of another topic on top of it."""
+    """Each saver, largest first, with every change of another topic on top of it.
+
+    Ends where the best pair with the largest saver still needs ``_HOPELESS`` times what the card has.
+    """
     tried: list[_Trial] = []
     seen: set[frozenset[tuple[str, str | bool | None]]] = set()
     for first in _largest_first(firsts):
@@ -279,6 +291,8 @@ def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -
         new = [joined for move in others if frozenset((joined := _joined(first.move, move)).flags.items()) not in seen]
         seen.update(frozenset(move.flags.items()) for move in new)
         tried += judge.tries(new)
+        if judge.is_hopeless(tried):
+            break
     return tried
 
 

@@ -71,7 +71,7 @@ def test_the_wheel_holds_every_data_file(tmp_path: Path) -> None:
     assert len(data) > 200, "the data files were not found"
     assert sorted((data | modules) - held) == []
     # A compiled loop makes the wheel one for this kind of machine, and there is one wherever there is a compiler.
-    compiled = "planner/allocator/_replay.so" in held
+    compiled = "planner/allocator/replay.native" in held
     assert compiled == ("any" not in wheel.stem.rpartition("-")[2])
     assert compiled or shutil.which(os.environ.get("CC", "cc")) is None
     entry_points = next(name for name in held if name.endswith("entry_points.txt"))
