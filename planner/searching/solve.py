@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -261,22 +261,38 @@ def pace(tried: Tried) -> float:
 
 
 def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
-    """Counts are tried from one GPU on, until every way of training fits on ``top`` of them without unasked offload."""
+    """Counts are tried from one GPU on, until every way of training fits on ``top`` of them without unasked offload.
+
+    Between one node and the most of them only where something fits on the most: no job needs more of a GPU with more GPUs.
+    """
     space = pool.space
     if space.said("nodes") or "gpus" in space.choices:
         raise UsageError("--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has")
     for card in space.places():
-        fitted: Counter[Training] = Counter()
         counts = [place for place in counted_places(space, card) if _divides(space, place)]
         if not counts:
             raise UsageError(f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another")
-        for place in counts:
-            for options, model in all_options(pool, model_for, [place]):
-                training = pool.training_of(options.first[0].flags)
-                if fitted[training] < top:
-                    fitted[training] += pool.explore(options, model, try_sizes) == "first"
+        fitted: Counter[Training] = Counter()
+        one_node = [place for place in counts if "nodes" not in place]
+        _explore_counts(pool, model_for, one_node, fitted, top)
+        several = counts[len(one_node) :]
+        if several and _explore_counts(pool, model_for, several[-1:], Counter(), top):
+            _explore_counts(pool, model_for, several[:-1], fitted, top)
     answer = answer_of(pool, partial(_best_of_each_place, offloads=space.said("offload"), top=top))
     return replace(answer, solved="gpus")
+
+
+def _explore_counts(pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], fitted: Counter[Training], top: int) -> bool:
+    """Try ``counts`` in their order, and add to ``fitted`` where a way of training fits; whether any does, offload included."""
+    found = False
+    for place in counts:
+        for options, model in all_options(pool, model_for, [place]):
+            training = pool.training_of(options.first[0].flags)
+            if fitted[training] < top:
+                fit = pool.explore(options, model, try_sizes)
+                fitted[training] += fit == "first"
+                found = found or fit != "none"
+    return found
 
 
 def _divides(space: Space, place: TypedFlags) -> bool:

@@ -27,6 +27,7 @@ from tests.accuracy.budget import beyond_budget, budget_part, rounded_up
 from tests.accuracy.choices import stored_choices, worst_errors
 from tests.accuracy.drawn import drawn_points
 from tests.accuracy.goals import Goal, goals, percent_text
+from tests.accuracy.longest import longest_part
 from tests.accuracy.misses import misses_part, stored_misses, unlisted
 from tests.accuracy.published import published_dir, published_validation
 from tests.accuracy.stored import accuracy_text, differences, stored_accuracy, stored_or_empty, write_accuracy
@@ -114,6 +115,7 @@ def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain]) -> di
         "budget": budget_part(published_validation().sources),
         "misses": misses_part(published_validation().rows, stored_misses()),
         "points": drawn_points(result.held_out.rows),
+        "longest": longest_part(calibration),
     }
 
 

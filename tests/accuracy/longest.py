@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,7 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.units import GIB
+from tests.accuracy.stored import stored_accuracy
 
 FILE_NAME = "unsloth_longest.toml"
 _STEP_TOKENS = 64
@@ -129,6 +130,24 @@ def answer(case: Case, calibration: Calibration) -> Answer:
         verdict=None if at is None else at.verdict,
         reserved_tokens=_largest(partial(_within_name, case, calibration)),
     )
+
+
+def longest_part(calibration: Calibration) -> list[dict[str, Any]]:
+    """Our answers to all published lengths as ``data/accuracy.json`` keeps them, in the order of the file of these lengths."""
+    return [{name: getattr(answer(case, calibration), name) for name in _KEPT} for case in published_cases()]
+
+
+def stored_answers() -> tuple[Answer, ...]:
+    """The answers that ``data/accuracy.json`` keeps.
+
+    Raises:
+        InputFileError: missing or malformed.
+        ValueError: it has more or fewer than there are published lengths.
+    """
+    return tuple(Answer(case, **kept) for case, kept in zip(published_cases(), stored_accuracy()["longest"], strict=True))
+
+
+_KEPT = ("tokens", "probability", "verdict", "reserved_tokens")
 
 
 def _fits(case: Case, calibration: Calibration, tokens: int) -> bool:

@@ -16,6 +16,7 @@ All shares are fractions, rounded up at the second digit.  Its parts:
   figures that there ever were, where they were lower.
 - ``misses``: how many rows are far off with nothing fitted, and which of them ``data/published/misses.toml`` says nothing of.
 - ``points``: what the picture draws of our own predictions, ``[series, quantity, record, measured, predicted]``.
+- ``longest``: our answers to the longest sequences that Unsloth publishes.
 - ``other_tools``: what other estimators say of the same rows, with their ``points``.
 """
 

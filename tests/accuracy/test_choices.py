@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -30,13 +31,18 @@ def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
 
 
 def test_the_other_readings_never_make_it_better() -> None:
-    """The error with the worse of both readings is at least that of the settled one."""
+    """The error with the worse of both readings is at least that of the settled one.
+
+    Memory is replayed, so four documents with few such rows stand for all.
+    """
     model = read_calibration(data_dir() / "calibration" / "default.json")
-    for quantity in ("memory", "throughput"):
-        settled = worst_errors(
-            rows(), [Choice(source, "", ()) for source in {c.source for c in stored_choices()}], lambda _: model, quantity
-        )
-        worst = worst_errors(rows(), stored_choices(), lambda _: model, quantity)
+    few = Counter(
+        choice.source for choice in stored_choices() for row in rows() if choice.other_reading(row.record)
+    ).most_common()[-4:]
+    for quantity, sources in (("memory", {source for source, _ in few}), ("throughput", {c.source for c in stored_choices()})):
+        choices = [choice for choice in stored_choices() if choice.source in sources]
+        settled = worst_errors(rows(), [Choice(source, "", ()) for source in sources], lambda _: model, quantity)
+        worst = worst_errors(rows(), choices, lambda _: model, quantity)
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)
         assert any(worst[source] > settled[source] for source in worst)

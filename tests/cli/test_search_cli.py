@@ -38,7 +38,7 @@ SEARCHES = {
     ),
     "the largest batch": "--model 7b --method qlora --gpu 4090 --seq 2048 --solve batch",
     "the longest sequence": "--model 8b --method lora --gpu 4090 --solve seq",
-    "the fewest cards": "--model 70b --method qlora --gpu 4090 --seq 2048 --solve gpus",
+    "the fewest cards": "--model 70b --method lora --gpu 4090 --seq 2048 --loss hf --gradient-checkpointing --solve gpus",
     "nothing fits": "--model 70b --method full,lora --gpu 4090 --seq 65536 --offload none",
 }
 

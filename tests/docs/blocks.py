@@ -27,10 +27,9 @@ from typing import Any, get_args
 from planner.catalog.location import data_dir
 from planner.cli.main import main
 from planner.intake.rules import rules_markdown
-from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.goals import percent_text
-from tests.accuracy.longest import answer, longest_table, published_cases
+from tests.accuracy.longest import longest_table, stored_answers
 from tests.accuracy.misses import Evidence, stored_misses
 from tests.accuracy.other_tools import stored_other_tools
 from tests.accuracy.published import CORE_PATTERN
@@ -491,8 +490,7 @@ def other_tools_table() -> str:
 
 def longest_sequences() -> str:
     """Longest sequences that Unsloth publishes beside ours, by the calibration that ships."""
-    calibration = read_calibration(data_dir() / "calibration" / "default.json")
-    return longest_table(tuple(answer(case, calibration) for case in published_cases()))
+    return longest_table(stored_answers())
 
 
 def misses_table() -> str:
