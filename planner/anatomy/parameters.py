@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec, NormSpec
+from planner.domain.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,31 @@ class ParamCounts:
 def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     """Whether k-bit quantisers replace this matrix.
 
-    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head.  Expert tensors and routers that are bare parameters stay
+    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.  Expert tensors and routers that are bare parameters stay
     16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.  Since
     then only ``nn.Linear`` itself is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
     replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
     """
     if linear.group == "head":
-        return False
+        return linear.packed_as_head
     if linear.kind == "subclass":
         return not fused_experts
     return linear.kind != "parameter" or (not fused_experts and linear.group in ("expert", "router"))
+
+
+@lru_cache(maxsize=256)
+def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
+    """``model`` as a stack builds it: with a head of its own, or with one that is quantised.
+
+    Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5 fabric/plugins/precision/
+    bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``).
+    """
+    if model.tied and not stack.ties_tables:
+        model = replace(model, tied=False)
+    if stack.quantizer == "lightning":
+        model = replace(model, head=replace(model.head, packed_as_head=True))
+    return model
 
 
 @lru_cache(maxsize=256)
@@ -78,6 +93,10 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     tables = model.token_embedding.param_count + sum(table.param_count for table in model.extra_embeddings)
     tables += sum(linear.weight_count + linear.bias_count for linear in model.extra_linears)
     head = model.head.bias_count + (0 if model.tied else model.head.weight_count)
+    if is_quantizable(model.head, fused_experts):
+        quantizable, head = quantizable + model.head.weight_count, head - model.head.weight_count
+        rows, inputs = rows + model.head.out_features, inputs + model.head.in_features
+        largest_quantizable = max(largest_quantizable, model.head.weight_count)
     largest_matrix = max(linear.weight_count for group in model.groups for linear in group.block.linears)
     return ParamCounts(
         quantizable=quantizable,

@@ -36,6 +36,7 @@ class LinearSpec:
 
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
     all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
+    ``packed_as_head``: a head that k-bit quantisers replace like any other matrix.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LinearSpec:
     active_copies: int = 1
     legacy_names: tuple[str, ...] = ()
     adaptable: bool = True
+    packed_as_head: bool = False
 
     @property
     def rank_factor(self) -> int:

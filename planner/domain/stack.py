@@ -16,6 +16,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
+Quantizer = Literal["transformers", "lightning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,14 @@ class Stack:
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
+    ``ties_tables``: a model whose head is its token table is built so; else it gets a head of its own.
+    ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's ``BitsandbytesPrecision`` every
+    ``nn.Linear``, from an fp16 copy.
+    ``binds_loss``: the training loop refers to the loss, and so to its graph, until the next one is computed.
+    ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides it;
+    else it is whole on every GPU before.
+    ``checkpoints_units``: a layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it.
+    ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before.
     ``versions``: packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each
     version that was asked for and lies outside those that were read.
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
@@ -138,6 +147,12 @@ class Stack:
     loss_pieces: LossPieces
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
+    ties_tables: bool
+    quantizer: Quantizer
+    binds_loss: bool
+    kbit_waits_on_host: bool
+    checkpoints_units: bool
+    zero_init: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

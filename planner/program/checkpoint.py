@@ -21,10 +21,14 @@ Layer = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """``offloads``: the input lies in host RAM; ``selective``: some outputs are kept with it (without reentry only)."""
+    """``offloads``: the input lies in host RAM; ``selective``: some outputs are kept with it (without reentry only).
+
+    ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward pass has ended.
+    """
 
     offloads: bool = False
     selective: bool = False
+    hooked: bool = False
 
 
 _PLAIN = How()
@@ -152,6 +156,9 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: How =
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         entry = _brought_back(torch, kept[0]) if how.offloads else kept[0].alias()
         entry.node = Node(torch.module, -1, None)
+        if how.hooked:
+            # The gradient that arrives is that of the next layer's input.
+            torch.hooked += [entry, gradient.alias()]
         before, torch.grad_enabled = torch.grad_enabled, True
         cached, torch.autocast_cache = torch.autocast_cache, {}
         torch.n_parameters, n_parameters = first, torch.n_parameters

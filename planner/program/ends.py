@@ -14,7 +14,7 @@ from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
 from planner.program.inputs import make_inputs
 from planner.program.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
-from planner.program.matrices import autocast, dropout, linear, weight_copy
+from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
 from planner.program.norms import norm
 from planner.program.operators import Operators
 from planner.program.template import FORWARD_OUT, Shape
@@ -147,7 +147,8 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 def _keeps_logits(view: LayerView) -> bool:
     """Whether the training loop refers to the logits during backward, and no kernel writes their gradient over them."""
-    return {"compute", "log_softmax"} <= set(view.stack.loss_backward)
+    copies = view.stack.loss_backward
+    return "log_softmax" in copies and ("compute" in copies or "float" in copies)
 
 
 def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -202,6 +203,8 @@ def _last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor
 def _head_weight(torch: Operators, ends: EndsView) -> Tensor:
     """The head's weight; that of a tied one hands its gradient to the table."""
     spec, dtype = ends.model.head, ends.layer.dtypes.table
+    if ends.layer.quantized(spec):
+        return Tensor(None, Unit.ONE, spec.weight_count, dtype)  # packed: its product makes the parameter
     weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(spec.name) and not ends.tied)
     if not ends.tied:
         return weight
@@ -221,6 +224,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
     view, head = ends.layer, ends.model.head
 
     def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+        if view.quantized(spec):
+            return base_product(torch, view, spec, x)
         bias = None
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(spec.name))

@@ -67,7 +67,8 @@ def dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtyp
 
 def _loaded(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     _held = _scales(torch, view, spec)
-    return torch.new(Unit.ONE, elements(view, spec), view.recipe.numerics.load_dtype, "dequantize", "dequantization")
+    packed_from: Dtype = "fp16" if view.stack.quantizer == "lightning" else view.recipe.numerics.load_dtype
+    return torch.new(Unit.ONE, elements(view, spec), packed_from, "dequantize", "dequantization")
 
 
 def _scales(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:

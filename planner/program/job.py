@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
-from planner.anatomy.parameters import ParamCounts, param_counts
+from planner.anatomy.parameters import ParamCounts, as_built, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware
@@ -23,7 +23,7 @@ class Job:
     ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices, ``saved_params`` those in
     ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards`` and
     ``optimizer_shards`` are over how many processes each is divided (1: replicated).
-    ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's.
+    ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack builds it.
     """
 
     scenario: Scenario
@@ -90,6 +90,7 @@ class Job:
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     """Work out dtype regime, counts and shard counts of a scenario."""
+    scenario = replace(scenario, model=as_built(scenario.model, scenario.stack))
     recipe, model = scenario.recipe, scenario.model
     counts = param_counts(model, scenario.stack.skips_experts)
     adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0

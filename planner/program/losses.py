@@ -35,9 +35,9 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
         logits = wide
     if "log_softmax" not in copies:
         return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, wide), logits
-    if "shifted" in copies:
-        wide = _shifted(torch, view, wide)
-    return _cross_entropy(torch, view, wide), logits
+    # The variable that holds the unshifted logits lives until the loss is there.
+    scored = _shifted(torch, view, wide) if "shifted" in copies else wide
+    return _cross_entropy(torch, view, scored), logits
 
 
 def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
@@ -85,9 +85,12 @@ def loss_of_pieces(
     """The logits of every piece, then the loss of one after the other; ``upcast``: each is cast to fp32 for that.
 
     Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py; litgpt 0.5.13
-    utils.py chunked_cross_entropy, whose pieces have 128 tokens.
+    utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5 fabric/wrappers.py _FabricModule.forward, which
+    widens all that the model returns.
     """
     pieces = [logits_of(_rows(torch, hidden)) for _ in range(EIGHTHS)]
+    if "compute" not in view.stack.loss_forward:
+        pieces = [torch.to(pieces.pop(0), "fp32") for _ in range(EIGHTHS)]
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
     for piece in pieces:
         loss = torch.add(loss, _cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))

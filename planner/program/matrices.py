@@ -17,14 +17,14 @@ from planner.program.operators import Operators
 from planner.program.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.view import LayerView
 
-__all__ = ["autocast", "dropout", "linear", "product_4bit", "weight_copy"]
+__all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "weight_copy"]
 
 
 def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """What one matrix of a layer returns for ``x``, its adapter included."""
     with torch.inside(spec.name):
         if not view.adapted(spec):
-            return _base(torch, view, spec, x)
+            return base_product(torch, view, spec, x)
         if is_fused(view, spec):
             return fused_linear(torch, view, spec, x)
         return with_adapter(torch, view, spec, x, _base_layer)
@@ -33,10 +33,10 @@ def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Te
 def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """PEFT's wrapper calls the layer that it wraps as a module of its own."""
     with torch.inside("base_layer", torch.module):
-        return _base(torch, view, spec, x)
+        return base_product(torch, view, spec, x)
 
 
-def _base(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The product with the layer's own weight."""
     if not view.quantized(spec):
         return _plain(torch, view, spec, x)

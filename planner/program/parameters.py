@@ -158,7 +158,9 @@ def _norms(norms: tuple[NormSpec, ...], name: str) -> Iterator[Weight]:
 def _head(job: Job) -> Iterator[Weight]:
     head = job.model.head
     if not job.model.tied:
-        yield _weight("head", "matrix", head.out_features, head.in_features)
+        weight = _weight("head", "matrix", head.out_features, head.in_features)
+        weight.packed = job.regime.quantized and is_quantizable(head, job.stack.skips_experts)
+        yield weight
     yield from _bias(head, "head", 1)
 
 

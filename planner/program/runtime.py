@@ -12,7 +12,7 @@ from planner.program.load import load
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, Trained, instances
-from planner.program.template import BACKWARD, BACKWARD_END, FORWARD, FORWARD_END, FORWARD_NEXT, FORWARD_OUT, Template
+from planner.program.template import BACKWARD, BACKWARD_END, BACKWARD_OUT, FORWARD, FORWARD_END, FORWARD_NEXT, FORWARD_OUT, Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Runtime:
         self.parts: list[Part] = []
         self.weights: list[Weight] = []
         self.states: list[int] = []
+        # The graph that the loop still refers to.
+        self._bound: list[Instance] = []
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -65,15 +67,25 @@ class Runtime:
             stream.events += before.events(FORWARD_NEXT)
         stream.events += made[-2].events(FORWARD_NEXT)
         stream.enter(phases.loss)
+        before, self._bound = self._bound, []
+        for each in before[-1:]:
+            stream.events += each.events(BACKWARD_END)
         self.forward(made[-1])
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
+        for each in before[:-1]:
+            stream.events += each.events(BACKWARD_END)
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each in reversed(made[:-1]):
             self.backward(each)
+        for each in made:
+            stream.events += each.events(BACKWARD_OUT)
         self.end_of_backward(phases)
+        if self.job.stack.binds_loss:
+            self._bound = made
+            return [*_trained(made)]
         for each in made:
             stream.events += each.events(BACKWARD_END)
         return [*_trained(made)]

@@ -106,9 +106,19 @@ def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
     if not again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
-    return run_again(
-        torch, function, x, How(view.recipe.offload == "activations", view.recipe.checkpoint_policy == "selective-op")
-    )
+    offloads, selective = view.recipe.offload == "activations", view.recipe.checkpoint_policy == "selective-op"
+    return run_again(torch, function, x, How(offloads, selective, _is_hooked(view)))
+
+
+def _is_hooked(view: LayerView) -> bool:
+    """Whether FSDP1 has a hook on the input of each layer: of units whose weights are frozen.
+
+    Source: torch 2.13 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook, whose handle stays until
+    _finalize_params; autograd/graph.py register_multi_grad_hook refers to the node of the input, and that to the input.
+    """
+    sharding, stack = view.recipe.sharding, view.stack
+    is_fsdp1 = sharding.engine == "fsdp" and not sharding.dtensors
+    return is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and stack.checkpoints_units
 
 
 def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:

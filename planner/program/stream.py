@@ -11,6 +11,7 @@ from planner.domain.term import STATE_TERMS, Phase, TermName
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
+    BACKWARD_OUT,
     FORWARD,
     FORWARD_END,
     FORWARD_NEXT,
@@ -195,6 +196,7 @@ def _share(made: list[Instance]) -> None:
     order = list(zip(made, crossing, strict=True))
     stages = (
         (BACKWARD_END, order[::-1]),
+        (BACKWARD_OUT, order),
         (BACKWARD, order),
         (FORWARD_OUT, order[::-1]),
         (FORWARD_END, order[::-1]),

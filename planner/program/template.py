@@ -21,8 +21,8 @@ from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage,
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
 FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT = "forward", "forward_next", "forward_end", "forward_out"
-BACKWARD, BACKWARD_END = "backward", "backward_end"
-_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, BACKWARD, BACKWARD_END)
+BACKWARD, BACKWARD_OUT, BACKWARD_END = "backward", "backward_out", "backward_end"
+_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, BACKWARD, BACKWARD_OUT, BACKWARD_END)
 Gradients = Literal["first", "added", "none"]
 _PORTS, _NOWHERE = "ports", ""
 
@@ -148,6 +148,8 @@ def run(
         arrived[0].count, arrived[0].dtype = shape.count, shape.dtype
         run_backward(torch, root, arrived)
         torch.go_back_to(())
+    torch.enter(BACKWARD_OUT)
+    torch.hooked.clear()
     torch.enter(BACKWARD_END)
     torch.outputs.clear()
     del root

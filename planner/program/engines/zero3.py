@@ -81,9 +81,10 @@ class Zero3(DeepSpeed):
     def _loads_whole(self) -> bool:
         """Whether the model is on the card whole before the engine divides it: a k-bit one is made without ``zero.Init``.
 
-        Source: transformers 5.23 modeling_utils.py get_init_context.
+        Source: transformers 5.23 modeling_utils.py get_init_context; deepspeed 0.19 runtime/engine.py
+        _configure_distributed_model (``module.to(device)``).
         """
-        return self.job.regime.quantized
+        return self.job.regime.quantized or not self.job.stack.zero_init
 
     def _keep_part(self, elements: int, width: int, term: TermName, *, trained: bool) -> None:
         if self.settings.offloads_params and elements > self.settings.persistence:
