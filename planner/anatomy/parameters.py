@@ -41,7 +41,8 @@ class ParamCounts:
 def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     """Whether k-bit quantisers replace this matrix.
 
-    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.  Expert tensors and routers that are bare parameters stay
+    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.
+    Expert tensors and routers that are bare parameters stay
     16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.  Since
     then only ``nn.Linear`` itself is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``

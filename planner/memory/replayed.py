@@ -150,8 +150,9 @@ def slot_events(stream: Stream, job: Job) -> SlotEvents:
     streams = stream.streams if any(stream.streams) else ()
     begins = [begin for begin, _ in stream.phases]
     # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
-    empties = [] if job.stack.keeps_outgrown_blocks else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
-    return for_replay(SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, frozenset(empties)))
+    later = [] if job.stack.keeps_outgrown_blocks else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
+    empties = frozenset([*stream.emptied, *later])
+    return for_replay(SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, empties))
 
 
 def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:

@@ -12,7 +12,16 @@ from planner.program.load import load
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, Trained, instances
-from planner.program.template import BACKWARD, BACKWARD_END, BACKWARD_OUT, FORWARD, FORWARD_END, FORWARD_NEXT, FORWARD_OUT, Template
+from planner.program.template import (
+    BACKWARD,
+    BACKWARD_END,
+    BACKWARD_OUT,
+    FORWARD,
+    FORWARD_END,
+    FORWARD_NEXT,
+    FORWARD_OUT,
+    Template,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +76,14 @@ class Runtime:
             stream.events += before.events(FORWARD_NEXT)
         stream.events += made[-2].events(FORWARD_NEXT)
         stream.enter(phases.loss)
-        before, self._bound = self._bound, []
-        for each in before[-1:]:
+        bound, self._bound = self._bound, []
+        for each in bound[-1:]:
             stream.events += each.events(BACKWARD_END)
         self.forward(made[-1])
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
-        for each in before[:-1]:
+        for each in bound[:-1]:
             stream.events += each.events(BACKWARD_END)
         self.backward(made[-1])
         stream.enter(phases.backward)

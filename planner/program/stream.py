@@ -51,6 +51,7 @@ class Stream:
         self.terms: list[TermName] = []
         self.streams: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
+        self.emptied: list[int] = []
         self._bases: list[int] = []
         self._places: list[tuple[str, Template | tuple[str, str]]] = []
 
@@ -58,6 +59,11 @@ class Stream:
         """Begin a phase."""
         if not self.phases or self.phases[-1][1] != phase:
             self.phases.append((len(self.events), phase))
+
+    def empty_cache(self) -> None:
+        """Cached segments go back to the driver; the phase begins a second time."""
+        self.emptied.append(len(self.phases))
+        self.phases.append((len(self.events), self.phases[-1][1]))
 
     def allocate(self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0) -> int:
         """The slot of a new allocation; ``place``: part of the model, module, operator."""

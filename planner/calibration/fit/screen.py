@@ -25,6 +25,7 @@ RULES: Mapping[str, str] = {
     "below_weights": BELOW_WEIGHTS,
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
     "loop_time": "the column use says that its time is of more than training steps; only its time is left out",
+    "link_unknown": "the column use says that nobody knows the link between its GPUs; only its time is left out",
     "length_at_peak_unknown": "the column use says that nobody knows its longest batch; only its memory is left out",
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",

@@ -109,7 +109,7 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
     column = throughput_column(record) if record.outcome == "ok" else None
-    if column is None or record.use == "loop_time":
+    if column is None or record.use in ("loop_time", "link_unknown"):
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)

@@ -17,7 +17,9 @@ from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.records import Quarantined
 
-_DOUBTFUL = frozenset({"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "length_at_peak_unknown"})
+_DOUBTFUL = frozenset(
+    {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "link_unknown", "length_at_peak_unknown"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOu
         column = throughput_column(record) if record.outcome == "ok" else None
         if column is None:
             continue
-        if record.use == "loop_time":
-            found.append(LeftOut(record.id, "loop_time", f"{column}: {RULES['loop_time']}"))
+        if record.use in ("loop_time", "link_unknown"):
+            found.append(LeftOut(record.id, record.use, f"{column}: {RULES[record.use]}"))
             continue
         printed = float(getattr(record, column))
         target = Target(record, scenario, "throughput", 1 / printed if column.endswith("_per_s") else printed)

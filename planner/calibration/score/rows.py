@@ -167,6 +167,8 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     column = throughput_column(record)
     if column is None:
         return None, ""
+    if record.use == "link_unknown":
+        return None, f"{column}: the link between its GPUs is not known"
     if record.padding == "longest" and record.tokens_per_sample is None:
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:

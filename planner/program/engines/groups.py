@@ -112,7 +112,7 @@ def part_of(weight: Weight) -> str:
 
 
 def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
-    """Each parameter whole, and then its shard; some versions of Transformers load the whole of a k-bit model before it is divided.
+    """Each parameter whole, and then its shard; some versions of Transformers load the whole of a k-bit model before that.
 
     Gives the shards, and what is not divided.  Offloaded shards are on the host.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``);

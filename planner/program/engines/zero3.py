@@ -103,6 +103,8 @@ class Zero3(DeepSpeed):
         # With offloaded parameters the buffer is on the host, and small parameters move there too.
         self.free(*self._trained_parts)
         if not settings.offloads_params:
+            # ``defragment`` copies the parts to the host, empties the cache, and copies them back as one.
+            self.stream.empty_cache()
             self.take(sum(self._part(each) * each.element_bytes for each in trained), What("lp_param_buffer", trained[0].term))
         if not settings.offloads_optimizer:
             for group in self._groups:

@@ -35,6 +35,7 @@ CASES: dict[str, RunRecord] = {
 TIMES: dict[str, RunRecord] = {
     "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
     "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, use="loop_time"),
+    "link_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 3, use="link_unknown"),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
 PEAKS: dict[str, RunRecord] = {
@@ -85,7 +86,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
     """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
     rows = [GOOD, *CASES.values(), *TIMES.values(), *PEAKS.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "length_at_peak_unknown"}
+    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "link_unknown", "length_at_peak_unknown"}
     assert {each.rule for each in doubtful(named)} == wrong
 
 

@@ -1,0 +1,94 @@
+"""What a training loop refers to while it trains: outputs, the loss and its graph; worked out from shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.anatomy.parameters import as_built, param_counts
+from planner.catalog.stacks import load_stack
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import Recipe
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.replayed import replayed
+from planner.memory.structures import program_of
+from planner.program.job import Job, job_of
+
+TOKENS, VOCAB = 2048, 128_256
+
+
+def job(**flags: Any) -> Job:
+    """Llama 3.2 1B with LoRA on one card, unless said otherwise."""
+    said = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": TOKENS, "batch": 1}
+    return job_of(resolve(from_flags(said | flags)), Coefficients())
+
+
+def allocated(one: Job, phase: str) -> int:
+    """Most bytes allocated in a phase."""
+    return next(int(each.allocated_bytes) for each in replayed(one).phases if each.phase == phase)
+
+
+def test_a_plain_loop_keeps_the_logits_through_backward() -> None:
+    """Two bytes for each 16-bit logit above what a trainer holds, which drops them."""
+    said: dict[str, Any] = {"precision": "bf16", "load_dtype": "bf16", "switches": "loss_forward=compute+log_softmax"}
+    dropped = "loss_forward=compute+log_softmax;loss_backward=log_softmax+nll_grad+log_softmax_grad"
+    kept, without = job(stack="hf-loop", **said), job(stack="hf-loop", **said | {"switches": dropped})
+    more = allocated(kept, "backward_2") - allocated(without, "backward_2")
+    assert more == pytest.approx(2 * TOKENS * VOCAB, rel=0.01)
+
+
+def test_unshifted_logits_live_until_the_loss_is_there() -> None:
+    """Transformers 4.46 to 4.48 hold 14 bytes a logit when several samples are scored: 2 + 4 + 4 + 4; the backward holds 12."""
+    said: dict[str, Any] = {"batch": 2, "stack": "hf-trainer@4", "precision": "bf16", "load_dtype": "bf16"}
+    shifted = job(versions="transformers==4.48.1", **said)
+    later = job(versions="transformers==4.49.0", **said)
+    more = allocated(shifted, "loss") - allocated(later, "loss")
+    assert more == pytest.approx(2 * 2 * TOKENS * VOCAB, rel=0.02)
+
+
+def test_a_bound_loss_keeps_what_old_four_bit_matrices_kept() -> None:
+    """The inputs and the fp32 logits of one micro-step lie beside those of the next where the loop refers to the loss."""
+    said: dict[str, Any] = {"method": "qlora", "stack": "litgpt", "gradient_checkpointing": False}
+    bound, free = job(**said), job(**said, switches="binds_loss=false")
+    layers, hidden, intermediate = 16, 2048, 8192
+    # What enters query, key and value, the output, gate and up, and down; 16-bit.
+    inputs = 2 * TOKENS * layers * (3 * hidden + intermediate)
+    logits = 4 * TOKENS * VOCAB
+    assert allocated(bound, "forward_2") - allocated(free, "forward_2") == pytest.approx(inputs + logits, rel=0.02)
+    assert allocated(bound, "forward") == allocated(free, "forward")
+
+
+def test_litgpt_has_a_head_of_its_own_and_packs_it() -> None:
+    """Tied tables become two; the head is among the matrices that are quantised."""
+    stack, plain = load_stack("litgpt"), load_stack("hf-trainer@5")
+    model = job().model
+    assert model.tied
+    assert as_built(model, plain) == model
+    built = as_built(model, stack)
+    assert not built.tied
+    more = param_counts(built, False).quantizable - param_counts(model, False).quantizable
+    assert more == VOCAB * 2048
+
+
+def hidden_bytes(recipe: Recipe) -> int:
+    """A 16-bit hidden state of the job."""
+    return int(2 * recipe.batch.micro_batch * recipe.batch.seq_len * 2048)
+
+
+@pytest.mark.parametrize(("switches", "kept_of_each"), [("checkpoints_units=true", 1), ("checkpoints_units=false", 0)])
+def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_of_each: int) -> None:
+    """At the end of backward a layer has left its input and its gradient, where only the input was there at the beginning."""
+    flags: dict[str, Any] = {"gpu": "a100-80-sxm:2", "sharding": "fsdp1", "gradient_checkpointing": True, "stack": "hf-trainer@4"}
+    flags |= {"checkpoint_reentrant": True, "loss": "liger", "seq": 8192, "precision": "bf16", "load_dtype": "bf16"}
+    base = allocated(job(**flags, switches="checkpoints_units=false"), "backward_2")
+    more = allocated(job(**flags, switches=switches), "backward_2") - base
+    assert more / hidden_bytes(job(**flags).recipe) == pytest.approx(16 * kept_of_each, abs=3)
+
+
+def test_zero3_gives_its_cache_back_before_training() -> None:
+    """DeepSpeed's ``defragment`` empties the cache while it copies the parts to the host; not where they lie there anyway."""
+    said: dict[str, Any] = {"method": "full", "gpu": "a100-80-sxm:8", "sharding": "zero3"}
+    assert program_of(job(**said)).stream.emptied
+    assert not program_of(job(**said, offload="optimizer+params")).stream.emptied
