@@ -148,10 +148,9 @@ def run(
         arrived[0].count, arrived[0].dtype = shape.count, shape.dtype
         run_backward(torch, root, arrived)
         torch.go_back_to(())
-    torch.enter(BACKWARD_OUT)
-    torch.hooked.clear()
-    torch.enter(BACKWARD_END)
-    torch.outputs.clear()
+    for stage, held in ((BACKWARD_OUT, torch.hooked), (BACKWARD_END, torch.outputs)):
+        torch.enter(stage)
+        held.clear()
     del root
     torch.enter(_NOWHERE)
     del kept

@@ -62,7 +62,9 @@ def test_copies_of_logits_are_consistent(stack_id: str) -> None:
         return
     assert "log_softmax" in stack.loss_forward
     assert "log_softmax" in stack.loss_backward
-    assert not {"float", "shifted"} & set(stack.loss_backward)
+    assert "shifted" not in stack.loss_backward
+    # Widened logits live on where the model returns them widened, and the loop keeps what it returns.
+    assert "float" not in stack.loss_backward or "compute" not in stack.loss_forward
     assert not {"nll_grad", "log_softmax_grad"} & set(stack.loss_forward)
 
 
