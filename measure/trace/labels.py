@@ -71,7 +71,9 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
         place = record.place
         later = place.micro_step > 0
         phase: Phase
-        if place.stage == "forward":
+        if place.stage in ("reference", "metrics"):
+            phase = "loss_2" if later else "loss"
+        elif place.stage == "forward":
             ended = index > last_in_forward.get(place.micro_step, len(records))
             phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
         elif place.stage == "backward":
@@ -109,7 +111,7 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
     if born == "optimizer_step":
         return "optimizer_temporaries"
     if born in ("loss", "loss_2"):
-        return "logits_and_loss"
+        return "block_recompute" if block.place.stage == "reference" and block.place.layer != _OUTSIDE else "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):
             return "saved_activations"

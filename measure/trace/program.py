@@ -121,17 +121,19 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
     recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
-    situation = Situation(batch.is_padded, recorder, int(batch.micro_batch * batch.tokens_per_sample))
+    situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)
-    with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
+    models = [each for each in (built.model, built.reference) if each is not None]
+    with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
         try:
-            materialize(built.model, recorder)
+            for number, model in enumerate(models):
+                materialize(model, recorder, number)
             if _is_sharded(scenario):
                 run_sharded_step(built.model, scenario, recorder, built.layer_list)
             else:
                 note_parameters(built.model, recorder, [])
-                run_step(built.model, scenario, recorder)
+                run_step(built.model, scenario, recorder, built.reference)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:

@@ -8,19 +8,25 @@ from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import stack_default
 from planner.domain.recipe import (
+    LANGUAGE_TASKS,
     METHOD_ALIASES,
+    PAIR_TASKS,
+    REFERENCE_TASKS,
     Adapter,
     Attention,
     Batch,
     CheckpointPolicy,
     Dtype,
+    Loss,
     Method,
     Numerics,
     Offload,
     Optimizer,
+    Padding,
     Precision,
     Quantization,
     Recipe,
+    Task,
 )
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
@@ -56,6 +62,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         NotModelledError: the same of a record.
     """
     require(ledger.request, "recipe")
+    task: Task = ledger.choose("task", "sft", "assumed")
     method, quantization, double_quant = _resolve_method(ledger)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
@@ -77,8 +84,9 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         checkpoint_every=every,
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
-        loss=ledger.choose("loss", defaults.loss, origin),
-        batch=_resolve_batch(ledger, setting),
+        loss=_resolve_loss(ledger, setting, task),
+        batch=_resolve_batch(ledger, setting, task),
+        task=task,
     )
 
 
@@ -207,12 +215,29 @@ def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> 
     return ledger.choose("attention", default, origin, note)
 
 
-def _resolve_batch(ledger: Ledger, setting: Setting) -> Batch:
+def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
+    """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own way."""
+    if task in LANGUAGE_TASKS:
+        return ledger.choose("loss", setting.defaults.loss, setting.origin)
+    in_pieces = setting.stack.pair_logps == "tiles" and task in REFERENCE_TASKS
+    return ledger.choose("loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}")
+
+
+def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
+    """How batches are filled: nobody packs pairs; pre-training always packs."""
+    if task in LANGUAGE_TASKS:
+        default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
+        return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)
+    return ledger.choose("padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch")
+
+
+def _resolve_batch(ledger: Ledger, setting: Setting, task: Task) -> Batch:
     seq: int = ledger.request.get("seq")
     return Batch(
         micro_batch=ledger.choose("batch", 1, "assumed"),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),
         seq_len=ledger.choose("seq", seq, "assumed"),
-        padding=ledger.choose("padding", setting.defaults.padding, setting.origin),
+        padding=_resolve_padding(ledger, setting, task),
         tokens_per_sample=ledger.choose("tokens_per_sample", seq, "assumed", "every sample as long as seq"),
+        is_paired=task in PAIR_TASKS,
     )

@@ -9,6 +9,7 @@ from planner.catalog.models import load_model
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
+from planner.domain.recipe import LANGUAGE_TASKS
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
@@ -21,6 +22,8 @@ from planner.intake.rules import Case, check
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 DEFAULT_STACK = "hf-trainer@5"
+PREFERENCE_STACK = "trl"
+"""Where nothing is said: the Trainer of Transformers has no loss of preferences."""
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
@@ -124,7 +127,9 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
 
 
 def _resolve_stack(ledger: Ledger) -> Stack:
-    stack = resolve_versions(ledger, load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed")))
+    trains_tokens = (ledger.request.get("task") or "sft") in LANGUAGE_TASKS
+    default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
+    stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:

@@ -69,7 +69,7 @@ class Job:
     @property
     def single(self) -> bool:
         """Whether a micro-batch is one sample; in a grid: whether it is in all of it."""
-        one: Any = self.recipe.batch.micro_batch == 1
+        one: Any = self.recipe.batch.rows == 1
         return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
@@ -103,7 +103,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         trained=counts.total if recipe.method == "full" else adapter_params + saved,
         adapter_params=adapter_params,
         saved_params=saved,
-        tokens=recipe.batch.micro_batch * recipe.batch.seq_len,
+        tokens=recipe.batch.rows * recipe.batch.seq_len,
         weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
         optimizer_shards=shards if sharding.divides_optimizer else 1,
     )

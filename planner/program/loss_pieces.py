@@ -25,7 +25,7 @@ def piece_tokens(job: Job) -> Number:
     Liger: the next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
     ops/fused_linear_cross_entropy.py.
     """
-    tokens, model, loss = job.recipe.batch.micro_batch * job.recipe.batch.seq_len, job.model, job.recipe.loss
+    tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":
         return minimum(ceil_pow2(ceil_div(tokens, ceil_div(model.vocab_size, model.hidden_size))), tokens)
     if loss == "chunked" and job.stack.loss_pieces == "free_memory":

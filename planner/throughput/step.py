@@ -150,7 +150,7 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum
     samples_per_s = per_step * recipe.batch.micro_batch / step_s
-    needed = per_step * model_flop(job.work, job.rank, micro.real, micro.real / recipe.batch.micro_batch)
+    needed = per_step * model_flop(job.work, job.rank, micro.real, micro.real / recipe.batch.rows)
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:
