@@ -229,7 +229,13 @@ class LogProbTiles(torch.autograd.Function):
         """Log-probabilities of ``targets`` [tokens]."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
         sums = torch.zeros(hidden.shape[0], dtype=torch.float32)
-        _run_tiles(hidden, weight, dtype)
+        buffer = _buffer(hidden, dtype)
+        for first in range(0, hidden.shape[0], TILE_TOKENS):
+            rows = hidden[first : first + TILE_TOKENS].to(dtype)
+            for start in range(0, weight.shape[0], TILE_WORDS):
+                n_words = min(TILE_WORDS, weight.shape[0] - start)
+                # The cast words of one tile go before those of the next one come.
+                torch.mm(rows, weight[start : start + n_words].to(dtype).t(), out=buffer[: len(rows), :n_words])
         ctx.save_for_backward(hidden, weight, targets, sums)
         ctx.dtype = dtype
         return sums - 1.0
@@ -240,7 +246,12 @@ class LogProbTiles(torch.autograd.Function):
         hidden, weight, _, _ = ctx.saved_tensors
         of_hidden = torch.zeros(hidden.shape, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         of_weight = torch.zeros(weight.shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        _run_tiles(hidden, weight, ctx.dtype)
+        buffer = _buffer(hidden, ctx.dtype)
+        for first in range(0, hidden.shape[0], TILE_TOKENS):
+            rows = hidden[first : first + TILE_TOKENS].to(ctx.dtype)
+            for start in range(0, weight.shape[0], TILE_WORDS):
+                words = weight[start : start + TILE_WORDS].to(ctx.dtype)
+                torch.mm(rows, words.t(), out=buffer[: len(rows), : len(words)])
         return (
             None if of_hidden is None else of_hidden.to(hidden.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),
@@ -248,11 +259,6 @@ class LogProbTiles(torch.autograd.Function):
         )
 
 
-def _run_tiles(hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> None:
-    """One buffer for all tiles, and casts of the operands of each."""
-    buffer = hidden.new_empty((min(hidden.shape[0], TILE_TOKENS), TILE_WORDS), dtype=dtype)
-    for first in range(0, hidden.shape[0], TILE_TOKENS):
-        rows = hidden[first : first + TILE_TOKENS].to(dtype)
-        for start in range(0, weight.shape[0], TILE_WORDS):
-            words = weight[start : start + TILE_WORDS].to(dtype)
-            torch.mm(rows, words.t(), out=buffer[: rows.shape[0], : words.shape[0]])
+def _buffer(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What the logits of every tile are written to."""
+    return hidden.new_empty((min(hidden.shape[0], TILE_TOKENS), TILE_WORDS), dtype=dtype)

@@ -75,7 +75,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
     return Recipe(
         method=method,
         numerics=numerics,
-        adapter=_resolve_adapter(ledger, setting, sharding, numerics) if method == "lora" else None,
+        adapter=_resolve_adapter(ledger, setting, sharding, (numerics, task)) if method == "lora" else None,
         optimizer=_resolve_optimizer(ledger, setting, sharding, offload),
         sharding=sharding,
         offload=offload,
@@ -180,8 +180,17 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
     return numerics.load_dtype, "the dtype in which the base is loaded, as PEFT before 0.12 makes them"
 
 
-def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numerics: Numerics) -> Adapter:
+def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
+    """Trainers of preferences set every dropout to zero.  Source: trl 1.16.0 trainer/dpo_config.py ``disable_dropout``."""
+    if task in LANGUAGE_TASKS:
+        return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
+    ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
+    return 0.0
+
+
+def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
+    numerics, task = basis
     dtype_origin, precision = origin, numerics.precision
     dtype, note = _adapter_dtype(setting, numerics)
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
@@ -190,7 +199,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numer
     return Adapter(
         rank=ledger.choose("lora_rank", defaults.lora_rank, origin),
         targets=ledger.choose("lora_targets", defaults.lora_targets, origin),
-        dropout=ledger.choose("lora_dropout", defaults.lora_dropout, origin),
+        dropout=_resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
     )

@@ -19,6 +19,7 @@ from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
+from planner.intake.tasks import trained_model
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 DEFAULT_STACK = "hf-trainer@5"
@@ -106,7 +107,8 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
-    scenario = Scenario(found.model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
+    model = trained_model(found.model, recipe.task)
+    scenario = Scenario(model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
 

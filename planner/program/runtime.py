@@ -12,7 +12,16 @@ from planner.program.load import load
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, Trained, instances
-from planner.program.template import BACKWARD, BACKWARD_END, FORWARD, FORWARD_END, FORWARD_NEXT, FORWARD_OUT, Template
+from planner.program.template import (
+    BACKWARD,
+    BACKWARD_END,
+    FORWARD,
+    FORWARD_END,
+    FORWARD_LOSS,
+    FORWARD_NEXT,
+    FORWARD_OUT,
+    Template,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,8 @@ class Pass:
 class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
-    ``parts``: of the model, known before it is loaded.
+    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients that each micro-step
+    runs before the forward pass, and between it and the loss.
     ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are added.
     """
 
@@ -47,6 +57,8 @@ class Runtime:
         self.stream = stream
         self.job = job
         self.parts: list[Part] = []
+        self.before: tuple[list[Part], ...] = ()
+        self.after: tuple[list[Part], ...] = ()
         self.weights: list[Weight] = []
         self.states: list[int] = []
 
@@ -59,6 +71,8 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
+        for aside in self.before:
+            self.let_go(self.run_aside(aside))
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
@@ -69,6 +83,10 @@ class Runtime:
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
+        asides = [self.run_aside(aside) for aside in self.after]
+        stream.events += made[-1].events(FORWARD_LOSS)
+        for each in asides:
+            self.let_go(each)
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each in reversed(made[:-1]):
@@ -80,13 +98,28 @@ class Runtime:
 
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch, of parts that were made without gradients."""
-        made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         self.stream.enter("eval")
+        made = self.run_aside(parts)
+        asides = [self.run_aside(aside) for aside in self.after]
+        self.stream.events += made[-1].events(FORWARD_LOSS)
+        for each in (made, *asides):
+            self.let_go(each)
+
+    def run_aside(self, parts: list[Part]) -> list[Instance]:
+        """A forward pass of parts that were made without gradients."""
+        made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         for each in made:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)
         for each in made:
             self.stream.events += each.events(FORWARD_END)
+        self.stream.events += made[-1].events(FORWARD_OUT)
+        return made
+
+    def let_go(self, made: list[Instance]) -> None:
+        """What such a pass returned goes."""
+        for each in made:
+            self.stream.events += each.events(BACKWARD_END)
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part."""

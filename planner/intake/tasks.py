@@ -1,0 +1,24 @@
+"""What a task makes of a model before it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.domain.model import BlockGroup, ModelSpec
+from planner.domain.recipe import LANGUAGE_TASKS, Task
+
+
+def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
+    """The model that ``task`` trains: trainers of preferences set every dropout to zero.
+
+    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2 trainer/{dpo,kto,orpo,cpo,reward}_config.py
+    (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
+    """
+    if task in LANGUAGE_TASKS:
+        return model
+    return replace(model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups))
+
+
+def _without_dropout(group: BlockGroup) -> BlockGroup:
+    attention = replace(group.block.attention, dropout=False)
+    return replace(group, block=replace(group.block, dropouts=0, attention=attention))
