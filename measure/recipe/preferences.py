@@ -3,8 +3,10 @@
 Where a trainer picks completion tokens by a mask of values, all tokens are taken for completion tokens: fake tensors have no
 values, and that is the most.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits; trl 1.16.0 trainer/utils.py add_fused_lm_head and kernels/chunked_logprob.py;
-hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py and train/trainer_utils.py get_batch_logps.
+selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
+concatenated_forward, which are those of 1.16.0 trl/experimental; trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
+reward_trainer.py; hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
+get_batch_logps.
 """
 
 from __future__ import annotations
@@ -12,19 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from planner.domain.recipe import Recipe
 from planner.domain.stack import PairLogps
-from planner.errors import NotModelledError
 
-TILE_TOKENS, TILE_WORDS = 4096, 32768
-"""Tokens and words of one tile of logits.  Source: trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py."""
 _ENTROPY_ROWS = 128
 
 Inputs = dict[str, torch.Tensor]
@@ -42,6 +39,14 @@ class Passes:
     recipe: Recipe
     kernel: PairLogps
     enter: Callable[[str], None]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A pass of the policy before the one that is trained, without gradients."""
+        self.enter("divergence")
+        with torch.no_grad():
+            yield
+        self.enter("forward")
 
     @contextmanager
     def as_before(self) -> Iterator[Any]:
@@ -65,7 +70,95 @@ def disable_dropout(model: nn.Module) -> None:
 
 def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones."""
+    task, in_tiles = passes.recipe.task, passes.recipe.loss == "chunked"
+    if task == "reward":
+        rewards = passes.model(**_without_labels(inputs), use_cache=False).logits.squeeze(-1)
+        return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
+    if task == "kto":
+        return (_kto_tiles if in_tiles else _kto_whole if passes.kernel == "whole" else _kto_rows)(passes, inputs)
+    if task in ("orpo", "simpo"):
+        return (_odds_whole if passes.kernel == "whole" else _odds_rows)(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
+
+
+def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """ORPO, and SimPO with TRL's own weight of the chosen sequences' loss: their cross-entropy, then log-probabilities."""
+    logits = passes.model(**_without_labels(inputs), use_cache=False).logits
+    n_chosen = logits.shape[0] // 2
+    chosen = logits[:n_chosen][..., :-1, :].contiguous()
+    targets = inputs["input_ids"][:n_chosen, 1:].contiguous()
+    likelihood = nn.functional.cross_entropy(chosen.view(-1, chosen.shape[-1]), targets.view(-1))
+    del chosen
+    logps = selective_log_softmax(logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
+    return likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
+
+
+def _odds_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities."""
+    logits, logps = _pass_of_all(passes.model, inputs)
+    loss = -nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
+    for half in logits.chunk(2, dim=0):
+        half.mean()
+    return loss
+
+
+def _kto_tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """A pass for the divergence comes first, of the policy and of the model as it was."""
+    with passes.aside():
+        divergence = passes.model(**inputs).log_probs.sum(-1)
+    logps = passes.model(**inputs).log_probs.sum(-1)
+    with passes.as_before() as reference:
+        ref_divergence = reference(**inputs).log_probs.sum(-1)
+        passes.enter("reference_2")
+        ref_logps = reference(**inputs).log_probs.sum(-1)
+    return _kto(logps - ref_logps, divergence - ref_divergence)
+
+
+def _kto_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """TRL 0.15 to 0.28: one function for each model, which holds the logits of its first pass during the second."""
+    divergence, logps, *_held = _kto_of_rows(passes, passes.model, inputs)
+    with passes.as_before() as reference:
+        ref_divergence, ref_logps, *_ = _kto_of_rows(passes, reference, inputs, second="reference_2")
+    return _kto(logps - ref_logps, divergence - ref_divergence)
+
+
+def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, second: str = "") -> tuple[torch.Tensor, ...]:
+    targets = inputs["input_ids"][:, 1:]
+    with torch.no_grad() if second else passes.aside():
+        aside = model(**_without_labels(inputs)).logits
+    divergence = selective_log_softmax(aside[:, :-1, :], targets).sum(-1)
+    if second:
+        passes.enter(second)
+    logits = model(**_without_labels(inputs)).logits
+    logps = selective_log_softmax(logits[:, :-1, :], targets).sum(-1)
+    return divergence, logps, _samples(logits)
+
+
+def _kto_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """LLaMA-Factory: the pass for the divergence comes second, and the good and bad samples' logits are copied."""
+    divergence, logps, _held = _kto_of_all(passes.model, inputs, lambda: passes.enter("divergence"))
+    with passes.as_before() as reference:
+        ref_divergence, ref_logps, _ = _kto_of_all(reference, inputs, lambda: passes.enter("reference_2"))
+    return _kto(logps - ref_logps, divergence - ref_divergence)
+
+
+def _kto_of_all(model: Any, inputs: Inputs, between: Callable[[], None]) -> tuple[torch.Tensor, ...]:
+    logits, logps = _pass_of_all(model, inputs)
+    between()
+    with torch.no_grad():
+        _, divergence = _pass_of_all(model, inputs)
+        del _
+    return divergence, logps, _samples(logits)
+
+
+def _samples(logits: torch.Tensor) -> torch.Tensor:
+    """``logits[chosen]`` and ``logits[rejected]``: both copies together hold all samples."""
+    return logits[torch.zeros(logits.shape[0], dtype=torch.int64)]
+
+
+def _kto(ratios: torch.Tensor, divergences: torch.Tensor) -> torch.Tensor:
+    """The loss of KTO, whose tensors have one number for each sample."""
+    return (1 - torch.sigmoid(0.1 * (ratios - divergences.mean().detach()))).mean()
 
 
 def _tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
@@ -185,80 +278,3 @@ _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "rows_and_hidden": _rows,
     "whole": _whole,
 }
-
-
-def add_fused_head(model: Any) -> None:
-    """Make ``model`` return log-probabilities instead of logits.
-
-    Raises:
-        NotModelledError: a head with a bias, or logits that the model scales or caps after its head.
-    """
-    inner: Any = next(module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))
-    text = inner.config.get_text_config()
-    changed = [name for name in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(text, name, None)]
-    if changed or getattr(inner.get_output_embeddings(), "bias", None) is not None:
-        what = changed[0] if changed else "a head with a bias"
-        raise NotModelledError(f"log-probabilities in tiles with {what} cannot be traced; use --stack trl@0")
-    inner.forward = MethodType(_fused_forward, inner)
-
-
-@dataclass
-class FusedOutput(transformers.utils.ModelOutput):  # type: ignore[misc]
-    """What the fused head returns: log-probabilities of shape [rows, tokens]."""
-
-    log_probs: torch.Tensor | None = None
-
-
-def _fused_forward(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **_: Any) -> Any:
-    hidden = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state[:, :-1]
-    labels = labels[:, 1:]
-    mask = labels != -100
-    tokens = torch.zeros(labels.numel(), dtype=torch.int64)
-    per_token = LogProbTiles.apply(hidden[tokens, tokens], model.get_output_embeddings().weight, labels.reshape(-1))  # type: ignore[no-untyped-call]
-    return FusedOutput(log_probs=per_token.new_zeros(mask.shape).masked_scatter(mask, per_token))
-
-
-class LogProbTiles(torch.autograd.Function):
-    """What TRL's ``ChunkedLogProbFunction`` allocates, without its Triton kernels, which work in place.
-
-    Source: trl 1.16.0 kernels/chunked_logprob.py; the products of its backward add to fp32 sums in place (``_addmm_fp32``).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of ``targets`` [tokens]."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
-        sums = torch.zeros(hidden.shape[0], dtype=torch.float32)
-        buffer = _buffer(hidden, dtype)
-        for first in range(0, hidden.shape[0], TILE_TOKENS):
-            rows = hidden[first : first + TILE_TOKENS].to(dtype)
-            for start in range(0, weight.shape[0], TILE_WORDS):
-                n_words = min(TILE_WORDS, weight.shape[0] - start)
-                # The cast words of one tile go before those of the next one come.
-                torch.mm(rows, weight[start : start + n_words].to(dtype).t(), out=buffer[: len(rows), :n_words])
-        ctx.save_for_backward(hidden, weight, targets, sums)
-        ctx.dtype = dtype
-        return sums - 1.0
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of ``hidden`` and ``weight``, summed in fp32."""
-        hidden, weight, _, _ = ctx.saved_tensors
-        of_hidden = torch.zeros(hidden.shape, dtype=torch.float32) if ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros(weight.shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        buffer = _buffer(hidden, ctx.dtype)
-        for first in range(0, hidden.shape[0], TILE_TOKENS):
-            rows = hidden[first : first + TILE_TOKENS].to(ctx.dtype)
-            for start in range(0, weight.shape[0], TILE_WORDS):
-                words = weight[start : start + TILE_WORDS].to(ctx.dtype)
-                torch.mm(rows, words.t(), out=buffer[: len(rows), : len(words)])
-        return (
-            None if of_hidden is None else of_hidden.to(hidden.dtype),
-            None if of_weight is None else of_weight.to(weight.dtype),
-            None,
-        )
-
-
-def _buffer(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What the logits of every tile are written to."""
-    return hidden.new_empty((min(hidden.shape[0], TILE_TOKENS), TILE_WORDS), dtype=dtype)

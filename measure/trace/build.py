@@ -129,7 +129,11 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         NotModelledError: what Transformers will not make; says its reason.
     """
     try:
-        make: Any = transformers.AutoModelForCausalLM.from_config
+        kind: Any = transformers.AutoModelForCausalLM
+        if scenario.recipe.task == "reward":
+            kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
+            config.num_labels, config.pad_token_id = 1, 0
+        make: Any = kind.from_config
         return make(config, dtype=DTYPES[scenario.recipe.numerics.load_dtype])
     except ValueError as error:
         reason = str(error).partition("\n")[0][:200]

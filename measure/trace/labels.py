@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from measure.trace.host import is_on_host
+from measure.trace.record import ASIDES
 from planner.allocator.events import AllocEvent
 from planner.domain.term import Phase, TermName
 
@@ -67,13 +68,17 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
         elif place.stage == "backward":
             first_in_backward.setdefault(place.micro_step, index)
     phases: list[Phase] = []
+    trained: set[int] = set()  # micro-steps whose forward pass has begun
     for index, record in enumerate(records):
         place = record.place
         later = place.micro_step > 0
         phase: Phase
-        if place.stage in ("reference", "metrics"):
+        if place.stage == "divergence" and place.micro_step not in trained:
+            phase = "forward_2" if later else "forward"
+        elif place.stage in ASIDES or place.stage == "metrics":
             phase = "loss_2" if later else "loss"
         elif place.stage == "forward":
+            trained |= {place.micro_step} if place.layer != _OUTSIDE else set()
             ended = index > last_in_forward.get(place.micro_step, len(records))
             phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
         elif place.stage == "backward":
@@ -111,7 +116,7 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
     if born == "optimizer_step":
         return "optimizer_temporaries"
     if born in ("loss", "loss_2"):
-        return "block_recompute" if block.place.stage == "reference" and block.place.layer != _OUTSIDE else "logits_and_loss"
+        return "block_recompute" if block.place.stage in ASIDES and block.place.layer != _OUTSIDE else "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):
             return "saved_activations"

@@ -13,9 +13,10 @@ from torch import nn
 
 from measure.recipe.adapters import DTYPES
 from measure.recipe.engine_configs import MAX_GRAD_NORM
+from measure.recipe.fused_head import add_fused_head
 from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
-from measure.recipe.preferences import Passes, add_fused_head, disable_dropout, preference_loss
+from measure.recipe.preferences import Passes, disable_dropout, preference_loss
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario

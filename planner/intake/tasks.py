@@ -16,7 +16,19 @@ def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
     """
     if task in LANGUAGE_TASKS:
         return model
-    return replace(model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups))
+    model = replace(model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups))
+    return _with_score(model) if task == "reward" else model
+
+
+def _with_score(model: ModelSpec) -> ModelSpec:
+    """A head of one output in the place of that of the words, as ``AutoModelForSequenceClassification`` has it.
+
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a bias); trl 1.16.0
+    trainer/reward_trainer.py (``num_labels`` is 1).
+    """
+    score = replace(model.head, name="score", out_features=1, bias=False)
+    plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
+    return replace(plain, published_params=None)
 
 
 def _without_dropout(group: BlockGroup) -> BlockGroup:

@@ -3,8 +3,9 @@
 Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken for tokens of
 completions, which is the most; a prompt's are left out by masks.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits; trl 1.16.0 trainer/utils.py add_fused_lm_head and kernels/chunked_logprob.py;
-hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py and train/trainer_utils.py get_batch_logps; torch 2.13
+selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward;
+trl 1.16.0 trainer/utils.py add_fused_lm_head and kernels/chunked_logprob.py, trainer/kto_trainer.py, reward_trainer.py;
+hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py, train/trainer_utils.py get_batch_logps; torch 2.13
 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl, torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward,
 gather_backward, unbind_backward.
 Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that of tokens above 4,096 the cast rows of
@@ -19,13 +20,14 @@ from typing import Literal
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.losses import cross_entropy
 from planner.program.operators import Operators
 from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
-Role = Literal["policy", "reference"]
-"""What a pass is for: the model that is trained, or as it was before."""
+Role = Literal["policy", "reference", "divergence"]
+"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on other completions."""
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Tokens and words of one tile of logits.  Source: trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py."""
 _ENTROPY_ROWS = 128
@@ -36,21 +38,22 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
 
     ``passed`` holds the stream, and is emptied.
     """
-    kernel = ends.layer.stack.pair_logps
-    if ends.layer.recipe.loss == "chunked":
+    recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
+    if recipe.loss == "chunked":
         return _tiles(torch, ends, passed)
     logits = [_logits(torch, ends, passed)]
     torch.enter(FORWARD_OUT)
+    if recipe.task == "reward":
+        return logits.pop()
     if ends.layer.dtypes.autocast or kernel == "whole":
         logits.append(torch.to(logits.pop(), "fp32"))
+    if recipe.task == "kto":
+        return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)
     if kernel == "whole":
         return _whole(torch, logits, role)
-    if kernel == "shifted_rows":
-        return _shifted_rows(torch, logits, role)
-    out = _rows(torch, logits[0])
-    for _ in range(2):
-        _completions(torch, logits[0], 2)
-    return out
+    if recipe.task in ("orpo", "simpo"):
+        return _odds_rows(torch, ends.layer, logits)
+    return (_shifted_rows if kernel == "shifted_rows" else _plain_rows)(torch, logits, role)
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -62,6 +65,60 @@ def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
     widens = model.fp32_logits and "compute" not in view.stack.loss_forward
     return torch.to(logits.pop(), "fp32") if widens else logits.pop()
+
+
+def _plain_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """Each pass lets its logits go when it returns."""
+    del role
+    out = _rows(torch, logits[0])
+    for _ in range(2):
+        _completions(torch, logits[0], 2)
+    return out
+
+
+def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
+    """The cross-entropy of the chosen half, then log-probabilities of all; the logits are held until the loss is there."""
+    chosen = torch.part(logits[0], logits[0].count / 2)
+    copy = [torch.contiguous(torch.part(chosen, chosen.count))]
+    del chosen
+    likelihood = cross_entropy(torch, view, copy.pop())
+    out = _sum(torch, [likelihood, _rows(torch, torch.part(logits[0], logits[0].count))])
+    torch.held = [logits.pop().alias()]
+    torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """The logits of the pass for the divergence are held until the other one ends; those of samples are copied after it."""
+    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    if role == "divergence":
+        torch.outputs = [logits.pop().alias()]
+        return out
+    torch.held = [torch.like(logits[0], "index")]
+    logits.clear()
+    if role == "policy":
+        torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """As :func:`_whole`; after the pass for the divergence those of samples are copied, and the copies held in their place."""
+    part = torch.part(logits[0], logits[0].count)
+    out = _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
+    del part
+    if role == "divergence":
+        unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
+        logits.clear()
+        _copies = torch.new(unit, count, dtype, "index")
+        return out
+    held = [logits.pop().alias()]
+    torch.outputs, torch.held = (held, []) if role == "reference" else ([], held)
+    del held
+    torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
 
 
 def _rows(torch: Operators, logits: Tensor) -> Tensor:

@@ -71,8 +71,7 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
-        for aside in self.before:
-            self.let_go(self.run_aside(aside))
+        first = [self.run_aside(aside) for aside in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
@@ -83,6 +82,8 @@ class Runtime:
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
+        for each in first:
+            self.let_go(each)
         asides = [self.run_aside(aside) for aside in self.after]
         stream.events += made[-1].events(FORWARD_LOSS)
         for each in asides:

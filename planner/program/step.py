@@ -57,17 +57,23 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     return stream
 
 
-def evaluation_of(job: Job) -> list[Part]:
+def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     """The parts of a forward pass without gradients, in which no layer is checkpointed."""
     recipe = replace(job.recipe, gradient_checkpointing=False)
-    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), gradients="none")
+    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), "none", role)
 
 
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
     """The passes without gradients of each micro-step: those before the forward pass, and those between it and the loss."""
     if not job.recipe.has_reference:
         return (), ()
-    return (), (parts_of(reference_job(job), "none", role="reference"),)
+    reference = parts_of(reference_job(job), "none", role="reference")
+    if job.recipe.task == "dpo":
+        return (), (reference,)
+    of_policy, of_reference = evaluation_of(job, "divergence"), parts_of(reference_job(job), "none", role="divergence")
+    if job.stack.pair_logps == "whole":
+        return (), (of_policy, reference, of_reference)
+    return (of_policy,), (of_reference, reference)
 
 
 def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") -> list[Part]:
@@ -101,7 +107,8 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 def _one_layer(
     view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode
 ) -> Template:
-    keeps = mode.role == "reference" and view.stack.pair_logps == "rows_and_hidden"
+    dpo = mode.role == "reference" and view.recipe.task == "dpo"
+    keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
     return run(partial(_kept_layer if keeps else _layer, view, again), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 
