@@ -132,6 +132,8 @@ def check_runnable(case: RunCase, scenario: Scenario) -> None:
         UsageError: options that exclude each other.
     """
     recipe = scenario.recipe
+    if recipe.is_preference:
+        raise NotModelledError(f"task '{recipe.task}' cannot be run yet; ask for a dry run: measure trace --task {recipe.task} ...")
     if scenario.stack.id != _RUNNABLE_STACK:
         raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
     if "switches" in case.values:

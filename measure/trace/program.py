@@ -179,6 +179,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
+        (
+            recipe.is_preference and (recipe.uses_deepspeed or recipe.uses_fsdp),
+            f"task '{recipe.task}' under {recipe.sharding}",
+            "--sharding ddp or none",
+        ),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,
@@ -186,7 +191,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "--stack hf-trainer@5",
         ),
         (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
-        (stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
     )
     for applies, what, way_out in refused:
         if applies:

@@ -19,7 +19,7 @@ from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
-from planner.intake.tasks import trained_model
+from planner.intake.tasks import stack_for, trained_model
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 DEFAULT_STACK = "hf-trainer@5"
@@ -108,7 +108,8 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(found.model, recipe.task)
-    scenario = Scenario(model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
+    stack = stack_for(found.stack, recipe.task)
+    scenario = Scenario(model, found.hardware, recipe, stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
 

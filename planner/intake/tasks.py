@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
 from planner.domain.recipe import LANGUAGE_TASKS, Task
+from planner.domain.stack import Stack
 
 
 def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
@@ -34,3 +35,13 @@ def _with_score(model: ModelSpec) -> ModelSpec:
 def _without_dropout(group: BlockGroup) -> BlockGroup:
     attention = replace(group.block.attention, dropout=False)
     return replace(group, block=replace(group.block, dropouts=0, attention=attention))
+
+
+def stack_for(stack: Stack, task: Task) -> Stack:
+    """The stack that trains for ``task``: Axolotl turns its own kernels for adapters on for language modelling alone.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set).
+    """
+    if task in LANGUAGE_TASKS or stack.adapter_kernels != "fused":
+        return stack
+    return replace(stack, adapter_kernels="eager", fused_mlp=False)

@@ -10,6 +10,7 @@ from planner.domain.recipe import Number
 from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
+from planner.throughput.passes import passes_aside
 from planner.throughput.tokens import micro_step
 
 
@@ -37,8 +38,10 @@ def evaluation_step_seconds(job: Job) -> Number:
     sorts = job.scenario.stack.sorts_lengths
     micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
     evaluated = replace(job, micro=micro)
-    kernels = _kernel_seconds(evaluated)
-    issue = job.profile.operators.forward * job.coefficients.launch_s
+    # Training from preferences asks the model as it was, too.
+    passes = 1 + passes_aside(job.recipe)
+    kernels = passes * forward_seconds(evaluated)
+    issue = passes * job.profile.operators.forward * job.coefficients.launch_s
     if job.recipe.sharding.is_zero3:
         issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
@@ -46,7 +49,11 @@ def evaluation_step_seconds(job: Job) -> Number:
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
 
 
-def _kernel_seconds(job: Job) -> Number:
+def forward_seconds(job: Job) -> Number:
+    """Kernels of one forward pass of a micro-batch without gradients; seconds.
+
+    Source: as the training step, :mod:`planner.throughput.kernels`.
+    """
     work, tokens, rates = job.work, job.micro.computed, job.rates
     total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(
         job, Macs(work.head.forward), tokens, 1.0

@@ -1,0 +1,41 @@
+"""Passes without gradients beside the one that is trained: the model as it was before, whose log-probabilities are compared."""
+
+from __future__ import annotations
+
+from planner.arrays import is_zero
+from planner.domain.recipe import Number
+from planner.throughput.evaluation import forward_seconds
+from planner.throughput.job import Job
+from planner.throughput.kernels import expansion_seconds
+from planner.throughput.passes import passes_aside
+from planner.throughput.traffic import read_logits_bytes
+
+
+def aside_seconds(job: Job) -> Number:
+    """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
+
+    Formula: passes x (kernels of a forward pass + its logits, written and read for their log-probabilities + 4-bit weights
+    expanded once).  With adapters, those of the model as it was run without them; they are counted all the same.
+    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; as :mod:`planner.throughput.evaluation`.
+    Ignored: adapters that are switched off (below 5 % of a pass), int8's own cost beside its products.
+    """
+    passes = passes_aside(job.recipe)
+    if not passes:
+        return 0.0
+    logits = job.scenario.model.head.out_features * job.micro.computed * read_logits_bytes(job.scenario.stack, job.recipe.loss, job.regime)
+    seconds = forward_seconds(job) + logits / job.rates.memory_bytes_per_s
+    if job.recipe.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
+        seconds = seconds + expansion_seconds(job)
+    return passes * seconds
+
+
+def issued_operators(job: Job) -> Number:
+    """Operators of all passes of a micro-step: those of training, and forward ones of each pass beside it."""
+    operators = job.profile.operators
+    return operators.total + passes_aside(job.recipe) * operators.forward
+
+
+def waiting_operators(job: Job) -> Number:
+    """Operators of passes that wait for the GPU between matrices (int8), those beside the training pass as well."""
+    waiting = job.profile.operators.synchronising
+    return waiting if is_zero(waiting) else waiting * (1 + passes_aside(job.recipe) / job.passes)
