@@ -127,21 +127,26 @@ def _rows(torch: Operators, logits: Tensor) -> Tensor:
     if logits.dtype == "fp32":
         picked = _gathered(torch, logits)
         return _sum(torch, [picked, _logsumexp(torch, parts, logits)])
-    scores = torch.like(parts, "log_softmax")
-    row = logits.count
+    return _row_log_softmaxes(torch, parts)
+
+
+def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
+    """A log-softmax for each row of 16-bit logits, which is saved; without gradients only two rows' are there at a time."""
+    unit, count, dtype = parts.unit, parts.count, parts.dtype
+    picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
+    if not torch.grad_enabled:
+        _row, _next = (torch.new(Unit.LENGTH, count, dtype, "log_softmax") for _ in range(2))
+        return picked
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        _zeros, _row = (torch.new(Unit.LENGTH, count, dtype, op) for op in ("scatter_add", "log_softmax_backward"))
         # The gradient of a row takes the place of its log-softmax, which goes.
-        _picked, _row = (torch.new(Unit.LENGTH, row, gradient.dtype, op) for op in ("scatter_add", "log_softmax_backward"))
         return [kept[0]]
 
+    scores = torch.new(unit, count, dtype, "log_softmax")
     scores = record(torch, scores, [parts], [scores], backward)
-    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "gather"), [scores], [], lambda *_: [scores_like(scores)])
-
-
-def scores_like(scores: Tensor) -> Tensor:
-    """In place of the gradients of rows, which their own nodes make one after the other."""
-    return Tensor(None, scores.unit, scores.count, scores.dtype)
+    return record(torch, picked, [scores], [], lambda *_: [Tensor(None, unit, count, dtype)])
 
 
 def _unbound(torch: Operators, logits: Tensor) -> Tensor:
