@@ -229,9 +229,7 @@ def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     return logps.chunk(2, dim=0)
 
 
-def _sigmoid(
-    chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor
-) -> torch.Tensor:
+def _sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor) -> torch.Tensor:
     """The loss of DPO, whose tensors have one number for each pair."""
     margins = (chosen - rejected) - (ref_chosen - ref_rejected)
     return -nn.functional.logsigmoid(0.1 * margins).mean()

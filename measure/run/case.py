@@ -133,7 +133,9 @@ def check_runnable(case: RunCase, scenario: Scenario) -> None:
     """
     recipe = scenario.recipe
     if recipe.is_preference:
-        raise NotModelledError(f"task '{recipe.task}' cannot be run yet; ask for a dry run: measure trace --task {recipe.task} ...")
+        raise NotModelledError(
+            f"task '{recipe.task}' cannot be run yet; ask for a dry run: measure trace --task {recipe.task} ..."
+        )
     if scenario.stack.id != _RUNNABLE_STACK:
         raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
     if "switches" in case.values:

@@ -191,7 +191,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "--stack hf-trainer@5",
         ),
         (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
-        (not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (
+            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
+            f"the loss of stack '{stack.id}'",
+            "--stack hf-trainer@5",
+        ),
     )
     for applies, what, way_out in refused:
         if applies:

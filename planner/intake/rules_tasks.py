@@ -60,10 +60,12 @@ TASK_RULES = (
         "refuse",
         "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, each with casts of its "
         "own of fp32 weights, which are not modelled; use --load-dtype bf16",
-        lambda case: case.recipe.task == "reward"
-        and case.stack.pair_logps in _SEPARATE_PASSES
-        and case.numerics.mixed
-        and case.numerics.load_dtype == "fp32",
+        lambda case: (
+            case.recipe.task == "reward"
+            and case.stack.pair_logps in _SEPARATE_PASSES
+            and case.numerics.mixed
+            and case.numerics.load_dtype == "fp32"
+        ),
     ),
     Rule(
         "offloaded-with-reference",

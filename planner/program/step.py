@@ -22,6 +22,7 @@ from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView, layer_view
 
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """Which gradients a pass makes, and what it is for."""
@@ -104,9 +105,7 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 
 
 @lru_cache(maxsize=1024)
-def _one_layer(
-    view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode
-) -> Template:
+def _one_layer(view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
     return run(partial(_kept_layer if keeps else _layer, view, again), entry, _LAYER, dict(given), gradients=mode.gradients)

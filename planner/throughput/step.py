@@ -29,9 +29,9 @@ from planner.throughput.kernels import (
     optimizer_seconds,
     weight_cast_seconds,
 )
-from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.passes import passes_aside
+from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
 from planner.units import HOUR_S
 
 # Name of a term, its formula, and where that is.
