@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils.generic import ModelOutput
 
 from planner.errors import NotModelledError
 
@@ -35,7 +36,7 @@ def add_fused_head(model: Any) -> None:
 
 
 @dataclass
-class FusedOutput(transformers.utils.ModelOutput):  # type: ignore[misc]
+class FusedOutput(ModelOutput):
     """What the fused head returns: log-probabilities of shape [rows, tokens]."""
 
     log_probs: torch.Tensor | None = None
@@ -73,9 +74,9 @@ class LogProbTiles(torch.autograd.Function):
         return sums - 1.0
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients of ``hidden`` and ``weight``, summed in fp32."""
-        hidden, weight, _, _ = ctx.saved_tensors
+        hidden, weight = ctx.saved_tensors[:2]
         of_hidden = torch.zeros(hidden.shape, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         of_weight = torch.zeros(weight.shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         buffer = _buffer(hidden, ctx.dtype)

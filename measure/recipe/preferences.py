@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from planner.domain.stack import PairLogps
 _ENTROPY_ROWS = 128
 
 Inputs = dict[str, torch.Tensor]
+Stage = Literal["forward", "divergence", "reference", "reference_2", "metrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Passes:
     reference: Any
     recipe: Recipe
     kernel: PairLogps
-    enter: Callable[[str], None]
+    enter: Callable[[Stage], None]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -118,17 +119,17 @@ def _kto_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """TRL 0.15 to 0.28: one function for each model, which holds the logits of its first pass during the second."""
     divergence, logps, *_held = _kto_of_rows(passes, passes.model, inputs)
     with passes.as_before() as reference:
-        ref_divergence, ref_logps, *_ = _kto_of_rows(passes, reference, inputs, second="reference_2")
+        ref_divergence, ref_logps, *_ = _kto_of_rows(passes, reference, inputs, second=True)
     return _kto(logps - ref_logps, divergence - ref_divergence)
 
 
-def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, second: str = "") -> tuple[torch.Tensor, ...]:
+def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, *, second: bool = False) -> tuple[torch.Tensor, ...]:
     targets = inputs["input_ids"][:, 1:]
     with torch.no_grad() if second else passes.aside():
         aside = model(**_without_labels(inputs)).logits
     divergence = selective_log_softmax(aside[:, :-1, :], targets).sum(-1)
     if second:
-        passes.enter(second)
+        passes.enter("reference_2")
     logits = model(**_without_labels(inputs)).logits
     logps = selective_log_softmax(logits[:, :-1, :], targets).sum(-1)
     return divergence, logps, _samples(logits)
@@ -253,7 +254,7 @@ def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Te
 
 def _entropy(logits: torch.Tensor) -> None:
     """``entropy_from_logits``, whose reshape copies logits that were cut by one position."""
-    for piece in logits.reshape(-1, logits.shape[-1]).split(_ENTROPY_ROWS, dim=0):
+    for piece in torch.split(logits.reshape(-1, logits.shape[-1]), _ENTROPY_ROWS):
         logps = nn.functional.log_softmax(piece, dim=-1)
         -(torch.exp(logps) * logps).sum(-1)
 

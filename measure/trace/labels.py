@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from measure.trace.record import Record, TracedBlock
 
 _OUTSIDE = -1  # as in modules.py, which imports torch
+_OF_THEIR_OWN: dict[str, Phase] = {"load": "load", "adapters": "adapters", "optimizer_step": "optimizer_step"}
 _ROLE_TERMS: dict[str, TermName] = {
     "weights": "weights",
     "quantization_constants": "quantization_constants",
@@ -73,10 +74,9 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
         place = record.place
         later = place.micro_step > 0
         phase: Phase
-        if place.stage == "divergence" and place.micro_step not in trained:
-            phase = "forward_2" if later else "forward"
-        elif place.stage in ASIDES or place.stage == "metrics":
-            phase = "loss_2" if later else "loss"
+        if place.stage in ("divergence", "reference", "reference_2", "metrics"):
+            ended = place.stage != "divergence" or place.micro_step in trained
+            phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
         elif place.stage == "forward":
             trained |= {place.micro_step} if place.layer != _OUTSIDE else set()
             ended = index > last_in_forward.get(place.micro_step, len(records))
@@ -85,7 +85,7 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
             begun = index >= first_in_backward.get(place.micro_step, 0)
             phase = ("backward_2" if later else "backward") if begun else ("loss_2" if later else "loss")
         else:
-            phase = place.stage
+            phase = _OF_THEIR_OWN[place.stage]
         phases.append(phase)
     return phases
 

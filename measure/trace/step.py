@@ -16,7 +16,7 @@ from measure.recipe.engine_configs import MAX_GRAD_NORM
 from measure.recipe.fused_head import add_fused_head
 from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
-from measure.recipe.preferences import Passes, disable_dropout, preference_loss
+from measure.recipe.preferences import Passes, Stage, disable_dropout, preference_loss
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -89,8 +89,10 @@ def _losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorde
         return None
 
     def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
-        passes = Passes(model, reference, recipe, scenario.stack.pair_logps, lambda stage: recorder.enter_stage(stage, number))
-        return preference_loss(passes, inputs)
+        def enter(stage: Stage) -> None:
+            recorder.enter_stage(stage, number)
+
+        return preference_loss(Passes(model, reference, recipe, scenario.stack.pair_logps, enter), inputs)
 
     return losses
 

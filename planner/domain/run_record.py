@@ -41,7 +41,8 @@ class RunRecord:
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
-    - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``, ``simpo`` and ``reward`` is a pair.
+    - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``, ``simpo`` and
+      ``reward`` is a pair.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
     """
 

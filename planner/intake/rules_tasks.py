@@ -50,8 +50,8 @@ TASK_RULES = (
     Rule(
         "preference-loss-kernel",
         "refuse",
-        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences are not modelled; leave "
-        "--loss out",
+        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences are not modelled; "
+        "leave --loss out",
         lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
     ),
@@ -76,8 +76,8 @@ TASK_RULES = (
     Rule(
         "head-in-tiles",
         "refuse",
-        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, and without an adapter of "
-        "its own; use an older TRL, such as --versions trl==1.9.0",
+        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, and without an "
+        "adapter of its own; use an older TRL, such as --versions trl==1.14.0",
         lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),
     ),
 )

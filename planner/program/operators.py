@@ -19,8 +19,9 @@ class Operators(Tape):
     parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors that one part of the model makes for others,
     by name; empty again when a part has run.  ``returned`` holds what attention returns beside its output,
     which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
-    training loop refers to until the backward pass is over; ``held``: what a loss refers to until it is there.  ``parameters`` are
-    numbered as they are first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.
+    training loop refers to until the backward pass is over; ``held``: what a loss refers to until it is there.
+    ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls, which a recomputation begins
+    again.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:

@@ -3,13 +3,13 @@
 Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken for tokens of
 completions, which is the most; a prompt's are left out by masks.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward;
-trl 1.16.0 trainer/utils.py add_fused_lm_head and kernels/chunked_logprob.py, trainer/kto_trainer.py, reward_trainer.py;
-hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py, train/trainer_utils.py get_batch_logps; torch 2.13
-aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl, torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward,
-gather_backward, unbind_backward.
-Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that of tokens above 4,096 the cast rows of
-two tiles meet.
+selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
+cpo_trainer.py concatenated_forward; trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
+trainer/kto_trainer.py and reward_trainer.py; hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py
+and train/trainer_utils.py get_batch_logps; torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl and
+torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
+Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens the cast rows of two
+tiles meet.
 """
 
 from __future__ import annotations
@@ -232,8 +232,7 @@ def _tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         rows = _picked(torch, hidden)
         weight = head_weight(torch, ends)
         _run_tiles(torch, view, model.head, rows, weight)
-        trained = weight.node is not None
-        backward = partial(_through_tiles, torch, view, model.head, weight, trained)
+        backward = partial(_through_tiles, torch, view, model.head, weight)
         return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "sub"), [rows, weight], [rows], backward)
 
 
@@ -258,17 +257,17 @@ def _run_tiles(torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor
 
 
 def _through_tiles(
-    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, trained: bool, kept: list[Tensor], gradient: Tensor
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, kept: list[Tensor], _: Tensor
 ) -> list[Tensor | None]:
     """Gradients are summed in fp32 and then cast; the words of a tile are cast while those before it are there."""
     rows = kept[0]
     of_rows = torch.like(rows, "zeros", "fp32")
-    of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if trained else None
+    of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if weight.node is not None else None
     held = _run_tiles(torch, view, spec, rows, weight)
     if weight.dtype != view.dtypes.compute and spec.out_features > TILE_WORDS:
         words = min(TILE_WORDS, spec.out_features - TILE_WORDS)
         _next = torch.new(Unit.ONE, words * spec.in_features, view.dtypes.compute, "to", "autocast_copies")
         del _next
     made = [torch.to(of_rows, rows.dtype), None if of_weight is None else torch.to(of_weight, weight.dtype)]
-    del held, gradient
+    del held
     return made

@@ -71,7 +71,7 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
-        first = [self.run_aside(aside) for aside in self.before]
+        first = [self.run_aside(given) for given in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
@@ -82,12 +82,12 @@ class Runtime:
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
-        for each in first:
-            self.let_go(each)
-        asides = [self.run_aside(aside) for aside in self.after]
+        for aside in first:
+            self.let_go(aside)
+        asides = [self.run_aside(given) for given in self.after]
         stream.events += made[-1].events(FORWARD_LOSS)
-        for each in asides:
-            self.let_go(each)
+        for aside in asides:
+            self.let_go(aside)
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each in reversed(made[:-1]):

@@ -164,7 +164,8 @@ def adapter_seconds(job: Job) -> Number:
 def logits_seconds(job: Job) -> Number:
     """Logits and loss without the head's products: vocabulary x tokens x bytes per logit; seconds per micro-step.
 
-    A NormHead's normalisation of its weight is added; a reward model has no logits of words.  Source: :func:`planner.throughput.traffic.logits_bytes`.
+    A NormHead's normalisation of its weight is added; a reward model has no logits of words.
+    Source: :func:`planner.throughput.traffic.logits_bytes`.
     """
     words = 0 if job.recipe.task == "reward" else job.scenario.model.vocab_size
     moved = words * job.micro.computed * job.profile.logits_bytes + job.profile.normhead_bytes

@@ -22,12 +22,9 @@ def aside_seconds(job: Job) -> Number:
     passes = passes_aside(job.recipe)
     if not passes:
         return 0.0
-    logits = (
-        job.scenario.model.head.out_features
-        * job.micro.computed
-        * read_logits_bytes(job.scenario.stack, job.recipe.loss, job.regime)
-    )
-    seconds = forward_seconds(job) + logits / job.rates.memory_bytes_per_s
+    logits = job.scenario.model.head.out_features * job.micro.computed
+    moved = logits * read_logits_bytes(job.recipe.loss, job.regime)
+    seconds = forward_seconds(job) + moved / job.rates.memory_bytes_per_s
     if job.recipe.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
         seconds = seconds + expansion_seconds(job)
     return passes * seconds

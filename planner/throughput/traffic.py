@@ -264,7 +264,7 @@ def logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
     return head + chain + undone
 
 
-def read_logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
+def read_logits_bytes(loss: str, regime: Regime) -> float:
     """Bytes moved per logit of a pass that only takes log-probabilities: written, read, and each tensor of the forward chain.
 
     Source: as :func:`logits_bytes`; trl 1.16.0 kernels/chunked_logprob.py for a loss in tiles.
