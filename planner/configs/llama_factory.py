@@ -101,8 +101,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     stage = _stage(keys)
     task = llama_factory_task(keys, stage)
-    if task is not None:
-        reading.say("task", task, keys.where("stage"))
+    if task is not None or stage == "pt":
+        reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
     old = _old_place(keys)
     if old:
