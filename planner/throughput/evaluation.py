@@ -10,7 +10,7 @@ from planner.domain.recipe import Number
 from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
-from planner.throughput.passes import passes_aside
+from planner.throughput.passes import passes_aside, policy_passes, reference_passes
 from planner.throughput.tokens import micro_step
 
 
@@ -40,7 +40,9 @@ def evaluation_step_seconds(job: Job) -> Number:
     evaluated = replace(job, micro=micro)
     # Training from preferences asks the model as it was, too.
     passes = 1 + passes_aside(job.recipe)
-    kernels = passes * forward_seconds(evaluated)
+    kernels = (1 + policy_passes(job.recipe)) * forward_seconds(evaluated)
+    if job.recipe.has_reference:
+        kernels = kernels + reference_passes(job.recipe) * forward_seconds(evaluated, adapters_on=False)
     issue = passes * job.profile.operators.forward * job.coefficients.launch_s
     if job.recipe.sharding.is_zero3:
         issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
@@ -49,8 +51,8 @@ def evaluation_step_seconds(job: Job) -> Number:
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
 
 
-def forward_seconds(job: Job) -> Number:
-    """Kernels of one forward pass of a micro-batch without gradients; seconds.
+def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:
+    """Kernels of one forward pass of a micro-batch without gradients, with or without the adapters; seconds.
 
     Source: as the training step, :mod:`planner.throughput.kernels`.
     """
@@ -62,10 +64,14 @@ def forward_seconds(job: Job) -> Number:
         total = total + product_seconds(job, Macs(work.experts.forward), tokens, work.expert_share)
     attention = attention_forward_flop(work, tokens, job.micro.length, "square")
     rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
-    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
     traffic = job.profile.traffic
-    moved = (traffic.elementwise.forward + traffic.adapters.forward + traffic.products.forward) * tokens
-    return total + attention / rate + adapters + moved / rates.memory_bytes_per_s
+    total = (
+        total + attention / rate + (traffic.elementwise.forward + traffic.products.forward) * tokens / rates.memory_bytes_per_s
+    )
+    if not adapters_on:
+        return total
+    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
+    return total + adapters + traffic.adapters.forward * tokens / rates.memory_bytes_per_s
 
 
 def _weight_seconds(job: Job) -> Number:

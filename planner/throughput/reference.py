@@ -7,7 +7,7 @@ from planner.domain.recipe import Number
 from planner.throughput.evaluation import forward_seconds
 from planner.throughput.job import Job
 from planner.throughput.kernels import expansion_seconds
-from planner.throughput.passes import passes_aside
+from planner.throughput.passes import passes_aside, policy_passes, reference_passes
 from planner.throughput.traffic import read_logits_bytes
 
 
@@ -15,19 +15,21 @@ def aside_seconds(job: Job) -> Number:
     """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
 
     Formula: passes x (kernels of a forward pass + its logits, written and read for their log-probabilities + 4-bit weights
-    expanded once).  With adapters, those of the model as it was run without them; they are counted all the same.
+    expanded once).  Passes of the model as it was run without adapters.
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; as :mod:`planner.throughput.evaluation`.
-    Ignored: adapters that are switched off (below 5 % of a pass), int8's own cost beside its products.
+    Ignored: int8's own cost beside its products.
     """
     passes = passes_aside(job.recipe)
     if not passes:
         return 0.0
     logits = job.scenario.model.head.out_features * job.micro.computed
     moved = logits * read_logits_bytes(job.recipe.loss, job.regime)
-    seconds = forward_seconds(job) + moved / job.rates.memory_bytes_per_s
+    kernels = policy_passes(job.recipe) * forward_seconds(job)
+    kernels = kernels + reference_passes(job.recipe) * forward_seconds(job, adapters_on=False)
+    beside = moved / job.rates.memory_bytes_per_s
     if job.recipe.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
-        seconds = seconds + expansion_seconds(job)
-    return passes * seconds
+        beside = beside + expansion_seconds(job)
+    return kernels + passes * beside
 
 
 def issued_operators(job: Job) -> Number:
