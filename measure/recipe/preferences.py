@@ -76,7 +76,7 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
         rewards = passes.model(**_without_labels(inputs), use_cache=False).logits.squeeze(-1)
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
     if task == "kto":
-        return (_kto_tiles if in_tiles else _kto_whole if passes.kernel == "whole" else _kto_rows)(passes, inputs)
+        return (_kto_tiles if in_tiles else _KTO_LOSSES[passes.kernel])(passes, inputs)
     if task in ("orpo", "simpo"):
         return (_odds_whole if passes.kernel == "whole" else _odds_rows)(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
@@ -133,6 +133,30 @@ def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, *, second: bool = F
     logits = model(**_without_labels(inputs)).logits
     logps = selective_log_softmax(logits[:, :-1, :], targets).sum(-1)
     return divergence, logps, _samples(logits)
+
+
+def _kto_shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """TRL 0.29 to 1.14: the logits of both models are held until the metrics are there; all samples count as good ones."""
+    targets = inputs["input_ids"][:, 1:]
+
+    def divergence_of(model: Any) -> torch.Tensor:
+        return selective_log_softmax(model(**_without_labels(inputs)).logits[:, :-1, :], targets).sum(-1)
+
+    with passes.aside():
+        divergence = divergence_of(passes.model)
+    outputs = passes.model(**_without_labels(inputs))
+    logits = outputs.logits[:, :-1, :]
+    logps = selective_log_softmax(logits, targets).sum(-1)
+    with passes.as_before() as reference:
+        ref_divergence = divergence_of(reference)
+        passes.enter("reference_2")
+        ref_outputs = reference(**_without_labels(inputs))
+    ref_logps = selective_log_softmax(ref_outputs.logits[:, :-1, :], targets).sum(-1)
+    loss = _kto(logps - ref_logps, divergence - ref_divergence)
+    _entropy(logits.detach())
+    samples = logits.detach().index_select(0, torch.zeros(len(logits), dtype=torch.int64))
+    _completions(samples).mean(-1).sum()
+    return loss
 
 
 def _kto_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
@@ -270,6 +294,12 @@ def _without_labels(inputs: Inputs) -> Inputs:
     return {name: each for name, each in inputs.items() if name != "labels"}
 
 
+_KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
+    "shifted_rows": _kto_shifted_rows,
+    "rows": _kto_rows,
+    "rows_and_hidden": _kto_rows,
+    "whole": _kto_whole,
+}
 _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "tiles": _tiles,
     "shifted_rows": _shifted_rows,

@@ -11,7 +11,7 @@ _READ: dict[str, frozenset[Task]] = {
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
-    "shifted_rows": frozenset({"dpo", "orpo", "simpo", "reward"}),
+    "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
 }
 _SEPARATE_PASSES = ("rows",)

@@ -47,13 +47,15 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         return logits.pop()
     if ends.layer.dtypes.autocast or kernel == "whole":
         logits.append(torch.to(logits.pop(), "fp32"))
-    if recipe.task == "kto":
+    if recipe.task == "kto" and kernel != "shifted_rows":
         return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)
     if kernel == "whole":
         return _whole(torch, logits, role)
     if recipe.task in ("orpo", "simpo"):
         return _odds_rows(torch, ends.layer, logits)
-    return (_shifted_rows if kernel == "shifted_rows" else _plain_rows)(torch, logits, role)
+    if kernel == "shifted_rows":
+        return _shifted_rows(torch, logits, role, parts=1 if recipe.task == "kto" else 2)
+    return _plain_rows(torch, logits)
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -67,9 +69,8 @@ def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     return torch.to(logits.pop(), "fp32") if widens else logits.pop()
 
 
-def _plain_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
     """Each pass lets its logits go when it returns."""
-    del role
     out = _rows(torch, logits[0])
     for _ in range(2):
         _completions(torch, logits[0], 2)
@@ -190,22 +191,30 @@ def _completions(torch: Operators, logits: Tensor, share: int) -> None:
     _copy = torch.new(logits.unit, logits.count / share, logits.dtype, "index")
 
 
-def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
-    """Both passes hold their logits until the metrics are there, for which those of the policy are copied."""
+def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int) -> Tensor:
+    """Both passes hold their logits until the metrics are there, for which those of the policy are copied.
+
+    ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples, whose copies together hold all.
+    """
     out = _rows(torch, torch.part(logits[0], logits[0].count))
     torch.outputs = [logits[0].alias()] if role == "reference" else []
-    torch.held = [logits.pop().alias()]
+    torch.held = [logits.pop().alias()] if role != "divergence" else []
+    logits.clear()
     torch.enter(FORWARD_LOSS)
     if role == "policy":
-        held = torch.held[0]
-        _flat = torch.like(held, "clone")
-        _piece = [torch.new(Unit.ONE, _ENTROPY_ROWS * held.count, held.dtype, op) for op in ("log_softmax", "exp", "mul")]
-        del _flat, _piece
-        for _ in range(2):
-            _completions(torch, held, 2)
-        del held
+        _metrics(torch, torch.held[0], parts)
     torch.held.clear()
     return out
+
+
+def _metrics(torch: Operators, logits: Tensor, parts: int) -> None:
+    """Entropy, piece by piece of a copy; then the mean of the completions' logits."""
+    _flat = torch.like(logits, "clone")
+    _piece = [torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op) for op in ("log_softmax", "exp", "mul")]
+    del _flat, _piece
+    _samples = torch.like(logits, "index_select") if parts == 1 else None
+    for _ in range(parts):
+        _completions(torch, logits, parts)
 
 
 def _whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:

@@ -38,7 +38,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 }
 TASKS = [
     *(("dpo", kernel) for kernel in KERNELS),
-    *(("kto", kernel) for kernel in ("tiles", "rows", "whole")),
+    *(("kto", kernel) for kernel in KERNELS),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
     ("simpo", "whole"),
     ("reward", "tiles"),
