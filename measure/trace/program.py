@@ -180,8 +180,8 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (
-            recipe.is_preference and (recipe.uses_deepspeed or recipe.uses_fsdp),
-            f"task '{recipe.task}' under {recipe.sharding}",
+            recipe.has_reference_model and (recipe.uses_deepspeed or recipe.uses_fsdp),
+            f"a second model as the reference under {recipe.sharding}",
             "--sharding ddp or none",
         ),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from accelerate.utils.operations import convert_outputs_to_fp32  # type: ignore[import-untyped]
 from torch import nn
 
 from measure.recipe.adapters import DTYPES
@@ -31,12 +32,12 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any 
     recipe = scenario.recipe
     for each in (model, reference):
         if each is not None:
-            _prepare(each, scenario)
+            prepare(each, scenario)
     optimizer = make_optimizer(model, recipe)
     # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
     scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
     batch = Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
-    losses = _losses_of(model, reference, scenario, recorder)
+    losses = losses_of(model, reference, scenario, recorder)
     _mark_gradients(model, recorder)
     accumulates = int(recipe.batch.grad_accum) > 1
     with recorder:
@@ -69,8 +70,8 @@ Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]
 """The loss of one micro-batch, from what the data collator hands over and the number of the micro-step."""
 
 
-def _prepare(model: Any, scenario: Scenario) -> None:
-    """The forward that the trainer calls: with its loss, under autocast where that is asked for."""
+def prepare(model: Any, scenario: Scenario) -> None:
+    """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
     recipe = scenario.recipe
     if recipe.is_preference:
         disable_dropout(model)
@@ -78,11 +79,14 @@ def _prepare(model: Any, scenario: Scenario) -> None:
             add_fused_head(model)
     else:
         install_loss(model, recipe)
-    if recipe.numerics.mixed:
+    if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
+    elif recipe.is_preference and recipe.uses_fsdp and recipe.numerics.mixed:
+        # Autocast finds nothing left to cast.
+        model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 
 
-def _losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
+def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
     """The loss of a training from preferences; ``None`` where the model has the loss itself."""
     recipe = scenario.recipe
     if not recipe.is_preference:
@@ -166,8 +170,6 @@ def _mark_states(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
 
 def _wrap_forward(model: Any, dtype: torch.dtype) -> None:
     """Autocast around the forward pass and outputs in fp32, as accelerate's ``prepare_model`` does (accelerator.py)."""
-    from accelerate.utils.operations import convert_outputs_to_fp32  # type: ignore[import-untyped]
-
     autocast = torch.autocast("cpu", dtype=dtype, cache_enabled=True)
     inner = model.forward.__func__
     model.forward = MethodType(convert_outputs_to_fp32(autocast(inner)), model)

@@ -25,6 +25,16 @@ def _unread(case: Case) -> bool:
     return case.recipe.is_preference and case.recipe.task not in _READ[case.stack.pair_logps]
 
 
+def _divides_reference(case: Case) -> bool:
+    """Whether an engine divides what the reference runs with, in a way that was not read.
+
+    ZeRO-3 gives up its order of modules where a forward pass follows a forward pass; TRL's tiles gather the head by themselves.
+    """
+    recipe = case.recipe
+    known = recipe.sharding.dtensors and recipe.adapter is not None and recipe.loss == "hf"
+    return recipe.has_reference and recipe.sharding.gathers_weights and not known
+
+
 TASK_RULES = (
     Rule(
         "task-not-in-stack",
@@ -36,9 +46,9 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "refuse",
-        "The pass of the reference is modelled where every GPU has whole weights; use --sharding zero2, ddp or none, or a task "
-        "without a reference",
-        lambda case: case.recipe.has_reference and case.recipe.sharding.gathers_weights,
+        "The pass of a reference is modelled where every GPU has whole weights, and under FSDP2 with adapters and whole logits; "
+        "use --sharding zero2, ddp or none, or a task without a reference",
+        _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
     Rule(

@@ -45,7 +45,9 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
         return logits.pop()
-    if ends.layer.dtypes.autocast or kernel == "whole":
+    # Accelerate's wrapper returns fp32 under FSDP, too.
+    widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
+    if widens or kernel == "whole":
         logits.append(torch.to(logits.pop(), "fp32"))
     if recipe.task == "kto" and kernel != "shifted_rows":
         return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)

@@ -82,6 +82,23 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     compare(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
 
 
+@pytest.mark.parametrize(
+    ("task", "kernel", "flags"),
+    [
+        ("dpo", "whole", {"method": "lora", "sharding": "zero2"}),
+        ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
+        ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
+        ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
+        pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),
+    ],
+)
+def test_engines_agree(task: str, kernel: str, flags: dict[str, Any], tmp_path: Path) -> None:
+    """One rank of two; logits have 16 bits under DeepSpeed, and 32 where Accelerate widens them."""
+    compare(scenario_of(task, kernel, tmp_path, gpus=2, **flags))
+
+
 def allocated_bytes(scenario: Scenario, phase: Phase) -> float:
     """The most that the program allocates in one phase."""
     return next(float(each.allocated_bytes) for each in replayed_phases(job_of(scenario, Coefficients())) if each.phase == phase)
