@@ -11,6 +11,8 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipe import Adapter
 from planner.intake.linears import GROUP_TARGETS, linear_names
 
+SCORE = "score"
+"""The head of a reward model, by its name in Transformers, which PEFT trains whole."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -42,7 +44,7 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
         target_modules=_targets(model, adapter, spec),
         lora_dropout=adapter.dropout,
         modules_to_save=list(adapter.modules_to_save) or None,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
     )
     made = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
     for name, tensor in made.named_parameters():

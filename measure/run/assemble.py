@@ -79,6 +79,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
     flat |= {name: int(flat[name]) for name in ("micro_batch", "grad_accum", "seq_len", "lora_rank") if name in flat}
     flat |= {} if recipe.gradient_checkpointing else {"checkpoint_reentrant": None}
     flat |= {} if recipe.checkpoint_policy != "full" else {"checkpoint_policy": None}
+    flat |= {} if recipe.task != "sft" else {"task": None}
     flat |= {} if recipe.rebuilds_some else {"checkpoint_every": None}
     return {
         "model": _model_name(scenario),

@@ -124,6 +124,23 @@ def describe(scenario: Scenario, options: RunOptions) -> str:
     return short_job_line(scenario, with_gpus=False, also=also)
 
 
+def _check_software(case: RunCase, scenario: Scenario) -> None:
+    """The task, the stack and the kind of weights.
+
+    Raises:
+        NotModelledError: none of this package's workloads runs them.
+    """
+    recipe, task = scenario.recipe, scenario.recipe.task
+    if recipe.is_preference:
+        raise NotModelledError(f"task '{task}' cannot be run yet; ask for a dry run: measure trace --task {task} ...")
+    if scenario.stack.id != _RUNNABLE_STACK:
+        raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
+    if "switches" in case.values:
+        raise NotModelledError("switches describe other software than the one that runs here; leave --switches out")
+    if recipe.numerics.quantization == "gptq-int4":
+        raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
+
+
 def check_runnable(case: RunCase, scenario: Scenario) -> None:
     """Refuse what no workload runs, before anything is started.
 
@@ -132,12 +149,7 @@ def check_runnable(case: RunCase, scenario: Scenario) -> None:
         UsageError: options that exclude each other.
     """
     recipe = scenario.recipe
-    if scenario.stack.id != _RUNNABLE_STACK:
-        raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
-    if "switches" in case.values:
-        raise NotModelledError("switches describe other software than the one that runs here; leave --switches out")
-    if recipe.numerics.quantization == "gptq-int4":
-        raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
+    _check_software(case, scenario)
     if recipe.loss == "liger" and scenario.hardware.gpu.id == CPU:
         raise NotModelledError("Liger's kernels run on a GPU only: say --loss hf")
     if recipe.loss == "chunked" and case.options.workload != "loop":

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +33,12 @@ _REMOTE_CODE = "its code ships with the checkpoint and not with Transformers"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model ready to run, the name of its list of decoder layers, and the dtype in which each parameter was loaded first."""
+    """A model ready to run, the name of its list of decoder layers, and the model that it is compared with, if there is one."""
 
     model: Any
     layer_list: str
     n_layers: int
+    reference: Any = None
 
 
 def prediction_answers(model: ModelSpec) -> str:
@@ -88,7 +90,23 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
         _use_flash(model, scenario.model.id)
     layer_list = find_layer_list(model, config)
     _checkpointing(model, recipe, layer_list)
-    return Built(model, layer_list, len(model.get_submodule(layer_list)))
+    reference = _reference(scenario, config) if recipe.has_reference_model else None
+    return Built(model, layer_list, len(model.get_submodule(layer_list)), reference)
+
+
+def _reference(scenario: Scenario, config: Any) -> Any:
+    """The model as it is loaded; TRL up to 0.28 and LLaMA-Factory freeze it, which autocast's cache looks at.
+
+    Source: trl 0.15.2 models/modeling_base.py create_reference_model, 1.16.0 trainer/dpo_trainer.py;
+    hiyouga/LLaMA-Factory (commit ff6d4d12) model/loader.py (``requires_grad_(False)``).
+    """
+    with torch.device("meta"):
+        model = base_model(scenario, copy.deepcopy(config))
+    model.eval()
+    model.requires_grad_(scenario.stack.pair_logps in ("tiles", "shifted_rows"))
+    if scenario.recipe.attention == "flash2":
+        _use_flash(model, scenario.model.id)
+    return model
 
 
 def _use_flash(model: Any, name: str) -> None:
@@ -111,7 +129,11 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         NotModelledError: what Transformers will not make; says its reason.
     """
     try:
-        make: Any = transformers.AutoModelForCausalLM.from_config
+        kind: Any = transformers.AutoModelForCausalLM
+        if scenario.recipe.task == "reward":
+            kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
+            config.num_labels, config.pad_token_id = 1, 0
+        make: Any = kind.from_config
         return make(config, dtype=DTYPES[scenario.recipe.numerics.load_dtype])
     except ValueError as error:
         reason = str(error).partition("\n")[0][:200]
@@ -174,13 +196,13 @@ def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
         model.enable_input_require_grads()
 
 
-def materialize(model: nn.Module, recorder: Recorder) -> None:
+def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
     """Replace every meta tensor of ``model`` by a fake CPU one, in the order in which the libraries move them to the device.
 
-    Base weights are recorded as the stage ``load``, adapters as ``adapters``.
+    Base weights are recorded as the stage ``load``, adapters as ``adapters``.  ``number``: of the model.
     """
     owners = _owners(model)
-    recorder.enter_stage("load")
+    recorder.enter_stage("load", number)
     with recorder:
         base = {tensor: places for tensor, places in owners.items() if not _is_adapter(places[0][2])}
         narrow = {
@@ -192,7 +214,7 @@ def materialize(model: nn.Module, recorder: Recorder) -> None:
         for tensor, block in narrow.items():
             _replace(tensor, base[tensor], recorder)
             recorder.give_back(block)
-    recorder.enter_stage("adapters")
+    recorder.enter_stage("adapters", number)
     with recorder:
         for tensor, places in owners.items():
             if _is_adapter(places[0][2]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from measure.trace.host import is_on_host
+from measure.trace.record import ASIDES
 from planner.allocator.events import AllocEvent
 from planner.domain.term import Phase, TermName
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from measure.trace.record import Record, TracedBlock
 
 _OUTSIDE = -1  # as in modules.py, which imports torch
+_OF_THEIR_OWN: dict[str, Phase] = {"load": "load", "adapters": "adapters", "optimizer_step": "optimizer_step"}
 _ROLE_TERMS: dict[str, TermName] = {
     "weights": "weights",
     "quantization_constants": "quantization_constants",
@@ -67,18 +69,23 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
         elif place.stage == "backward":
             first_in_backward.setdefault(place.micro_step, index)
     phases: list[Phase] = []
+    trained: set[int] = set()  # micro-steps whose forward pass has begun
     for index, record in enumerate(records):
         place = record.place
         later = place.micro_step > 0
         phase: Phase
-        if place.stage == "forward":
+        if place.stage in ("divergence", "reference", "reference_2", "metrics"):
+            ended = place.stage != "divergence" or place.micro_step in trained
+            phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
+        elif place.stage == "forward":
+            trained |= {place.micro_step} if place.layer != _OUTSIDE else set()
             ended = index > last_in_forward.get(place.micro_step, len(records))
             phase = ("loss_2" if later else "loss") if ended else ("forward_2" if later else "forward")
         elif place.stage == "backward":
             begun = index >= first_in_backward.get(place.micro_step, 0)
             phase = ("backward_2" if later else "backward") if begun else ("loss_2" if later else "loss")
         else:
-            phase = place.stage
+            phase = _OF_THEIR_OWN[place.stage]
         phases.append(phase)
     return phases
 
@@ -109,7 +116,7 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
     if born == "optimizer_step":
         return "optimizer_temporaries"
     if born in ("loss", "loss_2"):
-        return "logits_and_loss"
+        return "block_recompute" if block.place.stage in ASIDES and block.place.layer != _OUTSIDE else "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):
             return "saved_activations"

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,10 +43,10 @@ class ModuleStack:
         return self._layers.get(path, OUTSIDE)
 
     @contextmanager
-    def watching(self, model: torch.nn.Module, layer_list: str) -> Iterator[None]:
-        """Follow the calls of all modules of ``model``; ``layer_list`` is the name of the list of decoder layers."""
+    def watching(self, models: Iterable[torch.nn.Module], layer_list: str) -> Iterator[None]:
+        """Follow the calls of all modules of ``models``, which are alike; ``layer_list``: name of the list of decoder layers."""
         prefix = f"{layer_list}."
-        for name, module in model.named_modules():
+        for name, module in (each for model in models for each in model.named_modules()):
             self._names[id(module)] = name
             if name.startswith(prefix):
                 self._layers[name] = int(name[len(prefix) :].partition(".")[0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from measure.trace.record import Record
+from measure.trace.record import ASIDES, Record
 
 TRACED_PERIODS = 4
 
@@ -130,7 +130,7 @@ class _Reader:
             period = self.pattern.period_of(record.block.place.layer)
             left_over = not self.step and period is not None and abs(period - self.period) > 1
             return self.period if left_over or (self.step and period == self.period - self.step) else period
-        if stage == "optimizer_step" or (not record.alloc and not between and stage in ("forward", "backward")):
+        if stage == "optimizer_step" or (not record.alloc and not between and stage in ("forward", *ASIDES, "backward")):
             return self.pattern.period_of(record.block.place.layer)
         return self.pattern.period_of(record.place.layer)
 

@@ -121,17 +121,19 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
     recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
-    situation = Situation(batch.is_padded, recorder, int(batch.micro_batch * batch.tokens_per_sample))
+    situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)
-    with FakeTensorMode(), shims(situation), recorder.modules.watching(built.model, built.layer_list):
+    models = [each for each in (built.model, built.reference) if each is not None]
+    with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
         try:
-            materialize(built.model, recorder)
+            for number, model in enumerate(models):
+                materialize(model, recorder, number)
             if _is_sharded(scenario):
                 run_sharded_step(built.model, scenario, recorder, built.layer_list)
             else:
                 note_parameters(built.model, recorder, [])
-                run_step(built.model, scenario, recorder)
+                run_step(built.model, scenario, recorder, built.reference)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
@@ -177,6 +179,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
+        (
+            recipe.has_reference_model and (recipe.uses_deepspeed or recipe.uses_fsdp),
+            f"a second model as the reference under {recipe.sharding}",
+            "--sharding ddp or none",
+        ),
         (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,
@@ -184,7 +191,11 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "--stack hf-trainer@5",
         ),
         (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
-        (stack.loss_forward != ("compute", "float", "log_softmax"), f"the loss of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (
+            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
+            f"the loss of stack '{stack.id}'",
+            "--stack hf-trainer@5",
+        ),
     )
     for applies, what, way_out in refused:
         if applies:

@@ -23,6 +23,7 @@ _ACCUMULATE_GRAD = 2**64 - 1
 _USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_SCATTER, _SCATTER_IN_PLACE = torch.ops.aten.scatter_add.default, torch.ops.aten.scatter_add_.default
 _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
 
 
@@ -139,6 +140,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         summed = self._summed_gradients(func, args, kwargs)
         if func is _ADD and summed and self._sums_in_place(summed[0]):
             func = _ADD_IN_PLACE
+        if func is _SCATTER and self._in_engine:
+            # gather_backward adds to fresh zeros, in place unless a dispatch mode is on (torch 2.13 FunctionsManual.cpp).
+            func = _SCATTER_IN_PLACE
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
             self.trace.operators.append(_describe(func, out))
@@ -153,12 +157,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _summed_gradients(self, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Two gradients of one tensor that autograd itself adds, or the new one of a parameter that has one already."""
-        in_engine = self._stage == "backward" and not self.modules.path and not torch.is_grad_enabled()
-        if not in_engine or func not in (_ADD, _ADD_IN_PLACE) or kwargs or len(args) != 2:
+        if not self._in_engine or func not in (_ADD, _ADD_IN_PLACE) or kwargs or len(args) != 2:
             return None
         held, new = args
         same = isinstance(new, torch.Tensor) and held.shape == new.shape and held.dtype == new.dtype
         return (held, new) if same else None
+
+    @property
+    def _in_engine(self) -> bool:
+        """Whether autograd's engine runs, and no layer that is computed again."""
+        return self._stage == "backward" and not self.modules.path and not torch.is_grad_enabled()
 
     def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Remember what a sum was made of, in case that it turns out to be a gradient."""

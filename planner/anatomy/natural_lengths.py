@@ -35,7 +35,7 @@ def mean_tokens(batch: Batch) -> Number:
 
 def unlike_samples(batch: Batch, *, sorts_lengths: bool) -> Number:
     """Samples of unlike length in one micro-batch: one where the stack puts samples of like length together."""
-    return 1 if sorts_lengths else batch.micro_batch
+    return 1 if sorts_lengths else batch.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,3 +296,11 @@ def model_flop(work: Work, rank: Number, tokens: Number, seq_len: Number) -> Num
     """
     products = matmul_flop(work.base.needed, tokens) + matmul_flop(work.adapters.needed, tokens) * rank
     return products + 3 * attention_forward_flop(work, tokens, seq_len, "band")
+
+
+def forward_flop(work: Work, tokens: Number, seq_len: Number) -> Number:
+    """FLOP of one forward pass of ``tokens`` tokens without adapters, as the model before training needs.
+
+    Source: as :func:`model_flop`.
+    """
+    return matmul_flop(work.base.forward, tokens) + attention_forward_flop(work, tokens, seq_len, "band")

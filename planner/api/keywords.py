@@ -21,6 +21,7 @@ class JobFlags(TypedDict, total=False):
 
     model: Text
     method: str
+    task: str
     quantization: str
     double_quant: bool
     quant_storage: str
@@ -68,6 +69,7 @@ class SearchFlags(TypedDict, total=False):
 
     model: Text
     method: Names
+    task: Names
     quantization: Names
     double_quant: bool
     quant_storage: Names

@@ -9,6 +9,7 @@ from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kb
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
+from planner.configs.preferences import axolotl_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
 from planner.configs.trainer import (
@@ -67,8 +68,7 @@ _TABLE = {
 }
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _UNMODELLED = {
-    "reward_model": "reward models are not modelled",
-    "process_reward_model": "reward models are not modelled",
+    "process_reward_model": "reward models of single steps are not modelled",
     "unfrozen_parameters": "training some layers only is not modelled",
     "peft_use_dora": "DoRA is not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
@@ -175,7 +175,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_without_sft(keys)
+    _refuse_other_kinds(keys)
+    task = axolotl_task(keys)
+    if task is not None:
+        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
@@ -215,18 +218,12 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(TRAINER_HARMLESS)
 
 
-def _refuse_without_sft(keys: Keys) -> None:
-    """Refuse what is trained from preferences or rewards, other model code, and files that merge.
+def _refuse_other_kinds(keys: Keys) -> None:
+    """Refuse model code of its own, and files that merge.
 
     Raises:
         NotModelledError: another kind of training, or none.
     """
-    kind = keys.get("rl")
-    if kind:
-        # axolotl 0.19.0 utils/schemas/enums.py RLType.
-        reinforced = str(kind).lower() in ("grpo", "gdpo", "ebft")
-        what = "reinforcement learning" if reinforced else "preference training"
-        raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):
@@ -334,8 +331,12 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
-    elif pads:
+    elif pads and reading.value("task") is None:
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
+    elif pads:
+        reading.remark(
+            keys.where("pad_to_sequence_len"), "has no effect here: trainers of preferences pad to the longest of the batch"
+        )
     if keys.text("excess_length_strategy") == "truncate":
         reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
 
@@ -359,7 +360,10 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     else:
         # For FSDP's own checkpointing, which is told later, this is taken back.
         place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
-        if on and details is None:
+        if on and details is None and keys.get("rl"):
+            newer = reading.value("stack") is None
+            reading.default("checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set")
+        elif on and details is None:
             reading.default("checkpoint_reentrant", True, place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):

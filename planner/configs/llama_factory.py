@@ -10,6 +10,7 @@ from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
+from planner.configs.preferences import llama_factory_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
@@ -79,12 +80,10 @@ _UNMODELLED = {
     "use_asft_loss": "this loss is not modelled",
     "use_eaft_loss": "this loss is not modelled",
 }
-_STAGES = ("pt", "sft")
+_STAGES = ("pt", "sft", "dpo", "kto", "orpo")
+_SHOWN_STAGES = "pt, sft, dpo and kto"
 _OTHER_STAGES = {
-    "dpo": "preference training",
-    "orpo": "preference training",
-    "kto": "preference training",
-    "rm": "training of a reward model",
+    "rm": "training of a reward model beside the head of words",
     "ppo": "reinforcement learning",
 }
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
@@ -101,6 +100,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_other_kinds(keys)
     keys.refuse_switched_on(_UNMODELLED)
     stage = _stage(keys)
+    task = llama_factory_task(keys, stage)
+    if task is not None or stage == "pt":
+        reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
     old = _old_place(keys)
     if old:
@@ -120,6 +122,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_attention(keys, reading)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
+        if task is not None:
+            # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
+            reading.said.pop("loss")
     _remark(keys, reading)
     read_trainer(keys, reading)
     _drop_checkpointing_off(keys, reading)
@@ -151,7 +156,7 @@ def _stage(keys: Keys) -> str:
     stage = keys.text("stage") or "sft"
     if stage not in _STAGES:
         what = f" ({_OTHER_STAGES[stage]})" if stage in _OTHER_STAGES else ""
-        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled{what}; {' and '.join(_STAGES)} are")
+        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled{what}; {_SHOWN_STAGES} are")
     return stage
 
 

@@ -13,6 +13,8 @@ from planner.configs.harmless import TRL_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.model_args import DTYPES, read_dtype
+from planner.configs.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
+from planner.configs.preferences import trl_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
 from planner.configs.stock import stock_launch_file
@@ -52,8 +54,7 @@ _UNMODELLED = {
 }
 _FILTERS = "this file filters a data set and does not train; training is what is predicted"
 _ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
-_PREFERENCE = "preference training is not modelled; supervised fine-tuning is"
-_REWARD = "reward models are not modelled; supervised fine-tuning is"
+_POLICY = "training by a reward model's scores is not modelled"
 # Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  In this order,
 # because online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
 _OTHER_TRAININGS = {
@@ -62,19 +63,9 @@ _OTHER_TRAININGS = {
     "num_generations": _ONLINE,
     "reward_funcs": _ONLINE,
     "reward_weights": _ONLINE,
-    "max_completion_length": _ONLINE,
     "num_ppo_epochs": _ONLINE,
     "cliprange": _ONLINE,
-    "reward_model_path": _REWARD,
-    "center_rewards_coefficient": _REWARD,
-    "beta": _PREFERENCE,
-    "max_prompt_length": _PREFERENCE,
-    "precompute_ref_log_probs": _PREFERENCE,
-    "rpo_alpha": _PREFERENCE,
-    "simpo_gamma": _PREFERENCE,
-    "desirable_weight": _PREFERENCE,
-    "generate_during_eval": _PREFERENCE,
-    "ref_model_init_kwargs": _PREFERENCE,
+    "reward_model_path": _POLICY,
 }
 
 
@@ -86,17 +77,21 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _refuse_other_trainings(keys)
+    compares = trl_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
     old = read_age(keys, reading)
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading)
-    _read_lengths(keys, reading)
+    _read_lengths(keys, reading, old=old if compares else "")
     _read_model(keys, reading)
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
-    _read_loss(keys, reading)
+    if not compares:
+        _read_loss(keys, reading)
     read_trainer(keys, reading)
-    if not old:
+    if compares:
+        _read_preferences(keys, reading, old)
+    elif not old:
         _keep_loss(keys, reading)
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
@@ -104,6 +99,25 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     if old:
         read_old_preparation(keys, reading)
     keys.skip(TRL_HARMLESS)
+
+
+def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
+    """What trainers of preferences have of their own.
+
+    Recipes with a mixer are of the time of TRL 0.9, which took the log-softmax of all logits (alignment-handbook setup.py).
+
+    Raises:
+        NotModelledError: Liger's kernels where they bring a loss of their own.
+    """
+    for name in ("use_liger", "use_liger_kernel"):
+        if keys.flag(name):
+            if old or reading.value("task") not in ("dpo", "kto"):
+                raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
+            reading.said.pop("loss", None)
+    if keys.has("dataset_mixer"):
+        reading.switch("pair_logps", "whole", keys.where("dataset_mixer"))
+    reading.said.pop("padding", None)
+    keys.skip(PREFERENCE_HARMLESS)
 
 
 def _refuse_other_trainings(keys: Keys) -> None:
@@ -194,10 +208,13 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
         reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
 
 
-def _read_lengths(keys: Keys, reading: Reading) -> None:
+def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
+    """The length; ``old``: the stack of an older TRL where the file trains from preferences, which had another default."""
     reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
     if keys.holds("max_length") and reading.value("seq") is None:
         reading.needs["seq"] = f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
+    elif old == OLDEST and reading.value("seq") is None:
+        reading.needs["seq"] = f"{keys.path}: max_length is 512 up to TRL 0.12 and 1,024 since where nothing is said: say --seq"
     else:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):

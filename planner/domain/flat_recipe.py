@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.domain.recipe import Recipe
+from planner.domain.recipe import PAIR_TASKS, Recipe
 from planner.domain.sharding import sharding_named
 
 _PARTS: Mapping[str, Mapping[str, str]] = {
@@ -14,6 +14,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         name: name
         for name in (
             "method",
+            "task",
             "optimizer",
             "sharding",
             "offload",
@@ -68,4 +69,4 @@ def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             recipe = replace(recipe, **{part: replace(held, **new)})
     if left:
         raise KeyError(next(iter(left)))
-    return recipe
+    return replace(recipe, batch=replace(recipe.batch, is_paired=recipe.task in PAIR_TASKS))

@@ -18,6 +18,7 @@ def job_line(scenario: Scenario) -> str:
     parts = [
         f"{model.id} ({format_count(model.param_count)} parameters{active})",
         method_words(scenario.recipe),
+        *_task(scenario.recipe),
         _gpus_words(scenario.hardware, scenario.hardware.gpu.name),
         *_distribution(scenario.recipe),
         f"seq {seq} x micro-batch {micro} x accumulation {accum}",
@@ -36,6 +37,7 @@ def short_job_line(scenario: Scenario, *, with_gpus: bool = True, also: Sequence
     parts = [
         scenario.model.id,
         method_words(recipe, doubled=False),
+        *_task(recipe),
         f"seq {plain_number(recipe.batch.seq_len)}",
         f"batch {plain_number(recipe.batch.micro_batch)}",
         *([] if accum == "1" else [f"accumulation {accum}"]),
@@ -58,7 +60,7 @@ def job_cell(scenario: Scenario) -> str:
     recipe, hardware, world = scenario.recipe, scenario.hardware, scenario.hardware.world_size
     saved = "+".join(recipe.adapter.modules_to_save) if recipe.adapter else ""
     parts = [
-        f"{method_words(recipe)}{f' +{saved}' if saved else ''}",
+        " ".join((*_task(recipe), f"{method_words(recipe)}{f' +{saved}' if saved else ''}")),
         *(
             each.replace("offload ", "offload:").replace("optimizer", "opt").replace("params", "par")
             for each in _distribution(recipe)
@@ -82,6 +84,11 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     if numerics.quantization in ("nf4", "fp4"):
         return f"qlora {numerics.quantization}{'+dq' if doubled and numerics.double_quant else ''} {rank}"
     return f"lora on {numerics.quantization} {rank}"
+
+
+def _task(recipe: Recipe) -> tuple[str, ...]:
+    """What is trained for, where that is not supervised fine-tuning."""
+    return () if recipe.task == "sft" else (recipe.task,)
 
 
 def recomputation_words(recipe: Recipe) -> tuple[str, ...]:

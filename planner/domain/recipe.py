@@ -30,6 +30,7 @@ Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -40,6 +41,14 @@ ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
+TASKS: tuple[Task, ...] = get_args(Task)
+
+PAIR_TASKS: frozenset[Task] = frozenset({"dpo", "orpo", "simpo", "reward"})
+"""Tasks whose samples are two sequences: a chosen and a rejected one."""
+REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
+"""Tasks that compare with the model as it was before."""
+LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
+"""Tasks whose loss is that of the next token alone."""
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -98,7 +107,8 @@ class Batch:
     """Sizes of one optimizer step.
 
     ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap on natural lengths;
-    ``tokens_per_sample`` the mean number of real tokens of a sample.
+    ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a sample is two sequences, prompt and
+    completion each.
     """
 
     micro_batch: Number
@@ -106,6 +116,12 @@ class Batch:
     seq_len: Number
     padding: Padding
     tokens_per_sample: Number
+    is_paired: bool = False
+
+    @property
+    def rows(self) -> Number:
+        """Sequences of one micro-batch."""
+        return self.micro_batch * 2 if self.is_paired else self.micro_batch
 
     @property
     def is_padded(self) -> bool:
@@ -137,6 +153,22 @@ class Recipe:
     attention: Attention
     loss: Loss
     batch: Batch
+    task: Task
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether it trains from preferences: pairs, or samples marked good and bad."""
+        return self.task not in LANGUAGE_TASKS
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether each micro-step runs the model as it was before, too, without gradients."""
+        return self.task in REFERENCE_TASKS
+
+    @property
+    def has_reference_model(self) -> bool:
+        """Whether that is a second model; adapters are switched off instead."""
+        return self.has_reference and self.adapter is None
 
     @property
     def rebuilds_some(self) -> bool:

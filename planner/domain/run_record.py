@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, CheckpointPolicy, Dtype, Loss, Offload, Padding, Precision, Quantization
+from planner.domain.recipe import Attention, CheckpointPolicy, Dtype, Loss, Offload, Padding, Precision, Quantization, Task
 from planner.domain.sharding import ShardingName
 from planner.domain.term import Phase
 
@@ -42,6 +42,8 @@ class RunRecord:
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
+    - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``, ``simpo`` and
+      ``reward`` is a pair.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
     """
 
@@ -106,6 +108,7 @@ class RunRecord:
     memory_limit_mib: float | None = None
     checkpoint_every: int | None = None
     checkpoint_policy: CheckpointPolicy | None = None
+    task: Task | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

@@ -17,6 +17,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
+PairLogps = Literal["none", "whole", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class Stack:
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
+    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens: of all logits at once (``whole``); row by
+    row of the batch (``rows``), with the hidden states of all layers returned as well (``rows_and_hidden``), or of logits cut by
+    one position (``shifted_rows``); in tiles of the head's product, without logits (``tiles``); ``none``: it has no such trainer.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
@@ -145,6 +149,7 @@ class Stack:
     saves_through_host: bool
     quantizes_experts: bool
     loss_pieces: LossPieces
+    pair_logps: PairLogps
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool

@@ -22,6 +22,7 @@ from planner.domain.recipe import (
     PADDINGS,
     PRECISIONS,
     QUANTIZATIONS,
+    TASKS,
 )
 from planner.domain.sharding import SHARDING_NAMES
 from planner.errors import UnknownNameError, UsageError, show
@@ -279,6 +280,12 @@ _FIELDS = (
         "full, lora, qlora (lora on an nf4 base with double quantisation) or int8 (lora on an int8 base)",
         choices=tuple(METHOD_ALIASES),
         needed_for="recipe",
+    ),
+    _one_of(
+        "task",
+        "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a pair of sequences of up "
+        "to --seq tokens, but one sequence for kto",
+        TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
     RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),

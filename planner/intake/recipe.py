@@ -8,19 +8,25 @@ from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import stack_default
 from planner.domain.recipe import (
+    LANGUAGE_TASKS,
     METHOD_ALIASES,
+    PAIR_TASKS,
+    REFERENCE_TASKS,
     Adapter,
     Attention,
     Batch,
     CheckpointPolicy,
     Dtype,
+    Loss,
     Method,
     Numerics,
     Offload,
     Optimizer,
+    Padding,
     Precision,
     Quantization,
     Recipe,
+    Task,
 )
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
@@ -56,6 +62,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         NotModelledError: the same of a record.
     """
     require(ledger.request, "recipe")
+    task: Task = ledger.choose("task", "sft", "assumed")
     method, quantization, double_quant = _resolve_method(ledger)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
@@ -68,7 +75,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
     return Recipe(
         method=method,
         numerics=numerics,
-        adapter=_resolve_adapter(ledger, setting, sharding, numerics) if method == "lora" else None,
+        adapter=_resolve_adapter(ledger, setting, sharding, (numerics, task)) if method == "lora" else None,
         optimizer=_resolve_optimizer(ledger, setting, sharding, offload),
         sharding=sharding,
         offload=offload,
@@ -77,8 +84,9 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         checkpoint_every=every,
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
-        loss=ledger.choose("loss", defaults.loss, origin),
-        batch=_resolve_batch(ledger, setting),
+        loss=_resolve_loss(ledger, setting, task),
+        batch=_resolve_batch(ledger, setting, task),
+        task=task,
     )
 
 
@@ -172,8 +180,17 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
     return numerics.load_dtype, "the dtype in which the base is loaded, as PEFT before 0.12 makes them"
 
 
-def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numerics: Numerics) -> Adapter:
+def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
+    """Trainers of preferences set every dropout to zero.  Source: trl 1.16.0 trainer/dpo_config.py ``disable_dropout``."""
+    if task in LANGUAGE_TASKS:
+        return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
+    ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
+    return 0.0
+
+
+def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
+    numerics, task = basis
     dtype_origin, precision = origin, numerics.precision
     dtype, note = _adapter_dtype(setting, numerics)
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
@@ -182,7 +199,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numer
     return Adapter(
         rank=ledger.choose("lora_rank", defaults.lora_rank, origin),
         targets=ledger.choose("lora_targets", defaults.lora_targets, origin),
-        dropout=ledger.choose("lora_dropout", defaults.lora_dropout, origin),
+        dropout=_resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
     )
@@ -207,12 +224,29 @@ def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> 
     return ledger.choose("attention", default, origin, note)
 
 
-def _resolve_batch(ledger: Ledger, setting: Setting) -> Batch:
+def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
+    """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own way."""
+    if task in LANGUAGE_TASKS:
+        return ledger.choose("loss", setting.defaults.loss, setting.origin)
+    in_pieces = setting.stack.pair_logps == "tiles" and task in REFERENCE_TASKS
+    return ledger.choose("loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}")
+
+
+def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
+    """How batches are filled: nobody packs pairs; pre-training always packs."""
+    if task in LANGUAGE_TASKS:
+        default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
+        return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)
+    return ledger.choose("padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch")
+
+
+def _resolve_batch(ledger: Ledger, setting: Setting, task: Task) -> Batch:
     seq: int = ledger.request.get("seq")
     return Batch(
         micro_batch=ledger.choose("batch", 1, "assumed"),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),
         seq_len=ledger.choose("seq", seq, "assumed"),
-        padding=ledger.choose("padding", setting.defaults.padding, setting.origin),
+        padding=_resolve_padding(ledger, setting, task),
         tokens_per_sample=ledger.choose("tokens_per_sample", seq, "assumed", "every sample as long as seq"),
+        is_paired=task in PAIR_TASKS,
     )

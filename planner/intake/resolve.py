@@ -9,6 +9,7 @@ from planner.catalog.models import load_model
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
+from planner.domain.recipe import LANGUAGE_TASKS
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
@@ -18,9 +19,12 @@ from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
+from planner.intake.tasks import stack_for, trained_model
 from planner.intake.versions import enter_own_versions, resolve_versions
 
 DEFAULT_STACK = "hf-trainer@5"
+PREFERENCE_STACK = "trl"
+"""Where nothing is said: the Trainer of Transformers has no loss of preferences."""
 _PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
@@ -103,7 +107,9 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
-    scenario = Scenario(found.model, found.hardware, recipe, found.stack, found.run, ledger.assumptions)
+    model = trained_model(found.model, recipe.task)
+    stack = stack_for(found.stack, recipe.task)
+    scenario = Scenario(model, found.hardware, recipe, stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=warnings)
 
@@ -124,7 +130,9 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
 
 
 def _resolve_stack(ledger: Ledger) -> Stack:
-    stack = resolve_versions(ledger, load_stack(ledger.choose("stack", DEFAULT_STACK, "assumed")))
+    trains_tokens = (ledger.request.get("task") or "sft") in LANGUAGE_TASKS
+    default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
+    stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:

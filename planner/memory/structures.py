@@ -73,7 +73,7 @@ def _by_rank(job: Job) -> bool:
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:
     """What sizes switch: heads as batches, masks of padding and of each window, and gradients that are added."""
-    flags = [micro_batch == 1, accumulation > 1]
+    flags = [(micro_batch == 1) & (not job.recipe.batch.is_paired), accumulation > 1]
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
     return [*flags, *(length >= window for window in _windows(job.model))]

@@ -157,15 +157,15 @@ def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     ``passed`` holds the stream, and is emptied.
     """
     model, view = ends.model, ends.layer
-    hidden = _last_norm(torch, ends, passed)
+    hidden = last_norm(torch, ends, passed)
     torch.shared.clear()
     with torch.inside(model.head.name):
-        weight = _head_weight(torch, ends)
+        weight = head_weight(torch, ends)
         if view.recipe.loss != "hf":
             return piecewise_loss(torch, view, model.head, weight, hidden), []
         if model.normhead:
             weight = _normalised(torch, weight)
-        logits_of = partial(_scaled_logits, torch, ends, weight)
+        logits_of = partial(scaled_logits, torch, ends, weight)
         if cuts_logits(view.stack):
             loss, pieces = loss_of_pieces(torch, view, logits_of, hidden, upcast=model.fp32_logits)
             return loss, pieces if _keeps_logits(view) else []
@@ -174,7 +174,7 @@ def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Te
     return loss, [logits]
 
 
-def _scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
+def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
     """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
     model = ends.model
     logits = _logits(torch, ends, hidden, weight)
@@ -187,7 +187,7 @@ def _scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Ten
     return logits
 
 
-def _last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """The last norm, and OPT's projection behind the layers."""
     model, view = ends.model, ends.layer
     hidden = passed.pop()
@@ -200,7 +200,7 @@ def _last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor
     return hidden
 
 
-def _head_weight(torch: Operators, ends: EndsView) -> Tensor:
+def head_weight(torch: Operators, ends: EndsView) -> Tensor:
     """The head's weight; that of a tied one hands its gradient to the table."""
     spec, dtype = ends.model.head, ends.layer.dtypes.table
     if ends.layer.quantized(spec):

@@ -69,7 +69,7 @@ class Job:
     @property
     def single(self) -> bool:
         """Whether a micro-batch is one sample; in a grid: whether it is in all of it."""
-        one: Any = self.recipe.batch.micro_batch == 1
+        one: Any = self.recipe.batch.rows == 1
         return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
@@ -104,7 +104,27 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         trained=counts.total if recipe.method == "full" else adapter_params + saved,
         adapter_params=adapter_params,
         saved_params=saved,
-        tokens=recipe.batch.micro_batch * recipe.batch.seq_len,
+        tokens=recipe.batch.rows * recipe.batch.seq_len,
         weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
         optimizer_shards=shards if sharding.divides_optimizer else 1,
     )
+
+
+def reference_job(job: Job) -> Job:
+    """The job of the passes of the model as it was before: its adapters are switched off, or it is a second model.
+
+    A second model is loaded as the first one is, and no stack widens it.  TRL leaves its weights trainable from 0.29 on, which
+    autocast's cache looks at; those before, and LLaMA-Factory, freeze it.
+    Source: trl 0.15.2 models/modeling_base.py create_reference_model, 1.16.0 trainer/dpo_trainer.py;
+    hiyouga/LLaMA-Factory (commit ff6d4d12) train/trainer_utils.py create_ref_model, model/loader.py.
+    """
+    recipe, stack = job.recipe, job.stack
+    again = replace(recipe, adapter=None, gradient_checkpointing=False)
+    if not recipe.has_reference_model:
+        return replace(job, scenario=replace(job.scenario, recipe=again))
+    stack = replace(stack, trainable_fp32=False)
+    scenario = replace(job.scenario, recipe=again, stack=stack)
+    regime = regime_of(scenario)
+    if stack.pair_logps not in ("tiles", "shifted_rows"):
+        scenario = replace(scenario, recipe=replace(again, method="lora"))
+    return replace(job, scenario=scenario, regime=regime)

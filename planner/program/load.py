@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.domain.term import TermName
-from planner.program.job import Job
+from planner.program.job import Job, reference_job
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.stream import Stream
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
@@ -44,7 +44,21 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     weights += add_adapters(stream, job, weights)
     if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
         replace(stream, weights, _engine_dtypes(job, weights))
+    if job.recipe.has_reference_model:
+        _load_reference(stream, reference_job(job))
     return weights
+
+
+def _load_reference(stream: Stream, job: Job) -> None:
+    """The model that a policy is compared with, whole; DeepSpeed runs it by an engine of stage 0, which casts it.
+
+    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed.
+    """
+    stream.enter("load")
+    weights = model_weights(job)
+    arrive(stream, job, weights)
+    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
+        replace(stream, weights, _engine_dtypes(job, weights))
 
 
 def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:

@@ -7,6 +7,7 @@ from planner.domain.recipe import Number
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.losses import EIGHTHS, cuts_logits
+from planner.program.preferences import TILE_TOKENS
 from planner.program.stream import Stream
 from planner.program.tensors import ELEMENT_BYTES, Unit
 from planner.units import GIB, MIB
@@ -25,7 +26,9 @@ def piece_tokens(job: Job) -> Number:
     Liger: the next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
     ops/fused_linear_cross_entropy.py.
     """
-    tokens, model, loss = job.recipe.batch.micro_batch * job.recipe.batch.seq_len, job.model, job.recipe.loss
+    if job.recipe.is_preference:
+        return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
+    tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":
         return minimum(ceil_pow2(ceil_div(tokens, ceil_div(model.vocab_size, model.hidden_size))), tokens)
     if loss == "chunked" and job.stack.loss_pieces == "free_memory":

@@ -37,7 +37,7 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
         return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, wide), logits
     # The variable that holds the unshifted logits lives until the loss is there.
     scored = _shifted(torch, view, wide) if "shifted" in copies else wide
-    return _cross_entropy(torch, view, scored), logits
+    return cross_entropy(torch, view, scored), logits
 
 
 def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
     return record(torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")])
 
 
-def _cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """The log-softmax is saved; the gradient of the loss is as large as the logits.  Autocast widens what the loss reads."""
     scores = torch.kernel(logits, "log_softmax", saves="output")
     if view.dtypes.autocast:
@@ -93,7 +93,7 @@ def loss_of_pieces(
         pieces = [torch.to(pieces.pop(0), "fp32") for _ in range(EIGHTHS)]
     loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
     for piece in pieces:
-        loss = torch.add(loss, _cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))
+        loss = torch.add(loss, cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))
     return loss, pieces
 
 
@@ -122,7 +122,7 @@ def _rows(torch: Operators, hidden: Tensor) -> Tensor:
 def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, rows: Tensor) -> Tensor:
     copy = weight_copy(torch, view, weight)
     logits = torch.mm(autocast(torch, view, rows), copy, spec.out_features, to_unit=Unit.PIECE_TOKENS)
-    return _cross_entropy(torch, view, torch.to(logits, "fp32"))
+    return cross_entropy(torch, view, torch.to(logits, "fp32"))
 
 
 def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from planner.program.template import (
     BACKWARD_OUT,
     FORWARD,
     FORWARD_END,
+    FORWARD_LOSS,
     FORWARD_NEXT,
     FORWARD_OUT,
     Template,
@@ -46,7 +47,8 @@ class Pass:
 class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
-    ``parts``: of the model, known before it is loaded.
+    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients that each micro-step
+    runs before the forward pass, and between it and the loss.
     ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are added.
     """
 
@@ -56,6 +58,8 @@ class Runtime:
         self.stream = stream
         self.job = job
         self.parts: list[Part] = []
+        self.before: tuple[list[Part], ...] = ()
+        self.after: tuple[list[Part], ...] = ()
         self.weights: list[Weight] = []
         self.states: list[int] = []
         # The graph that the loop still refers to.
@@ -70,21 +74,14 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
+        first = [self.run_aside(given) for given in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
             self.forward(each)
             stream.events += before.events(FORWARD_NEXT)
         stream.events += made[-2].events(FORWARD_NEXT)
         stream.enter(phases.loss)
-        bound, self._bound = self._bound, []
-        for each in bound[-1:]:
-            stream.events += each.events(BACKWARD_END)
-        self.forward(made[-1])
-        for each in made:
-            stream.events += each.events(FORWARD_END)
-        stream.events += made[-1].events(FORWARD_OUT)
-        for each in bound[:-1]:
-            stream.events += each.events(BACKWARD_END)
+        self._loss(made, first)
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each in reversed(made[:-1]):
@@ -99,15 +96,52 @@ class Runtime:
             stream.events += each.events(BACKWARD_END)
         return [*_trained(made)]
 
+    def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
+        """The head and the loss; then the graph of the micro-step before goes, where the loop refers to it until now.
+
+        ``first``: passes that ran before this one.
+        """
+        stream = self.stream
+        bound, self._bound = self._bound, []
+        for each in bound[-1:]:
+            stream.events += each.events(BACKWARD_END)
+        self.forward(made[-1])
+        for each in made:
+            stream.events += each.events(FORWARD_END)
+        stream.events += made[-1].events(FORWARD_OUT)
+        for each in bound[:-1]:
+            stream.events += each.events(BACKWARD_END)
+        for aside in first:
+            self.let_go(aside)
+        asides = [self.run_aside(given) for given in self.after]
+        stream.events += made[-1].events(FORWARD_LOSS)
+        for aside in asides:
+            self.let_go(aside)
+
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch, of parts that were made without gradients."""
-        made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         self.stream.enter("eval")
+        made = self.run_aside(parts)
+        asides = [self.run_aside(aside) for aside in self.after]
+        self.stream.events += made[-1].events(FORWARD_LOSS)
+        for each in (made, *asides):
+            self.let_go(each)
+
+    def run_aside(self, parts: list[Part]) -> list[Instance]:
+        """A forward pass of parts that were made without gradients."""
+        made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         for each in made:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)
         for each in made:
             self.stream.events += each.events(FORWARD_END)
+        self.stream.events += made[-1].events(FORWARD_OUT)
+        return made
+
+    def let_go(self, made: list[Instance]) -> None:
+        """What such a pass returned goes."""
+        for each in made:
+            self.stream.events += each.events(BACKWARD_END)
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part."""

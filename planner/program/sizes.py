@@ -11,7 +11,7 @@ from planner.program.tensors import Unit
 def unit_values(job: Job) -> dict[Unit, Number]:
     """The number of each unit in one micro-batch of ``job``."""
     batch, adapter = job.recipe.batch, job.recipe.adapter
-    tokens, rank = batch.micro_batch * batch.seq_len, adapter.rank if adapter else 0
+    tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
     return {
         Unit.ONE: 1,
         Unit.TOKENS: tokens,

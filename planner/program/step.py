@@ -5,21 +5,31 @@ Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
 from planner.program.ends import EndsView, embeddings, head
 from planner.program.engines import runtime_of
 from planner.program.inputs import names_for
-from planner.program.job import Job
+from planner.program.job import Job, reference_job
 from planner.program.layer import layer
 from planner.program.operators import Operators
+from planner.program.preferences import Role, preference_head
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView, layer_view
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Which gradients a pass makes, and what it is for."""
+
+    gradients: Gradients
+    role: Role
+
 
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 _LAYER = Terms("saved_activations", "block_recompute")
@@ -36,6 +46,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     runtime = (runtime_type or runtime_of(job))(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
+    runtime.before, runtime.after = asides_of(job)
     runtime.load()
     runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
     trained = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
@@ -47,13 +58,26 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     return stream
 
 
-def evaluation_of(job: Job) -> list[Part]:
+def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     """The parts of a forward pass without gradients, in which no layer is checkpointed."""
     recipe = replace(job.recipe, gradient_checkpointing=False)
-    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), gradients="none")
+    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), "none", role)
 
 
-def parts_of(job: Job, gradients: Gradients = "first") -> list[Part]:
+def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
+    """The passes without gradients of each micro-step: those before the forward pass, and those between it and the loss."""
+    if not job.recipe.has_reference:
+        return (), ()
+    reference = parts_of(reference_job(job), "none", role="reference")
+    if job.recipe.task == "dpo":
+        return (), (reference,)
+    of_policy, of_reference = evaluation_of(job, "divergence"), parts_of(reference_job(job), "none", role="divergence")
+    if job.stack.pair_logps == "whole":
+        return (), (of_policy, reference, of_reference)
+    return (of_policy,), (of_reference, reference)
+
+
+def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") -> list[Part]:
     """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
     views = [layer_view(job, group.block) for group in job.model.groups]
     ends = EndsView(job.model, views[0], tuple(views))
@@ -65,13 +89,13 @@ def parts_of(job: Job, gradients: Gradients = "first") -> list[Part]:
         given = tuple((name, shares[known]) for name, known in names_for(job.model, view).items())
         for _ in range(group.count):
             again = job.recipe.gradient_checkpointing and number % job.recipe.checkpoint_every == 0
-            template = _one_layer(view, again, entry, given, gradients)
+            template = _one_layer(view, again, entry, given, Mode(gradients, role))
             if parts[-1].template is template:
                 parts[-1] = Part("layer", template, parts[-1].count + 1)
             else:
                 parts.append(Part("layer", template, 1))
             number, entry = number + 1, template.out
-    return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), gradients), 1)]
+    return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), Mode(gradients, role)), 1)]
 
 
 @lru_cache(maxsize=256)
@@ -81,21 +105,29 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 
 
 @lru_cache(maxsize=1024)
-def _one_layer(
-    view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], gradients: Gradients
-) -> Template:
-    return run(partial(_layer, view, again), entry, _LAYER, dict(given), gradients=gradients)
+def _one_layer(view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
+    dpo = mode.role == "reference" and view.recipe.task == "dpo"
+    keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
+    return run(partial(_kept_layer if keeps else _layer, view, again), entry, _LAYER, dict(given), gradients=mode.gradients)
+
+
+def _kept_layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
+    """A layer whose input the model returns (``output_hidden_states``)."""
+    torch.outputs.append(x.alias())
+    return _layer(view, again, torch, x)
 
 
 @lru_cache(maxsize=256)
-def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], gradients: Gradients) -> Template:
+def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
     def loss(torch: Operators, x: Tensor) -> Tensor:
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
+        if ends.layer.recipe.is_preference:
+            return preference_head(torch, ends, passed, mode.role)
         return head(torch, ends, passed)
 
-    return run(loss, entry, _LOSS, dict(shares), gradients=gradients)
+    return run(loss, entry, _LOSS, dict(shares), gradients=mode.gradients)
 
 
 def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:

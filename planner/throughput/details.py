@@ -10,6 +10,7 @@ from planner.domain.prediction import TimePrediction
 from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
+from planner.throughput.passes import passes_aside
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
@@ -88,6 +89,11 @@ def _nvme(job: Job) -> str:
     return f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node"
 
 
+def _aside(job: Job) -> str:
+    """Whose passes they are."""
+    return f"{passes_aside(job.recipe)} forward passes without gradients of {job.micro.computed:,.0f} tokens"
+
+
 _DETAILS: dict[str, Callable[[Job], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -96,6 +102,7 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "adapters": _adapters,
     "logits_and_loss": _logits,
     "dequantization": _quantized,
+    "passes_aside": _aside,
     "sharding_copies": _memory,
     "launch": _launch,
     "sharding_hooks": _hooks,

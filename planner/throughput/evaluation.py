@@ -10,6 +10,7 @@ from planner.domain.recipe import Number
 from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
+from planner.throughput.passes import passes_aside, policy_passes, reference_passes
 from planner.throughput.tokens import micro_step
 
 
@@ -37,8 +38,12 @@ def evaluation_step_seconds(job: Job) -> Number:
     sorts = job.scenario.stack.sorts_lengths
     micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
     evaluated = replace(job, micro=micro)
-    kernels = _kernel_seconds(evaluated)
-    issue = job.profile.operators.forward * job.coefficients.launch_s
+    # Training from preferences asks the model as it was, too.
+    passes = 1 + passes_aside(job.recipe)
+    kernels = (1 + policy_passes(job.recipe)) * forward_seconds(evaluated)
+    if job.recipe.has_reference:
+        kernels = kernels + reference_passes(job.recipe) * forward_seconds(evaluated, adapters_on=False)
+    issue = passes * job.profile.operators.forward * job.coefficients.launch_s
     if job.recipe.sharding.is_zero3:
         issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
@@ -46,7 +51,11 @@ def evaluation_step_seconds(job: Job) -> Number:
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
 
 
-def _kernel_seconds(job: Job) -> Number:
+def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:
+    """Kernels of one forward pass of a micro-batch without gradients, with or without the adapters; seconds.
+
+    Source: as the training step, :mod:`planner.throughput.kernels`.
+    """
     work, tokens, rates = job.work, job.micro.computed, job.rates
     total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(
         job, Macs(work.head.forward), tokens, 1.0
@@ -55,10 +64,14 @@ def _kernel_seconds(job: Job) -> Number:
         total = total + product_seconds(job, Macs(work.experts.forward), tokens, work.expert_share)
     attention = attention_forward_flop(work, tokens, job.micro.length, "square")
     rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
-    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
     traffic = job.profile.traffic
-    moved = (traffic.elementwise.forward + traffic.adapters.forward + traffic.products.forward) * tokens
-    return total + attention / rate + adapters + moved / rates.memory_bytes_per_s
+    total = (
+        total + attention / rate + (traffic.elementwise.forward + traffic.products.forward) * tokens / rates.memory_bytes_per_s
+    )
+    if not adapters_on:
+        return total
+    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
+    return total + adapters + traffic.adapters.forward * tokens / rates.memory_bytes_per_s
 
 
 def _weight_seconds(job: Job) -> Number:

@@ -164,9 +164,11 @@ def adapter_seconds(job: Job) -> Number:
 def logits_seconds(job: Job) -> Number:
     """Logits and loss without the head's products: vocabulary x tokens x bytes per logit; seconds per micro-step.
 
-    A NormHead's normalisation of its weight is added.  Source: :func:`planner.throughput.traffic.logits_bytes`.
+    A NormHead's normalisation of its weight is added; a reward model has no logits of words.
+    Source: :func:`planner.throughput.traffic.logits_bytes`.
     """
-    moved = job.scenario.model.vocab_size * job.micro.computed * job.profile.logits_bytes + job.profile.normhead_bytes
+    words = 0 if job.recipe.task == "reward" else job.scenario.model.vocab_size
+    moved = words * job.micro.computed * job.profile.logits_bytes + job.profile.normhead_bytes
     return moved / job.rates.memory_bytes_per_s
 
 
@@ -177,7 +179,7 @@ def logits_seconds(job: Job) -> Number:
 _BRANCHING_INSTRUCTIONS = 83
 
 
-def _expansion_seconds(job: Job) -> Number:
+def expansion_seconds(job: Job) -> Number:
     """Seconds to expand every quantised weight once: by bytes moved, or by instructions where values are found by branches.
 
     Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without branches, no faster for
@@ -188,8 +190,8 @@ def _expansion_seconds(job: Job) -> Number:
     moved = weights * _DEQUANTIZE_BYTES[quantization] / job.rates.memory_bytes_per_s
     issued = job.rates.instructions_per_s
     if quantization not in ("nf4", "fp4") or not job.scenario.stack.unpacks_by_branches or issued is None:
-        return moved
-    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
+        return moved / job.coefficients.dequantize_relative_speed
+    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued) / job.coefficients.dequantize_relative_speed
 
 
 def dequantization_seconds(job: Job) -> Number:
@@ -203,7 +205,7 @@ def dequantization_seconds(job: Job) -> Number:
     quantization = job.recipe.numerics.quantization
     if quantization == "none":
         return 0.0
-    each = _expansion_seconds(job) / job.coefficients.dequantize_relative_speed
+    each = expansion_seconds(job)
     if quantization == "int8":
         return each
     if quantization == "gptq-int4":

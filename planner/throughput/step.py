@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.anatomy.regime import Regime
-from planner.anatomy.work import model_flop
+from planner.anatomy.work import forward_flop, model_flop
 from planner.arrays import is_zero, maximum, minimum, sqrt
 from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import TimePrediction
@@ -30,6 +30,8 @@ from planner.throughput.kernels import (
     weight_cast_seconds,
 )
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
+from planner.throughput.passes import passes_aside
+from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
 from planner.units import HOUR_S
 
 # Name of a term, its formula, and where that is.
@@ -41,6 +43,7 @@ _GPU_FORMULAS = (
     ("adapters", adapter_seconds, "kernels:adapter_seconds"),
     ("logits_and_loss", logits_seconds, "kernels:logits_seconds"),
     ("dequantization", dequantization_seconds, "kernels:dequantization_seconds"),
+    ("passes_aside", aside_seconds, "reference:aside_seconds"),
     ("sharding_copies", sharding_copy_seconds, "communication:sharding_copy_seconds"),
 )
 # Kernels over weights: as long in a short micro-step as in a long one.
@@ -97,13 +100,13 @@ def launch_seconds(job: Job) -> Number:
 
     Formula: operators x time per operator.  Source: :mod:`planner.throughput.operators`, coefficient ``launch_s``.
     """
-    return job.profile.operators.total * job.coefficients.launch_s
+    return issued_operators(job) * job.coefficients.launch_s
 
 
 def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number) -> list[TimeTerm]:
     """Issuing operators and running sharding hooks: hidden as long as the GPU has work, except where the host waits for it."""
     count = job.recipe.batch.grad_accum
-    waiting = count * (job.profile.operators.synchronising * job.coefficients.launch_s)
+    waiting = count * (waiting_operators(job) * job.coefficients.launch_s)
     launch = count * launch_seconds(job)
     hooks = count * hook_seconds(job)
     varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
@@ -150,7 +153,9 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum
     samples_per_s = per_step * recipe.batch.micro_batch / step_s
-    needed = per_step * model_flop(job.work, job.rank, micro.real, micro.real / recipe.batch.micro_batch)
+    length = micro.real / recipe.batch.rows
+    needed = per_step * model_flop(job.work, job.rank, micro.real, length)
+    needed = needed + per_step * passes_aside(recipe) * forward_flop(job.work, micro.real, length)
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:

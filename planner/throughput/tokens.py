@@ -35,16 +35,16 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     """
     batch = recipe.batch
     if batch.padding == "packed":
-        tokens = batch.micro_batch * batch.seq_len
+        tokens = batch.rows * batch.seq_len
         return MicroStep(tokens, tokens, batch.seq_len, False)
     natural = mean_tokens(batch)
-    real = batch.micro_batch * natural
+    real = batch.rows * natural
     if batch.padding == "max_length":
-        return MicroStep(batch.micro_batch * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
+        return MicroStep(batch.rows * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
     draws = unlike_samples(batch, sorts_lengths=sorts_lengths)
     length = expected_longest(natural, batch.seq_len, draws, coefficients.length_variation)
     spread = spread_of_longest(natural, batch.seq_len, draws, coefficients.length_variation)
-    return MicroStep(batch.micro_batch * length, real, length, length > natural, spread)
+    return MicroStep(batch.rows * length, real, length, length > natural, spread)
 
 
 def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
@@ -59,10 +59,10 @@ def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number
     if not recipe.sharding.communicates or batch.padding != "longest" or sorts_lengths:
         return own
     natural = mean_tokens(batch)
-    draws = batch.micro_batch * ranks
+    draws = batch.rows * ranks
     longest = expected_longest(natural, batch.seq_len, draws, variation)
     meets = recipe.sharding.reduces_each_micro_step
     share = 1.0 if meets else batch.grad_accum**-0.5
     length = own.length + (longest - own.length) * share
     spread = spread_of_longest(natural, batch.seq_len, draws, variation) if meets else own.spread
-    return replace(own, computed=batch.micro_batch * length, length=length, spread=spread)
+    return replace(own, computed=batch.rows * length, length=length, spread=spread)

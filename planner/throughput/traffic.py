@@ -264,6 +264,17 @@ def logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
     return head + chain + undone
 
 
+def read_logits_bytes(loss: str, regime: Regime) -> float:
+    """Bytes moved per logit of a pass that only takes log-probabilities: written, read, and each tensor of the forward chain.
+
+    Source: as :func:`logits_bytes`; trl 1.16.0 kernels/chunked_logprob.py for a loss in tiles.
+    """
+    if loss != "hf":
+        return 2.0 * regime.compute
+    wide = 4 if regime.engine != "deepspeed" else regime.compute
+    return 2.0 * regime.compute + sum(_LOSS_TENSORS[name] * wide for name in ("float", "log_softmax"))
+
+
 def normhead_bytes(model: ModelSpec, *, trained: bool, width: int) -> float:
     """Bytes per micro-step to normalise a NormHead's whole weight: norm (read), divide (read, write); backward 7 more if trained.
 

@@ -80,6 +80,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         attention=setup.attention,
         loss="hf",
         batch=Batch(BATCH, 1, LENGTH, "max_length" if setup.padded else "packed", LENGTH - int(setup.padded)),
+        task="sft",
     )
     hardware = Hardware(load_gpu("rtx4090"), setup.world, 1, HostSpec("unknown"))
     return Scenario(model_from_config(config, "tiny"), hardware, recipe, load_stack(setup.stack))

@@ -79,7 +79,7 @@ def fake_trace(name: str, case: Scenario, *, cuda: bool = False, padded: bool = 
     with (
         FakeTensorMode(),
         shims(Situation(padded, recorder), cuda=cuda),
-        recorder.modules.watching(made.model, made.layer_list),
+        recorder.modules.watching([made.model], made.layer_list),
     ):
         materialize(made.model, recorder)
         recorder.trace.operators.clear()
@@ -92,7 +92,7 @@ def real_trace(name: str, case: Scenario) -> Trace:
     recorder = Recorder(keep_operators=True)
     made = built(name, case)
     torch.manual_seed(0)
-    with recorder.modules.watching(made.model, made.layer_list):
+    with recorder.modules.watching([made.model], made.layer_list):
         materialize(made.model, recorder)
         _fill(made.model)
         recorder.trace.operators.clear()

@@ -140,7 +140,13 @@ def cublas_workspace_bytes(compute_capability: str) -> int:
     return 32 * MIB if major.isdigit() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
 
 
+def _logsumexp_workspace(tensor: torch.Tensor, *_: Any, **__: Any) -> list[int]:
+    """``(self - maxes).exp_()``, a tensor as large as the input.  Source: ATen/native/ReduceOps.cpp logsumexp_out_impl."""
+    return [tensor.numel() * tensor.element_size()]
+
+
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
+    _aten.logsumexp.default: _logsumexp_workspace,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
 }

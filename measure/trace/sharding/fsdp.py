@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from measure.trace.record import HostName, Record, TracedBlock
+from measure.trace.record import ASIDES, HostName, Record, TracedBlock
 from measure.trace.sharding.fsdp_units import ROOT
 from measure.trace.sharding.parameters import Parameter
 from measure.trace.sharding.settings import FsdpSettings
 from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
 
+_FORWARD = ("forward", *ASIDES)
 _WHOLE = What("parameter before it is sharded", "workspace")
 _CAST = What("all_gather_input", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = What("shard from the host", "gathered_parameters", GATHER_STREAM)
@@ -106,7 +107,7 @@ class FsdpRank:
             return
         if moment == "before_forward":
             self._unshard(name)
-            self._wait(name, forward=self._stream.place.stage == "forward")
+            self._wait(name, forward=self._stream.place.stage in _FORWARD)
         elif moment == "after_forward":
             self._after_forward(name)
         elif moment == "before_backward":
@@ -176,7 +177,7 @@ class FsdpRank:
 
     def _after_forward(self, name: str) -> None:
         """``post_forward``."""
-        if self._stream.place.stage == "forward":
+        if self._stream.place.stage in _FORWARD:
             if self._units[name].reshards and self._settings.reshards_after_forward:
                 self._reshard(name)
             self._order.append(name)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from measure.recipe.adapters import DTYPES
-from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
@@ -16,7 +15,7 @@ from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
 from measure.trace.sharding.settings import makes_buckets_early
-from measure.trace.step import BackwardHooks, Inputs, micro_step
+from measure.trace.step import BackwardHooks, Inputs, losses_of, micro_step, prepare
 from measure.trace.tracer import Recorder
 from planner.domain.scenario import Scenario
 
@@ -43,13 +42,14 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
 def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_list: str) -> None:
     """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards."""
     recipe = scenario.recipe
-    install_loss(model, recipe)
+    prepare(model, scenario)
     units = make_units(model, layer_list) if recipe.uses_fsdp else []
     note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
+    losses = losses_of(model, None, scenario, recorder)
     mark_gradients(model, recorder)
 
     def begins() -> None:
@@ -62,7 +62,7 @@ def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_l
 
     with recorder:
         for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
-            micro_step(model, recorder, number, batch, BackwardHooks(begins, ended))
+            micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
         recorder.close()
 
 

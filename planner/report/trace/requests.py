@@ -121,8 +121,8 @@ class _Requests:
 def ignored_sizes(scenario: Scenario) -> set[int]:
     """Sizes of one number for each token or position, which the program leaves out."""
     batch = scenario.recipe.batch
-    tokens, length = int(batch.micro_batch * batch.seq_len), int(batch.seq_len)
-    return {n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.micro_batch))}
+    tokens, length = int(batch.rows * batch.seq_len), int(batch.seq_len)
+    return {n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.rows))}
 
 
 def difference_of(scenario: Scenario, events: Iterable[AllocEvent]) -> Difference | None:

@@ -141,7 +141,11 @@ def test_keys_of_liger_act_through_its_plugin_alone(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rl: dpo\n", "rl: preference training (dpo)"),
+        ("rl: bco\n", "rl: preference training (bco)"),
+        ("rl: dpo\nprecompute_ref_log_probs: true\n", "precompute_ref_log_probs: log-probabilities of the reference"),
+        ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
+        ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
+        ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
         ("rl: grpo\n", "rl: reinforcement learning (grpo)"),
         ("processor_type: AutoProcessor\n", "processor_type: training with images"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),

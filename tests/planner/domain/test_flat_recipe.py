@@ -14,6 +14,7 @@ from planner.intake.resolve import resolve
 
 JOB = {"model": "7b", "gpu": "a100-80gb:8", "seq": "1024"}
 OTHER = {
+    "task": "orpo",
     "method": "qlora",
     "batch": "4",
     "grad_accum": "2",
@@ -42,10 +43,10 @@ def recipe_of(**flags: object) -> Recipe:
 
 
 def leaves(value: object) -> int:
-    """Fields of a recipe and of its parts; a sharding is one, by its name."""
+    """Fields of a recipe and of its parts; a sharding is one, and the task says whether samples are pairs."""
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
-    return sum(leaves(getattr(value, field.name)) for field in fields(value))
+    return sum(leaves(getattr(value, field.name)) for field in fields(value) if field.name != "is_paired")
 
 
 def test_the_table_holds_every_field_of_a_recipe() -> None:

@@ -147,6 +147,28 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),
     "version-not-read": ({"versions": "peft==9.0"}, {"versions": "peft==0.21.2"}),
     "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),
+    "task-not-in-stack": (
+        {"task": "reward", "stack": "llama-factory"},
+        {"task": "dpo", "stack": "llama-factory"},
+    ),
+    "reference-divided": (
+        {"task": "dpo", "sharding": "zero3", "gpus": 2},
+        {"task": "orpo", "sharding": "zero3", "gpus": 2},
+    ),
+    "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
+    "preference-loss-kernel": (
+        {"task": "dpo", "loss": "liger", "stack": "llama-factory"},
+        {"task": "dpo", "loss": "hf", "stack": "llama-factory"},
+    ),
+    "reward-in-two-passes": (
+        {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "fp32", "precision": "bf16-mixed"},
+        {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "bf16", "precision": "bf16-mixed"},
+    ),
+    "offloaded-with-reference": (
+        {"task": "dpo", "offload": "activations", "gradient_checkpointing": True},
+        {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},
+    ),
+    "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
     "reserved-fills-card": ({"gpu_reserved": "24GiB"}, {"gpu_reserved": "23GiB"}),
 }
 

@@ -83,6 +83,7 @@ FULL = RunRecord(
     memory_limit_mib=24576.0,
     checkpoint_every=2,
     checkpoint_policy="selective-op",
+    task="dpo",
     run_time_s=12920.0,
     host_memory_mib=131072.0,
     host_memory_kind="rss_peak",

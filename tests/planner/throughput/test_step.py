@@ -72,6 +72,7 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         attention="flash2",
         loss="hf",
         batch=Batch(4, 2, 1024, "packed", 1024),
+        task="sft",
     )
     if "sharding" in changes:
         changes["sharding"] = sharding_named(str(changes["sharding"]))

@@ -87,6 +87,7 @@ def scenario() -> Scenario:
         attention="sdpa",
         loss="hf",
         batch=Batch(2, 8, 1024, "longest", 800.0),
+        task="sft",
     )
     names = ("method", "quantization", "double_quant", "lora_rank", "optimizer", "precision", "loss")
     assumptions = tuple(Assumption(name, "value", "default:hf-trainer@5") for name in names)

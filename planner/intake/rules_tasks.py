@@ -1,0 +1,100 @@
+"""Rules about what is trained for."""
+
+from __future__ import annotations
+
+from planner.domain.recipe import Task
+from planner.intake.rule import Case, Rule
+
+# How a stack takes log-probabilities -> tasks whose trainer of that age was read.
+_READ: dict[str, frozenset[Task]] = {
+    "none": frozenset(),
+    "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+}
+_SEPARATE_PASSES = ("rows",)
+
+
+def _loss_of_trainer(case: Case) -> str:
+    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.has_reference else "hf"
+
+
+def _unread(case: Case) -> bool:
+    return case.recipe.is_preference and case.recipe.task not in _READ[case.stack.pair_logps]
+
+
+def _divides_reference(case: Case) -> bool:
+    """Whether an engine divides what the reference runs with, in a way that was not read.
+
+    ZeRO-3 gives up its order of modules where a forward pass follows a forward pass; TRL's tiles gather the head by themselves.
+    """
+    recipe = case.recipe
+    known = recipe.sharding.dtensors and recipe.adapter is not None and recipe.loss == "hf"
+    return recipe.has_reference and recipe.sharding.gathers_weights and not known
+
+
+TASK_RULES = (
+    Rule(
+        "task-not-in-stack",
+        "refuse",
+        "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, whichever has it",
+        _unread,
+        lambda case: f"{case.recipe.task}, {case.stack.id}",
+    ),
+    Rule(
+        "reference-divided",
+        "refuse",
+        "The pass of a reference is modelled where every GPU has whole weights, and under FSDP2 with adapters and whole logits; "
+        "use --sharding zero2, ddp or none, or a task without a reference",
+        _divides_reference,
+        lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
+    ),
+    Rule(
+        "preference-packed",
+        "refuse",
+        "Trainers of preferences pack nothing; use --padding longest",
+        lambda case: case.recipe.is_preference and case.recipe.batch.padding == "packed",
+    ),
+    Rule(
+        "preference-loss-kernel",
+        "refuse",
+        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences are not modelled; "
+        "leave --loss out",
+        lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
+        lambda case: f"{case.recipe.loss}",
+    ),
+    Rule(
+        "reward-in-two-passes",
+        "refuse",
+        "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, each with casts of its "
+        "own of fp32 weights, which are not modelled; use --load-dtype bf16",
+        lambda case: (
+            case.recipe.task == "reward"
+            and case.stack.pair_logps in _SEPARATE_PASSES
+            and case.numerics.mixed
+            and case.numerics.load_dtype == "fp32"
+        ),
+    ),
+    Rule(
+        "offloaded-with-reference",
+        "refuse",
+        "Activations in host RAM are not modelled beside the pass of a reference; use --offload none",
+        lambda case: case.recipe.has_reference and case.recipe.offload == "activations",
+    ),
+    Rule(
+        "head-in-tiles",
+        "refuse",
+        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, and without an "
+        "adapter of its own; use an older TRL, such as --versions trl==1.14.0",
+        lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),
+    ),
+)
+
+
+def _has_other_head(case: Case) -> bool:
+    model = case.model
+    targets = case.adapter.targets if case.adapter else ()
+    adapted = model.head.name in {target.rpartition(".")[2] for target in targets}
+    return model.head.bias or model.scales_logits or model.logit_softcap or model.normhead or adapted

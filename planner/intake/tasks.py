@@ -1,0 +1,47 @@
+"""What a task makes of a model before it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.domain.model import BlockGroup, ModelSpec
+from planner.domain.recipe import LANGUAGE_TASKS, Task
+from planner.domain.stack import Stack
+
+
+def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
+    """The model that ``task`` trains: trainers of preferences set every dropout to zero.
+
+    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2 trainer/{dpo,kto,orpo,cpo,reward}_config.py
+    (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
+    """
+    if task in LANGUAGE_TASKS:
+        return model
+    model = replace(model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups))
+    return _with_score(model) if task == "reward" else model
+
+
+def _with_score(model: ModelSpec) -> ModelSpec:
+    """A head of one output in the place of that of the words, as ``AutoModelForSequenceClassification`` has it.
+
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a bias); trl 1.16.0
+    trainer/reward_trainer.py (``num_labels`` is 1).
+    """
+    score = replace(model.head, name="score", out_features=1, bias=False)
+    plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
+    return replace(plain, published_params=None)
+
+
+def _without_dropout(group: BlockGroup) -> BlockGroup:
+    attention = replace(group.block.attention, dropout=False)
+    return replace(group, block=replace(group.block, dropouts=0, attention=attention))
+
+
+def stack_for(stack: Stack, task: Task) -> Stack:
+    """The stack that trains for ``task``: Axolotl turns its own kernels for adapters on for language modelling alone.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set).
+    """
+    if task in LANGUAGE_TASKS or stack.adapter_kernels != "fused":
+        return stack
+    return replace(stack, adapter_kernels="eager", fused_mlp=False)

@@ -1,0 +1,118 @@
+"""Training from preferences: the passes and losses of TRL and LLaMA-Factory in the trace, and the same in the program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix.models import small_fields, text_fields
+
+from tests.extras import import_or_skip
+
+import_or_skip("torch")
+import_or_skip("peft")
+
+from measure.trace.program import trace_events
+from planner.allocator.summary import summarize
+from planner.domain.coefficients import Coefficients
+from planner.domain.scenario import Scenario
+from planner.domain.term import Phase
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.replayed import replayed_phases
+from planner.program.job import job_of
+
+# Several tiles of words, the last of which is not full.
+WORDS = 40_000
+MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen2.5-1.5b")
+"""The last one has a head that is tied to its table."""
+# How log-probabilities are taken -> what to say for it.
+KERNELS: dict[str, dict[str, Any]] = {
+    "tiles": {"stack": "trl"},
+    "shifted_rows": {"stack": "trl", "versions": ("trl==1.14.0",)},
+    "rows_and_hidden": {"stack": "trl", "switches": ("pair_logps=rows_and_hidden",), "versions": ("trl==1.14.0",)},
+    "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
+    "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
+}
+TASKS = [
+    *(("dpo", kernel) for kernel in KERNELS),
+    *(("kto", kernel) for kernel in KERNELS),
+    *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
+    ("simpo", "whole"),
+    ("reward", "tiles"),
+]
+
+
+def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b", **flags: Any) -> Scenario:
+    """A job on a scaled-down model with many words."""
+    path = folder / f"{model}.json"
+    path.write_text(json.dumps(small_fields(text_fields(model)) | {"vocab_size": WORDS}), encoding="utf-8")
+    said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
+    return resolve(from_flags({**said, "gradient_checkpointing": True, **KERNELS[kernel], **flags}))
+
+
+def compare(scenario: Scenario) -> None:
+    """The allocated peaks of the trained steps are within 0.5 %."""
+    traced = summarize(trace_events(scenario)).allocated_peak_bytes
+    phases = replayed_phases(job_of(scenario, Coefficients()))
+    predicted = max(each.allocated_bytes for each in phases if each.phase != "eval")
+    assert predicted == pytest.approx(traced, rel=0.005)
+
+
+@pytest.mark.parametrize(("task", "kernel"), TASKS)
+def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
+    """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
+    compare(scenario_of(task, kernel, tmp_path))
+
+
+@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kernel", ["tiles", pytest.param("rows", marks=pytest.mark.slow), "whole"])
+def test_dpo_of_models_and_methods(kernel: str, model: str, method: str, checkpointing: bool, tmp_path: Path) -> None:
+    """A second model is the reference of a full fine-tune; adapters are switched off for it."""
+    compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))
+
+
+@pytest.mark.parametrize("task", ["dpo", "orpo"])
+def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
+    """Without autocast logits have 16 bits, and each row has a log-softmax of its own."""
+    compare(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("task", "kernel", "flags"),
+    [
+        ("dpo", "whole", {"method": "lora", "sharding": "zero2"}),
+        ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
+        ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
+        ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
+        pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),
+    ],
+)
+def test_engines_agree(task: str, kernel: str, flags: dict[str, Any], tmp_path: Path) -> None:
+    """One rank of two; logits have 16 bits under DeepSpeed, and 32 where Accelerate widens them."""
+    compare(scenario_of(task, kernel, tmp_path, gpus=2, **flags))
+
+
+def allocated_bytes(scenario: Scenario, phase: Phase) -> float:
+    """The most that the program allocates in one phase."""
+    return next(float(each.allocated_bytes) for each in replayed_phases(job_of(scenario, Coefficients())) if each.phase == phase)
+
+
+def test_a_reference_model_is_loaded_beside_the_other(tmp_path: Path) -> None:
+    """Twice the weights with a reference, once without one."""
+    both, one = (scenario_of(task, "rows", tmp_path, method="full") for task in ("dpo", "orpo"))
+    assert allocated_bytes(both, "load") == pytest.approx(2 * allocated_bytes(one, "load"), rel=1e-3)
+
+
+def test_a_pair_is_two_sequences(tmp_path: Path) -> None:
+    """A batch of one pair has as many tokens as one of two samples; those of KTO are alone."""
+    pairs, singles = (job_of(scenario_of(task, "tiles", tmp_path, batch=1), Coefficients()) for task in ("dpo", "kto"))
+    assert pairs.tokens == 2 * singles.tokens == 1024
+    assert not pairs.single
+    assert singles.single

@@ -1,0 +1,101 @@
+"""Files that train from preferences: the task that each tool's keys ask for, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\ncutoff_len: 1024\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nmicro_batch_size: 2\nbf16: true\n"
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nmax_length: 512\n"
+
+
+def read(folder: Path, text: str, name: str = "train.yaml") -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
+    """The job of a file on one card."""
+    return resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm", **flags})))
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        (LLAMA_FACTORY + "stage: dpo\n", "dpo"),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: ipo\n", "dpo"),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: orpo\n", "orpo"),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: simpo\n", "simpo"),
+        (LLAMA_FACTORY + "stage: dpo\ndpo_loss: kto_pair\n", "dpo"),
+        (LLAMA_FACTORY + "stage: orpo\n", "orpo"),
+        (LLAMA_FACTORY + "stage: kto\n", "kto"),
+        (LLAMA_FACTORY + "stage: pt\n", "pretrain"),
+        (LLAMA_FACTORY, "sft"),
+        (AXOLOTL + "rl: dpo\n", "dpo"),
+        (AXOLOTL + "rl: ipo\n", "dpo"),
+        (AXOLOTL + "rl: orpo\n", "orpo"),
+        (AXOLOTL + "rl: simpo\n", "simpo"),
+        (AXOLOTL + "reward_model: true\n", "reward"),
+        (AXOLOTL, "sft"),
+        (TRL + "precompute_ref_log_probs: false\n", "dpo"),
+        (TRL + "desirable_weight: 1.0\n", "kto"),
+        (TRL + "center_rewards_coefficient: 0.01\n", "reward"),
+        (TRL, "sft"),
+    ],
+)
+def test_the_task_of_a_file(tmp_path: Path, text: str, task: str) -> None:
+    """A sample is a pair, except where the task says otherwise; nothing is packed, and dropout is off."""
+    recipe = scenario_of(tmp_path, text).recipe
+    assert recipe.task == task
+    assert recipe.batch.is_paired == (task in ("dpo", "orpo", "simpo", "reward"))
+    if task not in ("sft", "pretrain"):
+        assert recipe.adapter is not None
+        assert (recipe.batch.padding, recipe.adapter.dropout) == ("longest", 0.0)
+
+
+def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
+    """Several trainers have these keys; a flag or the path of a recipe says which."""
+    with pytest.raises(UsageError, match="say --task dpo, kto, orpo or simpo"):
+        scenario_of(tmp_path, TRL + "beta: 0.1\n")
+    assert scenario_of(tmp_path, TRL + "beta: 0.1\n", task="orpo").recipe.task == "orpo"
+    config = read(tmp_path, TRL + "beta: 0.1\n", "recipes/dpo/config.yaml")
+    assert config.request.get("task") == "dpo"
+    assert any("as its path says" in remark.text for remark in config.remarks)
+
+
+def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
+    """They are of the time of TRL 0.9."""
+    config = read(tmp_path, TRL + "beta: 0.1\ndataset_mixer: {a: 1.0}\n", "dpo/config.yaml")
+    assert "pair_logps=whole" in config.request.get("switches")
+
+
+def test_axolotl_turns_its_adapter_kernels_on_for_language_modelling_only(tmp_path: Path) -> None:
+    """The task decides between fused kernels and those of PEFT."""
+    assert scenario_of(tmp_path, AXOLOTL).stack.adapter_kernels == "fused"
+    assert scenario_of(tmp_path, AXOLOTL + "rl: orpo\n").stack.adapter_kernels == "eager"
+
+
+def test_liger_leaves_the_loss_of_preferences_alone(tmp_path: Path) -> None:
+    """LLaMA-Factory asks Liger for logits, so only its norms and activations are fused."""
+    scenario = scenario_of(tmp_path, LLAMA_FACTORY + "stage: dpo\nenable_liger_kernel: true\n")
+    assert scenario.recipe.loss == "hf"
+    assert scenario.stack.fused_norm
+
+
+def test_padding_to_the_cap_has_no_effect(tmp_path: Path) -> None:
+    """Trainers of preferences have collators of their own."""
+    config = read(tmp_path, AXOLOTL + "rl: dpo\npad_to_sequence_len: true\n")
+    assert config.request.get("padding") is None
+    assert any("longest of the batch" in remark.text for remark in config.remarks)
