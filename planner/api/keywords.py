@@ -41,6 +41,7 @@ class JobFlags(TypedDict, total=False):
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
+    train_layers: Names
     optimizer: str
     precision: str
     load_dtype: str
@@ -88,6 +89,7 @@ class SearchFlags(TypedDict, total=False):
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
+    train_layers: Names
     optimizer: Names
     precision: Names
     load_dtype: Names

@@ -14,6 +14,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         name: name
         for name in (
             "method",
+            "train_layers",
             "optimizer",
             "sharding",
             "offload",

@@ -120,6 +120,7 @@ class Batch:
 class Recipe:
     """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
 
+    ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).
     """
@@ -127,6 +128,7 @@ class Recipe:
     method: Method
     numerics: Numerics
     adapter: Adapter | None
+    train_layers: tuple[str, ...]
     optimizer: Optimizer
     sharding: Sharding
     offload: Offload

@@ -41,6 +41,7 @@ class RunRecord:
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
+    - ``train_layers``: what a full fine-tune trained, where that was not everything.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
     """
 
@@ -105,6 +106,7 @@ class RunRecord:
     memory_limit_mib: float | None = None
     checkpoint_every: int | None = None
     checkpoint_policy: CheckpointPolicy | None = None
+    train_layers: tuple[str, ...] = ()
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

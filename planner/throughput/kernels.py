@@ -44,7 +44,7 @@ def matmul_seconds(job: Job) -> Number:
     if job.recipe.numerics.quantization == "int8":
         total = total + _int8_extra_seconds(job, tokens)
     written = job.profile.traffic.products
-    return total + (job.passes * written.forward + written.backward) * tokens / rates.memory_bytes_per_s
+    return total + (job.passes * written.forward + job.backward_share * written.backward) * tokens / rates.memory_bytes_per_s
 
 
 def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
@@ -98,10 +98,18 @@ def attention_seconds(job: Job) -> Number:
         flop = attention_forward_flop(work, micro.computed, micro.length, "square")
         heads = sum(part.layers * part.heads for part in work.attention)
         wide = job.regime.compute / 2
-        moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
-        return flop * (job.attention_passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
+        moved = (
+            (job.passes * _EAGER_FORWARD_BYTES + job.backward_share * _EAGER_BACKWARD_BYTES)
+            * wide
+            * heads
+            * micro.computed
+            * micro.length
+        )
+        backward = job.backward_share * _BACKWARD_OVER_FORWARD
+        return flop * (job.attention_passes + backward) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
     ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
-    passes = (job.attention_passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp * _narrow_heads(work) * (1 + micro.spread**2)
+    both_ways = job.attention_passes + job.backward_share * _FLASH_BACKWARD_OVER_FORWARD
+    passes = both_ways * ramp * _narrow_heads(work) * (1 + micro.spread**2)
     if job.recipe.attention == "flash2":
         flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
         return flop * passes / rates.attention_flop_per_s
@@ -128,7 +136,9 @@ def elementwise_seconds(job: Job) -> Number:
     Source: :mod:`planner.throughput.traffic`.
     """
     traffic = job.profile.traffic.elementwise
-    return (job.passes * traffic.forward + traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
+    return (
+        (job.passes * traffic.forward + job.backward_share * traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
+    )
 
 
 def weight_cast_seconds(job: Job) -> Number:
@@ -143,8 +153,8 @@ def weight_cast_seconds(job: Job) -> Number:
     params = job.profile.params
     inside = (params.block_rest + params.fused_experts + (0 if regime.quantized else params.quantizable)) * int(regime.base == 4)
     outside = job.scenario.model.head.weight_count * int(regime.outside == 4)
-    passes = job.passes + int(job.recipe.method == "full")
-    return (inside * passes + outside * (1 + int(job.recipe.method == "full"))) * 6.0 / job.rates.memory_bytes_per_s
+    passes, full = job.passes + job.profile.trained_share, job.recipe.method == "full"
+    return (inside * passes + outside * (1 + int(full and job.profile.trains_head))) * 6.0 / job.rates.memory_bytes_per_s
 
 
 def adapter_seconds(job: Job) -> Number:

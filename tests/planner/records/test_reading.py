@@ -44,6 +44,7 @@ FULL = RunRecord(
     adapter_dtype="fp32",
     lora_rank=64,
     lora_targets=("c_attn", "c_proj"),
+    train_layers=("last:8", "norm"),
     lora_dropout=0.05,
     modules_to_save=("wte", "lm_head"),
     optimizer="adamw_apex_fused",

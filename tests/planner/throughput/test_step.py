@@ -62,6 +62,7 @@ def recipe(method: str = "full", **changes: object) -> Recipe:
         method="lora" if method == "lora" else "full",
         numerics=Numerics("bf16", "bf16-mixed"),
         adapter=adapter,
+        train_layers=(),
         optimizer="adamw_torch",
         sharding=NONE,
         offload="none",

@@ -77,6 +77,7 @@ def scenario() -> Scenario:
         method="lora",
         numerics=Numerics("bf16", "bf16", "nf4", double_quant=True),
         adapter=Adapter(16, ("all-linear",), 0.0, (), "fp32"),
+        train_layers=(),
         optimizer="adamw_torch",
         sharding=NONE,
         offload="none",
