@@ -11,6 +11,7 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
+from planner.configs.trained import read_unfrozen
 from planner.configs.trainer import (
     OPTIMIZERS,
     ends_by_steps,
@@ -69,7 +70,6 @@ _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _UNMODELLED = {
     "reward_model": "reward models are not modelled",
     "process_reward_model": "reward models are not modelled",
-    "unfrozen_parameters": "training some layers only is not modelled",
     "peft_use_dora": "DoRA is not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
@@ -188,6 +188,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
     _read_method(keys, reading, of_2023=of_2023)
+    read_unfrozen(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
@@ -359,8 +360,10 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     else:
         # For FSDP's own checkpointing, which is told later, this is taken back.
         place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
+        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
         if on and details is None:
-            reading.default("checkpoint_reentrant", True, place)
+            unsaid = "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside unfrozen_parameters"
+            reading.default("checkpoint_reentrant", not plain, unsaid if plain else place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")

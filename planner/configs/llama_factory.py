@@ -12,6 +12,7 @@ from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
+from planner.configs.trained import read_freeze
 from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.errors import show
 
@@ -63,7 +64,6 @@ _UNMODELLED = {
     "use_badam": "BAdam is not modelled",
     "use_adam_mini": "Adam-mini is not modelled",
     "use_muon": "Muon is not modelled",
-    "use_llama_pro": "LLaMA Pro (added blocks) is not modelled",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
@@ -252,10 +252,14 @@ def _remark(keys: Keys, reading: Reading) -> None:
 
 def _read_method(keys: Keys, reading: Reading) -> None:
     kind = keys.text("finetuning_type")
-    if kind not in (None, "lora", "full"):
-        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; lora and full are")
+    if kind not in (None, "lora", "full", "freeze"):
+        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; lora, full and freeze are")
     if kind is not None:
-        reading.say("method", kind, keys.where("finetuning_type"))
+        reading.say("method", "full" if kind == "freeze" else kind, keys.where("finetuning_type"))
+    if kind == "freeze":
+        read_freeze(keys, reading)
+    elif keys.flag("use_llama_pro"):
+        raise keys.not_modelled("use_llama_pro", "adapters on some layers only are not modelled")
     reading.default("method", "lora", "llamafactory 0.9.5 hparams/finetuning_args.py: finetuning_type")
     _read_numerics(keys, reading)
     if reading.value("method") == "full":

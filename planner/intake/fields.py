@@ -324,7 +324,7 @@ _FIELDS = (
     RequestField(
         "train_layers",
         "names",
-        "What a full fine-tune trains, where not everything, separated by ';': last:8, first:8, 16-31, 5, embed, norm, head",
+        "What a full fine-tune trains where not all, separated by ';': last:8, first:8, spread:8, 16-31, 5, embed, norm, head",
     ),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),

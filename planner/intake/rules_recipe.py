@@ -8,7 +8,7 @@ from planner.domain.model import LinearSpec
 from planner.domain.recipe import DTYPE_BYTES
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rule import Case, Rule
-from planner.intake.trained import missing_layers
+from planner.intake.trained import missing_layers, trained_parts
 from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
@@ -119,6 +119,11 @@ def _missing_layers(case: Case) -> tuple[str, ...]:
     return missing_layers(case.recipe.train_layers, case.model.n_layers)
 
 
+def _trains_something(case: Case) -> bool:
+    parts = trained_parts(case.recipe.train_layers, case.model.n_layers, tied=case.model.tied)
+    return bool(parts.layers or parts.ends)
+
+
 def _freezes_checkpointed(case: Case) -> bool:
     """Whether checkpointing meets frozen layers over a frozen table."""
     layers = case.recipe.train_layers
@@ -176,10 +181,17 @@ RECIPE_RULES = (
     ),
     Rule(
         "train-layers-not-there",
-        "refuse",
-        "train_layers names layers that the model does not have",
+        "warn",
+        "train_layers names layers that the model does not have, which are counted as nothing",
         lambda case: bool(_missing_layers(case)),
         lambda case: f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}",
+    ),
+    Rule(
+        "train-layers-match-nothing",
+        "refuse",
+        "No layer of the model is among train_layers, and nothing around the layers",
+        lambda case: bool(case.recipe.train_layers) and not _trains_something(case),
+        lambda case: f"{case.model.id} has layers 0 to {case.model.n_layers - 1}",
     ),
     Rule(
         "train-layers-divided",

@@ -1,4 +1,7 @@
-"""Which layers of a model are trained where not all are, as people write it: ``last:8``, ``first:2``, ``16-31``, ``norm``."""
+"""Which layers of a model are trained where not all are, as people write it: ``last:8``, ``first:2``, ``16-31``, ``norm``.
+
+``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from planner.errors import UsageError, show
 End = Literal["embed", "norm", "head"]
 ENDS: tuple[End, ...] = get_args(End)
 """What lies around the layers: tables, norms outside of layers, the head."""
-_NUMBERED = re.compile(r"(last|first):([0-9]{1,5})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,14 @@ def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]
 def _numbers(selector: str, n_layers: int) -> range:
     match = _NUMBERED.fullmatch(selector)
     if match is None or (match[4] is not None and int(match[4]) < int(match[3])):
-        forms = f"last:8, first:8, 16-31 (from 0 on), 5, {', '.join(ENDS)}"
+        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, {', '.join(ENDS)}"
         raise UsageError(f"train_layers must be among {forms}, but it is '{show(selector)}'")
     if match[1] is None:
         return range(int(match[3]), int(match[4] or match[3]) + 1)
     count = int(match[2])
+    if match[1] == "spread" and 0 < count <= n_layers:
+        if n_layers % count:
+            raise UsageError(f"train_layers {selector}: {n_layers} layers cannot be divided into {count} equal rows")
+        return range(n_layers // count - 1, n_layers, n_layers // count)
     # More than there are reaches beyond the last, so that it is found missing.
-    return range(count) if match[1] == "first" or count > n_layers else range(n_layers - count, n_layers)
+    return range(n_layers - count, n_layers) if match[1] == "last" and count <= n_layers else range(count)

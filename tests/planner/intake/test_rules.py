@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "30-32;norm"},
         {"method": "full", "train_layers": "30-31;norm"},
     ),
+    "train-layers-match-nothing": ({"method": "full", "train_layers": "32-35"}, {"method": "full", "train_layers": "31-35"}),
     "train-layers-divided": (
         {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "train_layers": "last:8", "gpus": 2},
