@@ -17,7 +17,7 @@ from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.trained import differentiate, freeze
-from measure.trace.cuda.quantized import CONSTANTS, quantize_on_meta
+from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
@@ -81,7 +81,8 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
             quantize_on_meta(model, recipe)
             _prepare_for_kbit(model, scenario)
         if recipe.adapter is not None:
-            model = adapted(model, recipe.adapter, scenario.model)
+            with dora_reads_stand_ins():
+                model = adapted(model, recipe.adapter, scenario.model)
     model.train()
     if recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)

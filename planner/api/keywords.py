@@ -42,6 +42,7 @@ class JobFlags(TypedDict, total=False):
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    dora: bool
     optimizer: str
     precision: str
     load_dtype: str
@@ -90,6 +91,7 @@ class SearchFlags(TypedDict, total=False):
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    dora: bool
     optimizer: Names
     precision: Names
     load_dtype: Names

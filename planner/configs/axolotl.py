@@ -70,7 +70,6 @@ _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _UNMODELLED = {
     "reward_model": "reward models are not modelled",
     "process_reward_model": "reward models are not modelled",
-    "peft_use_dora": "DoRA is not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
@@ -293,7 +292,16 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
             raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
         reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
-        keys.skip((*_ADAPTER, "peft_autocast_adapter_dtype", "lora_target_modules", "lora_target_linear", "lora_modules_to_save"))
+        keys.skip(
+            (
+                *_ADAPTER,
+                "peft_use_dora",
+                "peft_autocast_adapter_dtype",
+                "lora_target_modules",
+                "lora_target_linear",
+                "lora_modules_to_save",
+            )
+        )
         return
     if (adapter == "qlora") != bool(four):
         raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
@@ -308,6 +316,8 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
     reading.take(keys, _ADAPTER)
+    if keys.flag("peft_use_dora"):
+        reading.say("dora", True, keys.where("peft_use_dora"))
     _read_targets(keys, reading)
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")

@@ -58,7 +58,6 @@ _ATTENTIONS = {
     "flash_attention_2": "flash2",
 }
 _UNMODELLED = {
-    "use_dora": "DoRA is not modelled",
     "use_galore": "GaLore is not modelled",
     "use_apollo": "APOLLO is not modelled",
     "use_badam": "BAdam is not modelled",
@@ -264,13 +263,15 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     _read_numerics(keys, reading)
     if reading.value("method") == "full":
         # What a file says of adapters has no effect then.
-        keys.skip(("lora_target", "additional_target", "lora_rank", "lora_dropout"))
+        keys.skip(("lora_target", "additional_target", "lora_rank", "lora_dropout", "use_dora"))
         for name in ("lora_rank", "lora_dropout"):
             reading.said.pop(name, None)
         return
     targets = keys.names("lora_target")
     if targets:
         reading.say("lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target"))
+    if keys.flag("use_dora"):
+        reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
     if extra:
         reading.say("modules_to_save", extra, keys.where("additional_target"))

@@ -34,6 +34,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "adapter_dtype": "dtype",
         "lora_targets": "targets",
         "modules_to_save": "modules_to_save",
+        "dora": "dora",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

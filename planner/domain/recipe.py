@@ -57,7 +57,7 @@ class Adapter:
     """LoRA matrices: ``A`` is ``(rank, in)``, ``B`` is ``(out, rank)`` for every adapted linear.
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
-    the frozen original beside the trainable copy.
+    the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
     """
 
     rank: Number
@@ -65,6 +65,7 @@ class Adapter:
     dropout: float
     modules_to_save: tuple[str, ...]
     dtype: Dtype
+    dora: bool
 
 
 @dataclass(frozen=True, slots=True)

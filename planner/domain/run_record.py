@@ -107,6 +107,7 @@ class RunRecord:
     checkpoint_every: int | None = None
     checkpoint_policy: CheckpointPolicy | None = None
     train_layers: tuple[str, ...] = ()
+    dora: bool | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

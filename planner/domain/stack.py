@@ -10,6 +10,7 @@ from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
+DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
 LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad"]
@@ -56,6 +57,7 @@ class Stack:
     so that backward runs through all of them (``differentiated``); nothing, so that those below the first trained one keep
     nothing (``skipped``); the inputs of trained layers require gradients (``entered``), and only these are checkpointed
     (``spared``); or nobody read it.
+    ``dora``: how long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the product.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
@@ -111,6 +113,7 @@ class Stack:
     loss_backward: tuple[LogitsCopy, ...]
     trainable_fp32: bool
     frozen_layers: FrozenLayers
+    dora: DoraBranch
     fused_norm: bool
     fused_mlp: bool
     fused_experts: bool

@@ -187,6 +187,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, numer
         dropout=ledger.choose("lora_dropout", defaults.lora_dropout, origin),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
+        dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
     )
 
 

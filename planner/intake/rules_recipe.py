@@ -13,7 +13,7 @@ from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
-_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype")
+_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora")
 _BITSANDBYTES = ("int8", "nf4", "fp4")
 _FOUR_BIT = ("nf4", "fp4")
 
@@ -113,6 +113,16 @@ def _too_long(case: Case) -> bool:
 
 def _length_text(case: Case) -> str:
     return f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for {case.model.max_position_tokens:,}"
+
+
+def _has_dora(case: Case) -> bool:
+    return case.adapter is not None and case.adapter.dora
+
+
+def _dora_is_elsewhere(case: Case) -> bool:
+    """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
+    divided = case.recipe.sharding.engine != "native"
+    return divided or case.numerics.quantization in ("int8", "gptq-int4") or _adapts_head(case) or _adapted_expert_bytes(case) > 0
 
 
 def _missing_layers(case: Case) -> tuple[str, ...]:
@@ -231,6 +241,20 @@ RECIPE_RULES = (
         lambda case: (
             bool(case.recipe.train_layers) and case.recipe.loss != "hf" and not set(case.recipe.train_layers) - {"norm", "head"}
         ),
+    ),
+    Rule(
+        "dora-unread",
+        "refuse",
+        "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
+        lambda case: _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager"),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "dora-of-kernels",
+        "refuse",
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --method lora or "
+        "qlora, and --sharding ddp or none",
+        lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(
         "double-quant-without-4bit",

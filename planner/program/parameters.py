@@ -173,7 +173,7 @@ def _head(job: Job) -> Iterator[Weight]:
 
 
 def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
-    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them."""
+    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them.  DoRA adds (out)."""
     assert job.recipe.adapter is not None
     n_tensors = _n_tensors(job, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / n_tensors)
@@ -181,3 +181,5 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
     for _ in range(n_tensors):
         for part, shape in (("lora_A", (rank, ends[0])), ("lora_B", (ends[1], rank))):
             yield Weight(f"{name} {part}", "matrix", shape, job.recipe.adapter.dtype, trained=True)
+        if job.recipe.adapter.dora:
+            yield Weight(f"{name} lora_magnitude_vector", "matrix", (ends[1],), job.recipe.adapter.dtype, trained=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.anatomy.adapters import adapted_linear_count, adapted_widths, saved_module_params
+from planner.anatomy.adapters import AdaptedSums, adapted_linear_count, adapted_sums, adapted_widths, saved_module_params
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import TrainedCounts, passes_of_layers, trained_counts
@@ -25,7 +25,8 @@ from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, 
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``saved_params``: parameters of ``modules_to_save``.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices.
+    ``saved_params``: parameters of ``modules_to_save``.
     ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
     input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
     checkpointing, less where only some layers are recomputed.  ``backward_share``: of the layers, those that backward runs
@@ -37,6 +38,7 @@ class Profile:
     operators: Operators
     params: ParamCounts
     adapter_widths: int
+    adapted: AdaptedSums
     adapted_matrices: int
     saved_params: int
     logits_bytes: float
@@ -93,7 +95,8 @@ class Job:
         """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
         if self.recipe.method == "full":
             return self.profile.own_trained.params
-        return self.profile.adapter_widths * self.rank + self.profile.saved_params
+        magnitudes = self.profile.adapted.outputs if self.recipe.adapter and self.recipe.adapter.dora else 0
+        return self.profile.adapter_widths * self.rank + self.profile.saved_params + magnitudes
 
     @property
     def trained_tensors(self) -> int:
@@ -101,7 +104,8 @@ class Job:
         if self.recipe.method == "full":
             return self.profile.own_trained.tensors
         saved = len(self.recipe.adapter.modules_to_save) if self.recipe.adapter else 0
-        return 2 * self.profile.adapted_matrices + saved
+        each = 3 if self.recipe.adapter and self.recipe.adapter.dora else 2
+        return each * self.profile.adapted_matrices + saved
 
     @property
     def world(self) -> Number:
@@ -175,6 +179,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.rebuilt_share, backward)),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
+        adapted=adapted_sums(model, targets or ()),
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
         saved_params=saved,
         logits_bytes=logits_bytes(key.stack, key.loss, key.regime),

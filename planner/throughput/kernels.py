@@ -168,7 +168,30 @@ def adapter_seconds(job: Job) -> Number:
     tokens, traffic = job.micro.computed, job.profile.traffic.adapters
     flop = matmul_flop(job.work.adapters.total, tokens) * job.rank
     moved = (job.passes * traffic.forward + traffic.backward) * tokens
-    return flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+    seconds: Number = flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+    return seconds + _dora_seconds(job) if job.recipe.adapter.dora else seconds
+
+
+# Accesses of one output of DoRA's branch in fp32 (4) and the compute dtype, beside those of LoRA.  Forward: magnitude times base
+# (r w), times branch (w), sum of both (r r w), cast (r); backward: four products with sums (r r w r each), casts (r w).
+_DORA_FORWARD_ACCESSES, _DORA_BACKWARD_ACCESSES = 7, 18
+
+
+def _dora_seconds(job: Job) -> Number:
+    """DoRA beside LoRA: the product of the factors, the norm of its sum with the weight, and the scaling; seconds per micro-step.
+
+    Formula: per weight and forward pass, product (w), cast (r w), weight cast or dequantised (r w), scaled (r w), added (r r w),
+    norm (r); per square of inputs an identity (w) and its cast (r w r); ``2 r in (in + out)`` FLOP; outputs by token in fp32.
+    Source: peft 0.21 ``tuners/lora/dora.py``.  Ignored: dropout, with which the base multiplies once more.
+    """
+    regime, sums = job.regime, job.profile.adapted
+    wide, narrow = regime.adapter_seen, regime.compute
+    read = _DEQUANTIZE_BYTES[job.recipe.numerics.quantization] + narrow if regime.quantized else regime.base
+    weights = sums.weights * (2 * narrow + read + 8 * wide) + sums.squares * 2 * (wide + narrow)
+    outputs = sums.outputs * job.micro.computed * 4
+    by_token = outputs * (job.passes * _DORA_FORWARD_ACCESSES + _DORA_BACKWARD_ACCESSES)
+    flop = 2 * job.rank * (sums.squares + sums.weights) * job.passes
+    return flop / job.rates.adapter_flop_per_s + (job.passes * weights + by_token) / job.rates.memory_bytes_per_s
 
 
 def logits_seconds(job: Job) -> Number:

@@ -59,13 +59,16 @@ class Setup:
     mixed: bool = False
     numerics: Numerics | None = None
     stack: str = "hf-trainer@5"
+    dora: bool = False
 
 
 def scenario(config: dict[str, Any], setup: Setup, model: ModelSpec | None = None) -> Scenario:
     """The planner's description of what the tests build for real; ``model``: instead of that of ``config``."""
     precision: Any = f"{setup.dtype}-mixed" if setup.mixed else setup.dtype
     adapter = (
-        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype) if setup.rank else None
+        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype, setup.dora)
+        if setup.rank
+        else None
     )
     recipe = Recipe(
         method="lora" if setup.rank else "full",

@@ -76,6 +76,23 @@ def test_parts_of_layers_are_refused(text: str, says: str, tmp_path: Path) -> No
         recipe_of(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        FACTORY.replace("freeze", "lora") + "use_dora: true\nuse_rslora: true\n",
+        AXOLOTL + "adapter: lora\nlora_r: 8\nlora_target_linear: true\npeft_use_dora: true\npeft_use_rslora: true\n"
+        "lora_mlp_kernel: false\n",
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nlora_r: 8\nmax_length: 512\nuse_dora: true\nuse_rslora: true\n",
+    ],
+    ids=["llama-factory", "axolotl", "trl"],
+)
+def test_dora_by_each_tools_key(text: str, tmp_path: Path) -> None:
+    """DoRA is counted; rsLoRA is another scaling, which changes nothing."""
+    adapter = recipe_of(tmp_path, text).recipe.adapter
+    assert adapter is not None
+    assert adapter.dora
+
+
 def test_no_number_of_layers(tmp_path: Path) -> None:
     """A number that is none."""
     with pytest.raises(InputFileError, match="whole number"):

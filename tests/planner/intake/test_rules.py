@@ -64,6 +64,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "norm;head", "loss": "liger", "stack": "llama-factory"},
         {"method": "full", "train_layers": "last:1;head", "loss": "liger", "stack": "llama-factory"},
     ),
+    "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
+    "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
     "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
     "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
     "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),

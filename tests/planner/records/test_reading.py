@@ -45,6 +45,7 @@ FULL = RunRecord(
     lora_rank=64,
     lora_targets=("c_attn", "c_proj"),
     train_layers=("last:8", "norm"),
+    dora=True,
     lora_dropout=0.05,
     modules_to_save=("wte", "lm_head"),
     optimizer="adamw_apex_fused",
