@@ -284,6 +284,21 @@ def matmul_flop(macs: int, tokens: Number) -> Number:
     return FLOP_PER_MAC * macs * tokens
 
 
+@lru_cache(maxsize=64)
+def newton_schulz_flop(model: ModelSpec) -> int:
+    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square, and a product with ``X``.
+
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored: that frozen layers have none.
+    """
+    iterations, total = 5, 0
+    for group in model.groups:
+        for linear in group.block.linears:
+            shorter = min(linear.in_features, linear.out_features)
+            products = 2 * linear.in_features * linear.out_features * shorter + shorter**3
+            total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
+    return total
+
+
 def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:
     """Keys that a token meets on average, in tokens.
 

@@ -61,8 +61,6 @@ _UNMODELLED = {
     "use_galore": "GaLore is not modelled",
     "use_apollo": "APOLLO is not modelled",
     "use_badam": "BAdam is not modelled",
-    "use_adam_mini": "Adam-mini is not modelled",
-    "use_muon": "Muon is not modelled",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
@@ -120,6 +118,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
     _remark(keys, reading)
+    _read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
@@ -232,6 +231,13 @@ def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
     if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
         del reading.said["gradient_checkpointing"]
         reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
+
+
+def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
+    """Optimizers that take the place of the Trainer's (llamafactory 0.9.5 train/trainer_utils.py create_custom_optimizer)."""
+    for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
+        if keys.flag(name):
+            reading.say("optimizer", optimizer, keys.where(name))
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

@@ -21,7 +21,16 @@ Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Optimizer = Literal[
-    "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adafactor", "sgd", "lion"
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "adafactor",
+    "sgd",
+    "lion",
+    "adam_mini",
+    "muon",
 ]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"

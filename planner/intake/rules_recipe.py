@@ -125,6 +125,11 @@ def _dora_is_elsewhere(case: Case) -> bool:
     return divided or case.numerics.quantization in ("int8", "gptq-int4") or _adapts_head(case) or _adapted_expert_bytes(case) > 0
 
 
+def _divides_matrices(case: Case) -> bool:
+    """Whether the optimizer meets factors of adapters, or parts of parameters."""
+    return case.recipe.method != "full" or case.recipe.sharding.engine != "native"
+
+
 def _missing_layers(case: Case) -> tuple[str, ...]:
     return missing_layers(case.recipe.train_layers, case.model.n_layers)
 
@@ -255,6 +260,14 @@ RECIPE_RULES = (
         "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --method lora or "
         "qlora, and --sharding ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
+    ),
+    Rule(
+        "optimizer-of-whole-matrices",
+        "refuse",
+        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use --method full with "
+        "--sharding ddp or none, or --optimizer adamw_torch",
+        lambda case: case.recipe.optimizer in ("adam_mini", "muon") and _divides_matrices(case),
+        lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),
     Rule(
         "double-quant-without-4bit",

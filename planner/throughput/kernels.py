@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop
+from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
 from planner.arrays import maximum, where
 from planner.domain.recipe import Number
 from planner.throughput.job import Job
@@ -245,7 +245,9 @@ def dequantization_seconds(job: Job) -> Number:
 
 
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
-# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.
+# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.  adam_mini: square 2,
+# mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon: momentum 5, nesterov 3, decay 2, add 3, beside its
+# products.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -255,12 +257,14 @@ _UPDATE_BYTES = {
     "adafactor": 40,
     "sgd": 12,
     "lion": 20,
+    "adam_mini": 68,
+    "muon": 52,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
 # Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each), the
 # others hand lists of tensors to one kernel (about one call's worth per tensor for building lists, clipping and zeroing).
-_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6}
+_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6, "adam_mini": 14, "muon": 45}
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
 _ENGINE_COPY_BYTES = 12
 
@@ -283,4 +287,5 @@ def optimizer_seconds(job: Job) -> Number:
     engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
     update = share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
     issue = job.trained_tensors * _UPDATE_OPERATORS.get(recipe.optimizer, 1) * job.coefficients.launch_s
-    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue)
+    products = newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s if recipe.optimizer == "muon" else 0
+    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products

@@ -97,3 +97,10 @@ def test_no_number_of_layers(tmp_path: Path) -> None:
     """A number that is none."""
     with pytest.raises(InputFileError, match="whole number"):
         recipe_of(tmp_path, FACTORY + "freeze_trainable_layers: 0\n")
+
+
+@pytest.mark.parametrize("name", ["adam_mini", "muon"])
+def test_llama_factorys_own_optimizers(name: str, tmp_path: Path) -> None:
+    """They take the place of what ``optim`` says."""
+    text = FACTORY.replace("freeze", "full") + f"use_{name}: true\noptim: adamw_torch\n"
+    assert recipe_of(tmp_path, text).recipe.optimizer == name
