@@ -58,9 +58,9 @@ _ATTENTIONS = {
     "flash_attention_2": "flash2",
 }
 _UNMODELLED = {
-    "use_galore": "GaLore is not modelled",
-    "use_apollo": "APOLLO is not modelled",
-    "use_badam": "BAdam is not modelled",
+    "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
+    "use_apollo": "APOLLO is not modelled (it steps inside of backward); without the key AdamW is counted, which needs more",
+    "use_badam": "BAdam is not modelled (it trains one layer after the other); finetuning_type: freeze trains some, and is",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
