@@ -45,6 +45,7 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
         lora_dropout=adapter.dropout,
         modules_to_save=list(adapter.modules_to_save) or None,
         task_type="SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
+        use_dora=adapter.dora,
     )
     made = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
     for name, tensor in made.named_parameters():

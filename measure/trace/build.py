@@ -17,12 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
-from measure.trace.cuda.quantized import CONSTANTS, quantize_on_meta
+from measure.recipe.trained import differentiate, freeze
+from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
 
@@ -78,18 +78,18 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
     recipe = scenario.recipe
     with torch.device("meta"):
         model = base_model(scenario, config)
-        if recipe.method == "full" and scenario.stack.trainable_fp32:
-            model = model.to(torch.float32)
+        model = freeze(model, scenario)
         if recipe.numerics.quantization != "none":
             quantize_on_meta(model, recipe)
             _prepare_for_kbit(model, scenario)
         if recipe.adapter is not None:
-            model = adapted(model, recipe.adapter, scenario.model)
+            with dora_reads_stand_ins():
+                model = adapted(model, recipe.adapter, scenario.model)
     model.train()
     if recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)
     layer_list = find_layer_list(model, config)
-    _checkpointing(model, recipe, layer_list)
+    _checkpointing(model, scenario, layer_list)
     reference = _reference(scenario, config) if recipe.has_reference_model else None
     return Built(model, layer_list, len(model.get_submodule(layer_list)), reference)
 
@@ -179,8 +179,9 @@ def spare_layers(model: Any, layer_list: str, every: int) -> None:
         layer.gradient_checkpointing = index % every == 0
 
 
-def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
+def _checkpointing(model: Any, scenario: Scenario, layer_list: str) -> None:
     """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
+    recipe, frozen = scenario.recipe, scenario.stack.frozen_layers
     if not recipe.gradient_checkpointing:
         return
     try:
@@ -194,6 +195,8 @@ def _checkpointing(model: Any, recipe: Recipe, layer_list: str) -> None:
         spare_layers(model, layer_list, recipe.checkpoint_every)
     if recipe.method == "lora":
         model.enable_input_require_grads()
+    elif recipe.train_layers:
+        differentiate(model, layer_list, frozen)
 
 
 def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:

@@ -101,7 +101,7 @@ def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = Tra
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
     """Records of the whole model, from a few periods of its layers where they repeat."""
-    if not options.all_layers:
+    if not options.all_layers and not scenario.recipe.train_layers:
         pattern = layer_pattern(scenario, config)
         if pattern.periods > TRACED_PERIODS:
             built = build_on_meta(scenario, shortened(config, pattern.traced_layers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
@@ -61,8 +62,43 @@ def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
 
 def adapter_param_count(model: ModelSpec, adapter: Adapter) -> Number:
-    """LoRA parameters: ``rank * (in + out)`` per adapted matrix, at twice the rank where gate and up experts are fused."""
-    return adapter.rank * adapted_widths(model, adapter.targets)
+    """LoRA parameters: ``rank * (in + out)`` per adapted matrix, at twice the rank where gate and up experts are fused.
+
+    DoRA adds a number for each output.
+    """
+    return adapter.rank * adapted_widths(model, adapter.targets) + (
+        magnitude_count(model, adapter.targets) if adapter.dora else 0
+    )
+
+
+@lru_cache(maxsize=256)
+def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
+    """Numbers that DoRA trains beside the factors: one for each output of each adapted matrix.
+
+    Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.update_layer.
+    """
+    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears]
+    return sum(n * each.copies * each.out_features for each, n in (*linears, (model.head, 1)) if is_adapted(each, targets))
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedSums:
+    """Sums over the adapted matrices of a model: their weights, the squares of their inputs, and their outputs."""
+
+    weights: int
+    squares: int
+    outputs: int
+
+
+@lru_cache(maxsize=256)
+def adapted_sums(model: ModelSpec, targets: tuple[str, ...]) -> AdaptedSums:
+    """What DoRA's branch works on beside tokens."""
+    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears if is_adapted(linear, targets)]
+    return AdaptedSums(
+        sum(n * each.in_features * each.out_features for each, n in linears),
+        sum(n * each.in_features**2 for each, n in linears),
+        sum(n * each.out_features for each, n in linears),
+    )
 
 
 @lru_cache(maxsize=256)

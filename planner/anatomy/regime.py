@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import DTYPE_BYTES, Numerics
+from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import Engine, Sharding
 from planner.domain.stack import Stack
@@ -57,6 +57,16 @@ def regime_of(scenario: Scenario) -> Regime:
     # Autocast runs a layer norm in fp32, so one over the embeddings starts an fp32 stream.
     widens = scenario.model.embedding_norm and regime.autocast
     return replace(regime, residual=4) if widens and regime.residual < 4 else regime
+
+
+def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
+    """The regime of what a full fine-tune leaves untrained: weights stay in the dtype in which they were loaded.
+
+    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone.
+    Ignored: engines, which are refused there.
+    """
+    load = DTYPE_BYTES[recipe.numerics.load_dtype]
+    return replace(regime, base=load, outside=load, norm_weight=load)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ enter only where FLOP are formed, so one cached :class:`Work` answers a whole gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from planner.anatomy.adapters import is_adapted
+from planner.anatomy.trained import LayerPasses, ModelPasses
 from planner.arrays import minimum, where
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
 from planner.domain.recipe import Number, Recipe
@@ -26,6 +28,7 @@ class WorkKey:
     """The categorical settings that decide which products are computed; hashable also when numeric axes are arrays.
 
     ``targets`` is ``None`` without LoRA.  ``selective``: a checkpoint keeps what every second product returns.
+    ``passes``: those of each layer where only some are trained.
     """
 
     targets: tuple[str, ...] | None
@@ -33,6 +36,7 @@ class WorkKey:
     checkpointing: bool
     reentrant: bool
     selective: bool = False
+    passes: ModelPasses | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,19 @@ class Macs:
             self.input_gradient + other.input_gradient,
             self.weight_gradient + other.weight_gradient,
             self.recompute + other.recompute,
+        )
+
+    def of_layers(self, layers: Sequence[LayerPasses]) -> Macs:
+        """The work of ``layers`` that are alike but for their passes, if this is one that has all of them.
+
+        What a matrix of a trained layer reads needs a gradient, for it is behind a trained norm.
+        Ignored: models without a norm before the first matrix of a layer.
+        """
+        return Macs(
+            self.forward * len(layers),
+            self.input_gradient * sum(each.differentiated or each.trained for each in layers),
+            self.weight_gradient * sum(each.trained for each in layers),
+            self.recompute * sum(each.rebuilt for each in layers),
         )
 
     def times(self, count: int) -> Macs:
@@ -124,8 +141,8 @@ def rebuilt(work: Work, share: float) -> Work:
     return replace(work, **fewer)
 
 
-def work_key(recipe: Recipe) -> WorkKey:
-    """The key of a recipe."""
+def work_key(recipe: Recipe, passes: ModelPasses | None = None) -> WorkKey:
+    """The key of a recipe; ``passes``: those of each layer where only some are trained."""
     adapter = recipe.adapter
     return WorkKey(
         targets=adapter.targets if adapter else None,
@@ -133,6 +150,7 @@ def work_key(recipe: Recipe) -> WorkKey:
         checkpointing=recipe.gradient_checkpointing,
         reentrant=recipe.checkpoint_reentrant,
         selective=recipe.checkpoint_policy == "selective-op",
+        passes=passes,
     )
 
 
@@ -143,15 +161,17 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
     Counts: 1 MAC per weight and token forward, one for the input gradient, one for the weight gradient of trained matrices
     (2N, 2N, 2N FLOP); the token table is a gather: 0.  With LoRA the base has no weight gradient, and without checkpointing the
     first layer needs no gradient of its input, which nothing below trains (with it, PEFT makes the embedding output require
-    one).
+    one).  Layers that are not trained have no weight gradient, those that backward does not reach nothing but the forward pass.
     Source: torch ``derivatives.yaml`` (mm), peft 0.21 ``tuners/lora/layer.py``; checked against ``torch.utils.flop_counter``.
     Ignored: norms, activations, rotary and softmax arithmetic (below 1 % of FLOP, counted as memory traffic instead).
     """
     dense = experts = adapters = Macs()
     stored = active = 0
     first = True
+    layers = list(key.passes.layers if key.passes else ())
     for group in model.groups:
         n_products = 0
+        passes, layers = layers[: group.count], layers[group.count :]
         for position, linear in enumerate(group.block.linears):
             inner, branch = _linear_work(linear, group.block, key, is_last=position == len(group.block.linears) - 1)
             if key.selective:
@@ -161,11 +181,12 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
                 inner_first, branch_first = _without_input_gradient(linear, inner, branch)
                 dense, adapters, count = dense + inner_first, adapters + branch_first, count - 1
             adapters = adapters + branch.times(count)
+            whole = inner.of_layers(passes) if key.passes else inner.times(count)
             if linear.group == "expert":
-                experts = experts + inner.times(count)
+                experts = experts + whole
                 stored, active = stored + linear.copies, active + linear.active_copies
             else:
-                dense = dense + inner.times(count)
+                dense = dense + whole
         first = False
     head, head_adapter = _head_work(model, key)
     return Work(dense, experts, head, adapters + head_adapter, _attention_work(model), active / stored if stored else 0.0)
@@ -234,7 +255,7 @@ def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
     total, branch = Macs(), Macs()
     for linear in (model.head, *model.extra_linears):
         macs = linear.in_features * linear.out_features
-        trained = key.targets is None or _is_saved_whole(linear, key)
+        trained = _trains_head(key) or _is_saved_whole(linear, key)
         # An embedding projection below the first block returns a gradient only when the table under it is trained.
         returns = linear.reads != "embed" or key.targets is None
         total = total + Macs(macs, macs if returns else 0, macs if trained else 0)
@@ -242,6 +263,11 @@ def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
             features = linear.in_features + linear.out_features
             branch = branch + Macs(features, features, features)
     return total, branch
+
+
+def _trains_head(key: WorkKey) -> bool:
+    """Whether the head itself is trained.  Ignored: a model of which nothing below the head is needs no gradient of its input."""
+    return key.targets is None and (key.passes is None or "head" in key.passes.ends)
 
 
 def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
@@ -256,6 +282,21 @@ def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
 def matmul_flop(macs: int, tokens: Number) -> Number:
     """FLOP of ``macs`` multiply-accumulates per token over ``tokens`` tokens."""
     return FLOP_PER_MAC * macs * tokens
+
+
+@lru_cache(maxsize=64)
+def newton_schulz_flop(model: ModelSpec) -> int:
+    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square, and a product with ``X``.
+
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored: that frozen layers have none.
+    """
+    iterations, total = 5, 0
+    for group in model.groups:
+        for linear in group.block.linears:
+            shorter = min(linear.in_features, linear.out_features)
+            products = 2 * linear.in_features * linear.out_features * shorter + shorter**3
+            total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
+    return total
 
 
 def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:

@@ -42,6 +42,8 @@ class JobFlags(TypedDict, total=False):
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
+    train_layers: Names
+    dora: bool
     optimizer: str
     precision: str
     load_dtype: str
@@ -90,6 +92,8 @@ class SearchFlags(TypedDict, total=False):
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
+    train_layers: Names
+    dora: bool
     optimizer: Names
     precision: Names
     load_dtype: Names

@@ -12,6 +12,7 @@ from planner.configs.keys import Keys
 from planner.configs.preferences import axolotl_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
+from planner.configs.trained import read_unfrozen
 from planner.configs.trainer import (
     OPTIMIZERS,
     ends_by_steps,
@@ -69,8 +70,6 @@ _TABLE = {
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
 _UNMODELLED = {
     "process_reward_model": "reward models of single steps are not modelled",
-    "unfrozen_parameters": "training some layers only is not modelled",
-    "peft_use_dora": "DoRA is not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
@@ -108,7 +107,7 @@ _UNMODELLED = {
     "model_quantization_config": "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are",
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "lisa_n_layers": "LISA is not modelled",
+    "lisa_n_layers": "LISA is not modelled (it trains other layers every few steps)",
     "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
@@ -191,6 +190,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
     _read_method(keys, reading, of_2023=of_2023)
+    read_unfrozen(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
@@ -289,7 +289,16 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
             raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
         reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
-        keys.skip((*_ADAPTER, "peft_autocast_adapter_dtype", "lora_target_modules", "lora_target_linear", "lora_modules_to_save"))
+        keys.skip(
+            (
+                *_ADAPTER,
+                "peft_use_dora",
+                "peft_autocast_adapter_dtype",
+                "lora_target_modules",
+                "lora_target_linear",
+                "lora_modules_to_save",
+            )
+        )
         return
     if (adapter == "qlora") != bool(four):
         raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
@@ -304,6 +313,8 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
     reading.take(keys, _ADAPTER)
+    if keys.flag("peft_use_dora"):
+        reading.say("dora", True, keys.where("peft_use_dora"))
     _read_targets(keys, reading)
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")
@@ -360,11 +371,13 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     else:
         # For FSDP's own checkpointing, which is told later, this is taken back.
         place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
+        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
         if on and details is None and keys.get("rl"):
             newer = reading.value("stack") is None
             reading.default("checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set")
         elif on and details is None:
-            reading.default("checkpoint_reentrant", True, place)
+            unsaid = "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside unfrozen_parameters"
+            reading.default("checkpoint_reentrant", not plain, unsaid if plain else place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")

@@ -13,6 +13,7 @@ from planner.configs.liger import say_liger
 from planner.configs.preferences import llama_factory_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
+from planner.configs.trained import read_freeze
 from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.errors import show
 
@@ -58,13 +59,9 @@ _ATTENTIONS = {
     "flash_attention_2": "flash2",
 }
 _UNMODELLED = {
-    "use_dora": "DoRA is not modelled",
-    "use_galore": "GaLore is not modelled",
-    "use_apollo": "APOLLO is not modelled",
-    "use_badam": "BAdam is not modelled",
-    "use_adam_mini": "Adam-mini is not modelled",
-    "use_muon": "Muon is not modelled",
-    "use_llama_pro": "LLaMA Pro (added blocks) is not modelled",
+    "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
+    "use_apollo": "APOLLO is not modelled (it steps inside of backward); without the key AdamW is counted, which needs more",
+    "use_badam": "BAdam is not modelled (it trains one layer after the other); finetuning_type: freeze trains some, and is",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
@@ -126,6 +123,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
     _remark(keys, reading)
+    _read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
@@ -240,6 +238,13 @@ def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
         reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
 
 
+def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
+    """Optimizers that take the place of the Trainer's (llamafactory 0.9.5 train/trainer_utils.py create_custom_optimizer)."""
+    for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
+        if keys.flag(name):
+            reading.say("optimizer", optimizer, keys.where(name))
+
+
 def _remark(keys: Keys, reading: Reading) -> None:
     for name, text in (
         ("resize_vocab", "the vocabulary is counted as published"),
@@ -257,21 +262,27 @@ def _remark(keys: Keys, reading: Reading) -> None:
 
 def _read_method(keys: Keys, reading: Reading) -> None:
     kind = keys.text("finetuning_type")
-    if kind not in (None, "lora", "full"):
-        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; lora and full are")
+    if kind not in (None, "lora", "full", "freeze"):
+        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; lora, full and freeze are")
     if kind is not None:
-        reading.say("method", kind, keys.where("finetuning_type"))
+        reading.say("method", "full" if kind == "freeze" else kind, keys.where("finetuning_type"))
+    if kind == "freeze":
+        read_freeze(keys, reading)
+    elif keys.flag("use_llama_pro"):
+        raise keys.not_modelled("use_llama_pro", "adapters on some layers only are not modelled")
     reading.default("method", "lora", "llamafactory 0.9.5 hparams/finetuning_args.py: finetuning_type")
     _read_numerics(keys, reading)
     if reading.value("method") == "full":
         # What a file says of adapters has no effect then.
-        keys.skip(("lora_target", "additional_target", "lora_rank", "lora_dropout"))
+        keys.skip(("lora_target", "additional_target", "lora_rank", "lora_dropout", "use_dora"))
         for name in ("lora_rank", "lora_dropout"):
             reading.said.pop(name, None)
         return
     targets = keys.names("lora_target")
     if targets:
         reading.say("lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target"))
+    if keys.flag("use_dora"):
+        reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
     if extra:
         reading.say("modules_to_save", extra, keys.where("additional_target"))

@@ -35,6 +35,8 @@ OPTIMIZERS = {
     "sgd": "sgd",
     "lion_32bit": "lion",
 }
+OWN_OPTIMIZERS = ("adam_mini", "muon")
+"""Those that a tool makes by a key of its own, whatever ``optim`` says."""
 # attn_implementation -> ours.
 ATTENTIONS = {
     "eager": "eager",
@@ -197,7 +199,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
         keys.skip(("optim",))
         return
     name = keys.text("optim")
-    if name is None:
+    if name is None or reading.value("optimizer") in OWN_OPTIMIZERS:
         return
     known = OPTIMIZERS.get(name.lower())
     if known is None:

@@ -49,7 +49,6 @@ MARKS = frozenset(
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
 HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
 _UNMODELLED = {
-    "use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
 }
 _FILTERS = "this file filters a data set and does not train; training is what is predicted"
@@ -167,6 +166,8 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     else:
         reading.say("method", "lora" if peft else "full", keys.where("use_peft"))
     adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+    if keys.flag("use_dora") and reading.value("method") == "lora":
+        reading.say("dora", True, keys.where("use_dora"))
     if not peft:
         keys.skip((*adapter, "lora_target_modules", "lora_modules_to_save", "load_in_4bit", "load_in_8bit"))
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))

@@ -15,6 +15,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         for name in (
             "method",
             "task",
+            "train_layers",
             "optimizer",
             "sharding",
             "offload",
@@ -34,6 +35,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "adapter_dtype": "dtype",
         "lora_targets": "targets",
         "modules_to_save": "modules_to_save",
+        "dora": "dora",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

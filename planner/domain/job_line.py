@@ -72,13 +72,13 @@ def job_cell(scenario: Scenario) -> str:
 
 
 def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
-    """What people call the method: ``full``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
+    """What people call the method: ``full``, ``full of last:8``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
 
     ``doubled``: whether double quantisation is named.
     """
     if recipe.adapter is None:
-        return recipe.method
-    numerics, rank = recipe.numerics, f"r={plain_number(recipe.adapter.rank)}"
+        return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
+    numerics, rank = recipe.numerics, f"{'dora ' if recipe.adapter.dora else ''}r={plain_number(recipe.adapter.rank)}"
     if numerics.quantization == "none":
         return f"lora {rank}"
     if numerics.quantization in ("nf4", "fp4"):

@@ -21,7 +21,16 @@ Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Optimizer = Literal[
-    "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adafactor", "sgd", "lion"
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "adafactor",
+    "sgd",
+    "lion",
+    "adam_mini",
+    "muon",
 ]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"
@@ -66,7 +75,7 @@ class Adapter:
     """LoRA matrices: ``A`` is ``(rank, in)``, ``B`` is ``(out, rank)`` for every adapted linear.
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
-    the frozen original beside the trainable copy.
+    the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
     """
 
     rank: Number
@@ -74,6 +83,7 @@ class Adapter:
     dropout: float
     modules_to_save: tuple[str, ...]
     dtype: Dtype
+    dora: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +146,7 @@ class Batch:
 class Recipe:
     """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
 
+    ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).
     """
@@ -143,6 +154,7 @@ class Recipe:
     method: Method
     numerics: Numerics
     adapter: Adapter | None
+    train_layers: tuple[str, ...]
     optimizer: Optimizer
     sharding: Sharding
     offload: Offload

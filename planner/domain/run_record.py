@@ -44,6 +44,7 @@ class RunRecord:
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
     - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``, ``simpo`` and
       ``reward`` is a pair.
+    - ``train_layers``: what a full fine-tune trained, where that was not everything.
     - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
     """
 
@@ -109,6 +110,8 @@ class RunRecord:
     checkpoint_every: int | None = None
     checkpoint_policy: CheckpointPolicy | None = None
     task: Task | None = None
+    train_layers: tuple[str, ...] = ()
+    dora: bool | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

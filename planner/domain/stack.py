@@ -9,6 +9,10 @@ from planner.domain.recipe import Attention, CheckpointPolicy, Loss, Optimizer, 
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
+FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
+DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
+ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
+"""Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
 LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
@@ -51,6 +55,11 @@ class Stack:
     ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT does).
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
+    ``frozen_layers``: what checkpointing makes of layers that are not trained: the input of the first layer requires a gradient,
+    so that backward runs through all of them (``differentiated``); nothing, so that those below the first trained one keep
+    nothing (``skipped``); the inputs of trained layers require gradients (``entered``), and only these are checkpointed
+    (``spared``); or nobody read it.
+    ``dora``: how long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the product.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
@@ -116,6 +125,8 @@ class Stack:
     loss_forward: tuple[LogitsCopy, ...]
     loss_backward: tuple[LogitsCopy, ...]
     trainable_fp32: bool
+    frozen_layers: FrozenLayers
+    dora: DoraBranch
     fused_norm: bool
     fused_mlp: bool
     fused_experts: bool

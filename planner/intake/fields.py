@@ -328,6 +328,12 @@ _FIELDS = (
     RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
+    RequestField(
+        "train_layers",
+        "names",
+        "What a full fine-tune trains where not all, separated by ';': last:8, first:8, spread:8, 16-31, 5, embed, norm, head",
+    ),
+    RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
     _one_of(

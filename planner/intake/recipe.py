@@ -34,6 +34,7 @@ from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 from planner.intake.request import require
+from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
@@ -76,6 +77,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         method=method,
         numerics=numerics,
         adapter=_resolve_adapter(ledger, setting, sharding, (numerics, task)) if method == "lora" else None,
+        train_layers=_resolve_train_layers(ledger, model),
         optimizer=_resolve_optimizer(ledger, setting, sharding, offload),
         sharding=sharding,
         offload=offload,
@@ -202,7 +204,21 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
         dropout=_resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
+        dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
     )
+
+
+def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
+    """What is trained where that is not everything; entered only where it was said, since a full fine-tune means all.
+
+    Raises:
+        UsageError: not one of the forms.
+    """
+    if not ledger.said("train_layers"):
+        return ()
+    said: tuple[str, ...] = ledger.choose("train_layers", (), "assumed")
+    trained_parts(said, model.n_layers, tied=model.tied)
+    return said
 
 
 def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, offload: Offload) -> Optimizer:

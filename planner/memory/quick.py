@@ -72,7 +72,8 @@ def _extrapolated(job: Job, read: Callable[[Job], _Read]) -> _Read:
     alone = job.recipe.adapter and not job.recipe.gradient_checkpointing and not job.recipe.sharding.communicates
     few, more = _DEPTHS_ALONE if alone else _DEPTHS
     layers = [group for group in job.model.groups if group.count > few]
-    if len(layers) != 1 or layers[0].count <= _DEEP or job.recipe.rebuilds_some or _counts_elements(job, few, layers[0]):
+    differ = job.recipe.rebuilds_some or job.recipe.train_layers
+    if len(layers) != 1 or layers[0].count <= _DEEP or differ or _counts_elements(job, few, layers[0]):
         return read(job)
     (base, base_states), (next_, next_states) = (read(_shallower(job, depth)) for depth in (few, more))
     steps = (layers[0].count - few) / (more - few)

@@ -103,6 +103,8 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
         _, unit, count, dtype = edge
         if result.unit is not unit or result.count != count:
             result = results[index] = tape.new(unit, count, result.dtype, "sum")
+            # What is left when leading dimensions are summed is a view: torch 2.13 aten/src/ATen/ExpandUtils.h sum_to.
+            result.is_view = True
         if result.dtype != dtype:
             result = results[index] = tape.like(result, "to", dtype)
     node.saved = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import ref
 
 from planner.program.autograd import record, run_backward
 from planner.program.operators import Operators
@@ -71,6 +72,7 @@ class _Frame:
         self.x = _without_memory(x) if how.offloads else x
         self.n_saved, self.n_parameters, self.path = 0, torch.n_parameters, torch.path
         self.again: dict[int, Tensor] = {}
+        self.held: list[ref[Unpack]] = []
         self.n_again = 0
         self.ran = False
 
@@ -84,11 +86,13 @@ class _Frame:
                 self.run_again()
             return self.again.pop(number)
 
+        self.held.append(ref(unpack))
         return unpack
 
     def keep_again(self, tensor: Tensor) -> Unpack:
-        """Keep a tensor of the second run; stop after the last one."""
-        self.again[self.n_again] = tensor.alias()
+        """Keep a tensor of the second run, unless the graph that saved it is gone; stop after the last one."""
+        if self.held[self.n_again]() is not None:
+            self.again[self.n_again] = tensor.alias()
         self.n_again += 1
         if self.n_again == self.n_saved:
             raise _Stop

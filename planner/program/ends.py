@@ -27,27 +27,34 @@ HEAD_GRADIENT = "head gradient"
 
 @dataclass(frozen=True, slots=True)
 class EndsView:
-    """The model around its layers; ``layer`` is the view of one of them, for what both share, ``kinds`` those of all kinds."""
+    """The model around its layers; ``kinds``: the views of all kinds of layers.
+
+    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the layers, with the tables
+    and with the head; each says whether these are trained.  ``needs_entry``: the input of the first layer requires a gradient.
+    """
 
     model: ModelSpec
     layer: LayerView
+    embed: LayerView
+    head: LayerView
     kinds: tuple[LayerView, ...]
+    needs_entry: bool
 
-    def trains(self, name: str) -> bool:
-        """Whether the table or the head of this name is trained: with all else, or as a copy in ``modules_to_save``."""
-        adapter = self.layer.recipe.adapter
+    def trains(self, part: LayerView, name: str) -> bool:
+        """Whether the table or the head of this name is trained: itself, or as a copy in ``modules_to_save``."""
+        adapter = part.recipe.adapter
         saved = adapter is not None and any(each.rpartition(".")[2] == name for each in adapter.modules_to_save)
-        return self.layer.trains_base or saved
+        return part.trains_base or saved
 
     @property
     def tied(self) -> bool:
         """Whether one trained tensor is both table and head.  PEFT's trainable copies are two."""
-        return self.model.tied and self.layer.trains_base
+        return self.model.tied and self.head.trains_base
 
     @property
     def given(self) -> dict[str, Shape]:
         """What the embeddings get from the head."""
-        table, dtype = self.model.token_embedding, self.layer.dtypes.table
+        table, dtype = self.model.token_embedding, self.embed.dtypes.table
         return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)} if self.tied else {}
 
 
@@ -79,20 +86,21 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
 
 def _tokens(torch: Operators, ends: EndsView) -> Tensor:
     """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
-    model, view = ends.model, ends.layer
+    model = ends.model
     tokens = _lookup(torch, ends, model.token_embedding)
     if model.embedding_scale == "table":
         tokens = torch.same(tokens, "mul")
-    if tokens.node is None and view.recipe.gradient_checkpointing and torch.grad_enabled:
-        _require_gradient(torch, tokens, model.token_embedding.name)
+    if tokens.node is None and ends.needs_entry and torch.grad_enabled:
+        # The hook runs inside the table's module, whose own hooks see the gradient.
+        require_gradient(tokens, (*torch.path, torch.modules.index((model.token_embedding.name,))))
     return torch.same(tokens, "mul") if model.embedding_scale == "model" else tokens
 
 
 def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
     """Rows of a table, whose gradient is dense."""
-    count, dtype = table.param_count, ends.layer.dtypes.table
+    count, dtype = table.param_count, ends.embed.dtypes.table
     with torch.inside(table.name):
-        weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(table.name))
+        weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
         out = torch.new(Unit.LENGTH if table.shared else Unit.TOKENS, table.width, dtype, "embedding")
         if HEAD_GRADIENT in torch.shared:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
@@ -104,7 +112,7 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
 
     The head's is a view of a product, to which autograd does not add in place, unless a cast or a sum of pieces made it.
     """
-    dtypes = ends.layer.dtypes
+    dtypes = ends.embed.dtypes
     in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -114,8 +122,8 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
     return record(torch, weight.alias(), [weight], [], add)
 
 
-def _require_gradient(torch: Operators, out: Tensor, table: str) -> None:
-    """``enable_input_require_grads``: the output becomes a leaf; the graph refers to it, and it to its gradient."""
+def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
+    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it, and it to its gradient."""
     kept = [out.alias()]
 
     def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -123,8 +131,7 @@ def _require_gradient(torch: Operators, out: Tensor, table: str) -> None:
         return []
 
     out.node = Node("embed_tokens", LEAF_ORDER, keep)
-    # The hook runs inside the table's module, whose own hooks see the gradient.
-    out.node.path = (*torch.path, torch.modules.index((table,)))
+    out.node.path = path
 
 
 def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -202,10 +209,10 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:
     """The head's weight; that of a tied one hands its gradient to the table."""
-    spec, dtype = ends.model.head, ends.layer.dtypes.table
-    if ends.layer.quantized(spec):
+    spec, dtype = ends.model.head, ends.head.dtypes.table
+    if ends.head.quantized(spec):
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)  # packed: its product makes the parameter
-    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(spec.name) and not ends.tied)
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied)
     if not ends.tied:
         return weight
 
@@ -228,7 +235,7 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
             return base_product(torch, view, spec, x)
         bias = None
         if spec.bias:
-            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(spec.name))
+            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name))
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
         return torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)

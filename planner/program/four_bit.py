@@ -62,10 +62,11 @@ def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) 
 
 def dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised, and then cast where that is another."""
-    return torch.to(_loaded(torch, view, spec), dtype)
+    return torch.to(loaded(torch, view, spec), dtype)
 
 
-def _loaded(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+def loaded(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+    """``dequantize_4bit(...)``: a weight in the dtype that was quantised."""
     _held = _scales(torch, view, spec)
     packed_from: Dtype = "fp16" if view.stack.quantizer == "lightning" else view.recipe.numerics.load_dtype
     return torch.new(Unit.ONE, elements(view, spec), packed_from, "dequantize", "dequantization")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.domain.model import LinearSpec
-from planner.program.adapters import factors
 from planner.program.autograd import record
 from planner.program.casts import autocast, weight_copy
 from planner.program.four_bit import dequantized, expanded
+from planner.program.lora import factors
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView

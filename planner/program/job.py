@@ -8,6 +8,7 @@ from typing import Any
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
 from planner.anatomy.parameters import ParamCounts, as_built, param_counts
 from planner.anatomy.regime import Regime, regime_of
+from planner.anatomy.trained import parts_of, trained_counts
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
@@ -63,7 +64,7 @@ class Job:
     def trained_weight_bytes(self) -> Number:
         """Bytes of all trained tensors in their own dtypes: adapters in theirs, ``modules_to_save`` in that of table and head."""
         if self.recipe.method == "full":
-            return self.counts.total * self.regime.trained
+            return self.trained * self.regime.trained
         return self.adapter_params * self.regime.adapter + self.saved_params * self.regime.outside
 
     @property
@@ -88,6 +89,13 @@ class Job:
         return reached if isinstance(reached, bool) else bool(reached.any())
 
 
+def _own_trained(scenario: Scenario, counts: ParamCounts) -> int:
+    """Trained parameters of the model itself in a full fine-tune."""
+    if not scenario.recipe.train_layers:
+        return counts.total
+    return trained_counts(scenario.model, parts_of(scenario.model, scenario.recipe)).params
+
+
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     """Work out dtype regime, counts and shard counts of a scenario."""
     scenario = replace(scenario, model=as_built(scenario.model, scenario.stack))
@@ -101,7 +109,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         coefficients=coefficients,
         regime=regime_of(scenario),
         counts=counts,
-        trained=counts.total if recipe.method == "full" else adapter_params + saved,
+        trained=_own_trained(scenario, counts) if recipe.method == "full" else adapter_params + saved,
         adapter_params=adapter_params,
         saved_params=saved,
         tokens=recipe.batch.rows * recipe.batch.seq_len,

@@ -7,12 +7,13 @@ Source: torch 2.13 ``nn/modules/linear.py``; transformers 5.23 ``pytorch_utils.p
 from __future__ import annotations
 
 from planner.domain.model import LinearSpec
-from planner.program.adapters import dropout, with_adapter
+from planner.program.adapters import with_adapter
 from planner.program.casts import autocast, rows_of, weight_copy
 from planner.program.four_bit import elements, linear_4bit, product_4bit
 from planner.program.fused_adapters import fused_linear, is_fused
 from planner.program.gptq import linear_gptq
 from planner.program.int8 import linear_int8
+from planner.program.lora import dropout
 from planner.program.operators import Operators
 from planner.program.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.view import LayerView

@@ -7,11 +7,14 @@ fp16's ``GradScaler.unscale_`` and weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from planner.domain.recipe import Optimizer
 from planner.program.job import Job
 from planner.program.parameters import Weight
 from planner.program.states import states_of, sums_of
+from planner.program.step_kernels import Make, States, adam_mini, muon
 from planner.program.stream import Stream
 from planner.program.tensors import Unit
 
@@ -23,6 +26,14 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     ``foreach`` updates a group together; others one parameter after the other, whose states they make just before.
     """
     states: list[int] = []
+    if job.recipe.optimizer in ONE_BY_ONE:
+
+        def made(weight: Weight) -> None:
+            if first:
+                states.extend(make_states(stream, job, weight))
+
+        ONE_BY_ONE[job.recipe.optimizer](partial(_temporary, stream), made, trained)
+        return states
     for decays in (True, False):
         group = [each for each in trained if each.decays == decays]
         if job.recipe.optimizer == "adafactor":
@@ -45,6 +56,10 @@ def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
+ONE_BY_ONE: Mapping[Optimizer, Callable[[Make, States, Sequence[Weight]], None]] = {"adam_mini": adam_mini, "muon": muon}
+"""Optimizers without groups of parameters, which LLaMA-Factory makes in the place of the Trainer's."""
+
+
 class Temporary:
     """Memory of the step, freed when the last variable that refers to it goes."""
 
@@ -56,6 +71,10 @@ class Temporary:
 
     def __del__(self) -> None:
         self.stream.free(self.slot)
+
+
+def _temporary(stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str) -> Temporary:
+    return Temporary(stream, unit, unit_bytes, (name, op))
 
 
 def _foreach_adamw(stream: Stream, job: Job, group: Sequence[Weight]) -> None:

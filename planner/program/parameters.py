@@ -13,7 +13,9 @@ from typing import Literal
 
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
+from planner.anatomy.trained import parts_of
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.intake.trained import TrainedParts
 from planner.program.job import Job
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 
@@ -62,8 +64,7 @@ class Weight:
 
 def model_weights(job: Job) -> list[Weight]:
     """Every parameter of the base model, as it is loaded."""
-    model, full = job.model, job.recipe.method == "full"
-    dtype: Dtype = "fp32" if full and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
+    model, parts = job.model, parts_of(job.model, job.recipe)
     made: list[Weight] = [*_tables(model.token_embedding, *model.extra_embeddings)]
     for extra in model.extra_linears:
         made += _linear(job, extra, extra.name)
@@ -86,8 +87,17 @@ def model_weights(job: Job) -> list[Weight]:
         each.outside = True
     made += last
     for each in made:
-        each.dtype, each.trained = dtype, full
+        each.trained = _is_trained(parts, each)
+        each.dtype = "fp32" if each.trained and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
     return made
+
+
+def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
+    """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
+    if not weight.outside:
+        return int(weight.name.split()[1]) in parts.layers
+    end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
+    return end in parts.ends
 
 
 def adapter_weights(job: Job) -> list[Weight]:
@@ -165,7 +175,7 @@ def _head(job: Job) -> Iterator[Weight]:
 
 
 def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
-    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them."""
+    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them.  DoRA adds (out)."""
     assert job.recipe.adapter is not None
     n_tensors = _n_tensors(job, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / n_tensors)
@@ -173,3 +183,5 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
     for _ in range(n_tensors):
         for part, shape in (("lora_A", (rank, ends[0])), ("lora_B", (ends[1], rank))):
             yield Weight(f"{name} {part}", "matrix", shape, job.recipe.adapter.dtype, trained=True)
+        if job.recipe.adapter.dora:
+            yield Weight(f"{name} lora_magnitude_vector", "matrix", (ends[1],), job.recipe.adapter.dtype, trained=True)

@@ -1,7 +1,8 @@
 """The states that each optimizer keeps for a parameter, made in its first step.
 
 Source: torch 2.13 optim/adam.py; bitsandbytes 0.50 optim/optimizer.py init_state and get_state_buffer; transformers 5.23
-optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer).
+optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer); adam_mini 1.1.1
+adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py.
 Ignored: step counters and code books, of at most 2 KiB.
 """
 
@@ -14,7 +15,8 @@ from math import prod
 from planner.arrays import largest
 from planner.program.job import Job
 from planner.program.parameters import Weight
-from planner.program.tensors import Unit
+from planner.program.step_kernels import is_orthogonalized
+from planner.program.tensors import ELEMENT_BYTES, Unit
 
 _MIN_8BIT_ELEMENTS = 4096
 _8BIT_BLOCK = 256
@@ -38,6 +40,12 @@ def states_of(job: Job, weight: Weight) -> Iterator[State]:
     paged = optimizer in _PAGED and n_elements(job, weight) >= _MIN_PAGED_ELEMENTS
     if optimizer in ("adamw_torch", "adamw_torch_fused"):
         yield from (State(unit, weight.unit_bytes) for _ in range(2))
+    elif optimizer == "adam_mini":
+        yield State(unit, weight.unit_bytes)
+        if len(weight.shape) > 1:
+            yield State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])
+    elif optimizer == "muon":
+        yield from (State(unit, weight.unit_bytes) for _ in range(1 if is_orthogonalized(weight) else 2))
     elif optimizer == "lion":
         yield State(unit, 4 * count)
     elif optimizer == "adafactor":

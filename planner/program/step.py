@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from planner.anatomy.trained import is_checkpointed, makes_input_require_gradient
+from planner.anatomy.trained import parts_of as trained_of
+from planner.domain.stack import ENTERS
 from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
-from planner.program.ends import EndsView, embeddings, head
+from planner.program.ends import EndsView, embeddings, head, require_gradient
 from planner.program.engines import runtime_of
 from planner.program.inputs import names_for
 from planner.program.job import Job, reference_job
@@ -79,23 +82,44 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
 
 def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") -> list[Part]:
     """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
-    views = [layer_view(job, group.block) for group in job.model.groups]
-    ends = EndsView(job.model, views[0], tuple(views))
+    trained = trained_of(job.model, job.recipe)
+    layers = _layers(job, trained.layers)
+    around = [layer_view(job, job.model.groups[0].block, trained=end in trained.ends) for end in ("norm", "embed", "head")]
+    needs_entry = makes_input_require_gradient(job.recipe, job.stack)
+    ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
     first = _first(ends, gradients)
     shares = {name: shape for name, (_, shape) in first.shares.items()}
     parts = [Part("embeddings", first, 1)]
-    number, entry = 0, first.out
-    for group, view in zip(job.model.groups, views, strict=True):
-        given = tuple((name, shares[known]) for name, known in names_for(job.model, view).items())
-        for _ in range(group.count):
-            again = job.recipe.gradient_checkpointing and number % job.recipe.checkpoint_every == 0
-            template = _one_layer(view, again, entry, given, Mode(gradients, role))
-            if parts[-1].template is template:
-                parts[-1] = Part("layer", template, parts[-1].count + 1)
-            else:
-                parts.append(Part("layer", template, 1))
-            number, entry = number + 1, template.out
-    return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), Mode(gradients, role)), 1)]
+    entry, mode = first.out, Mode(gradients, role)
+    given = {view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items()) for view in ends.kinds}
+    for number, view in enumerate(layers):
+        template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
+        if parts[-1].template is template:
+            parts[-1] = Part("layer", template, parts[-1].count + 1)
+        else:
+            parts.append(Part("layer", template, 1))
+        entry = template.out
+    return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
+
+
+def _layers(job: Job, trained: frozenset[int]) -> list[LayerView]:
+    """The view of every layer; those of a kind that are trained alike share one."""
+    known = [{state: layer_view(job, group.block, trained=state) for state in (True, False)} for group in job.model.groups]
+    kinds = [views for views, group in zip(known, job.model.groups, strict=True) for _ in range(group.count)]
+    return [views[number in trained] for number, views in enumerate(kinds)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How a layer is called: through checkpointing (``again``), and with an input that is made to require a gradient."""
+
+    again: bool
+    enters: bool
+
+
+def _call_of(job: Job, number: int, view: LayerView) -> _Call:
+    again = is_checkpointed(job.recipe, job.stack, number, trained=view.trains_base)
+    return _Call(again, again and view.trains_base and bool(job.recipe.train_layers) and job.stack.frozen_layers in ENTERS)
 
 
 @lru_cache(maxsize=256)
@@ -105,16 +129,16 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 
 
 @lru_cache(maxsize=1024)
-def _one_layer(view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
+def _one_layer(view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
-    return run(partial(_kept_layer if keeps else _layer, view, again), entry, _LAYER, dict(given), gradients=mode.gradients)
+    return run(partial(_kept_layer if keeps else _layer, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 
-def _kept_layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
+def _kept_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     """A layer whose input the model returns (``output_hidden_states``)."""
     torch.outputs.append(x.alias())
-    return _layer(view, again, torch, x)
+    return _layer(view, call, torch, x)
 
 
 @lru_cache(maxsize=256)
@@ -130,12 +154,14 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
     return run(loss, entry, _LOSS, dict(shares), gradients=mode.gradients)
 
 
-def _layer(view: LayerView, again: bool, torch: Operators, x: Tensor) -> Tensor:
+def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     """One layer; what it shares with others is an argument of its own, which checkpointing keeps."""
     given, torch.shared = torch.shared, {}
     function = partial(_with_shared, torch, view, given)
     del given
-    if not again or view.wraps_parts:
+    if call.enters and x.node is None and torch.grad_enabled:
+        require_gradient(x, torch.path)
+    if not call.again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
     offloads, selective = view.recipe.offload == "activations", view.recipe.checkpoint_policy == "selective-op"

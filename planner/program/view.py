@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
-from planner.anatomy.regime import Regime
+from planner.anatomy.regime import Regime, frozen_regime
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipe import Batch, Offload, Recipe
 from planner.domain.stack import Stack
@@ -54,7 +54,8 @@ class LayerView:
     """One kind of layer under one job.
 
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a micro-batch
-    is one sample, so that heads are batches of products without a copy.  ``recipe``: without sizes and whatever else no
+    is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether the layer's own weights are
+    trained.  ``recipe``: without sizes and whatever else no
     operator of a layer asks for, so that layers that run alike are equal.
     """
 
@@ -65,11 +66,7 @@ class LayerView:
     has_quantized: bool
     masked: bool
     single: bool
-
-    @property
-    def trains_base(self) -> bool:
-        """Whether the layer's own matrices are trained."""
-        return self.recipe.method == "full"
+    trains_base: bool
 
     def adapted(self, linear: LinearSpec) -> bool:
         """Whether LoRA adapts this matrix."""
@@ -98,16 +95,18 @@ class LayerView:
         return [spec for spec in self.block.linears if spec.reads == reads and (spec.group, spec.kind) != bare]
 
 
-def layer_view(job: Job, block: BlockSpec) -> LayerView:
-    """One kind of layer of ``job``."""
+def layer_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
+    """One kind of layer of ``job``; ``trained``: whether its own weights are."""
+    full = job.recipe.method == "full"
     return LayerView(
         block,
-        dtypes_of(job.regime, job.recipe),
+        dtypes_of(job.regime if trained or not full else frozen_regime(job.regime, job.recipe), job.recipe),
         _of_layers(job.recipe),
         job.stack,
         job.regime.quantized,
         job.recipe.batch.is_padded or job.needs_mask(block),
         job.single,
+        trained,
     )
 
 
@@ -117,4 +116,6 @@ _NO_BATCH = Batch(1, 1, 1, "packed", 1)
 def _of_layers(recipe: Recipe) -> Recipe:
     adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
     offload: Offload = "activations" if recipe.offload == "activations" else "none"
-    return replace(recipe, adapter=adapter, batch=_NO_BATCH, optimizer="sgd", offload=offload, checkpoint_every=1)
+    return replace(
+        recipe, adapter=adapter, train_layers=(), batch=_NO_BATCH, optimizer="sgd", offload=offload, checkpoint_every=1
+    )

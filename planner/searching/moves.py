@@ -253,12 +253,13 @@ def _stepped(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
 
 def _method(scenario: Scenario) -> Iterator[Move]:
     recipe = scenario.recipe
+    everything: Flags = {"train-layers": None} if recipe.train_layers else {}
     if recipe.method == "full":
-        yield Move("method", "training", "adapters instead of all weights", {"method": "lora"})
+        yield Move("method", "training", "adapters instead of all weights", {"method": "lora", **everything})
     if recipe.numerics.quantization in ("none", "int8"):
         said = "quantization" in request_of(scenario).values
         flags: Flags = {"method": "qlora", "quantization": "nf4"} if said else {"method": "qlora"}
-        yield Move("method", "training", "adapters over a 4-bit base", flags)
+        yield Move("method", "training", "adapters over a 4-bit base", {**flags, **everything})
 
 
 def _adapter(scenario: Scenario) -> Iterator[Move]:

@@ -39,13 +39,13 @@ def _attention(job: Job) -> str:
 
 def _elementwise(job: Job) -> str:
     traffic = job.profile.traffic.elementwise
-    per_token = job.passes * traffic.forward + traffic.backward
+    per_token = job.passes * traffic.forward + job.backward_share * traffic.backward
     return f"{per_token / MEGA:.1f} MB per token at {_memory(job)}"
 
 
 def _adapters(job: Job) -> str:
     traffic = job.profile.traffic.adapters
-    per_token = job.passes * traffic.forward + traffic.backward
+    per_token = job.passes * traffic.forward + job.backward_share * traffic.backward
     return f"{job.profile.adapted_matrices} matrices, {per_token / MEGA:.1f} MB per token at {_memory(job)}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.anatomy.adapters import adapted_linear_count, adapted_widths, saved_module_params
+from planner.anatomy.adapters import AdaptedSums, adapted_linear_count, adapted_sums, adapted_widths, saved_module_params
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
+from planner.anatomy.trained import TrainedCounts, passes_of_layers, trained_counts
 from planner.anatomy.work import Macs, Work, WorkKey, rebuilt, work_key, work_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
@@ -24,10 +25,12 @@ from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, 
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``saved_params``: parameters of ``modules_to_save``.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices.
+    ``saved_params``: parameters of ``modules_to_save``.
     ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
     input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
-    checkpointing, less where only some layers are recomputed.
+    checkpointing, less where only some layers are recomputed.  ``backward_share``: of the layers, those that backward runs
+    through; ``trained_share``: those whose weights are trained.  ``own_trained``: trained parameters and tensors of the model.
     """
 
     work: Work
@@ -35,6 +38,7 @@ class Profile:
     operators: Operators
     params: ParamCounts
     adapter_widths: int
+    adapted: AdaptedSums
     adapted_matrices: int
     saved_params: int
     logits_bytes: float
@@ -42,6 +46,10 @@ class Profile:
     quantized_weight_bytes: float
     int8: Macs
     passes: float
+    backward_share: float
+    trained_share: float
+    trains_head: bool
+    own_trained: TrainedCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +94,18 @@ class Job:
     def trained_params(self) -> Number:
         """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
         if self.recipe.method == "full":
-            return self.profile.params.total
-        return self.profile.adapter_widths * self.rank + self.profile.saved_params
+            return self.profile.own_trained.params
+        magnitudes = self.profile.adapted.outputs if self.recipe.adapter and self.recipe.adapter.dora else 0
+        return self.profile.adapter_widths * self.rank + self.profile.saved_params + magnitudes
 
     @property
     def trained_tensors(self) -> int:
         """Tensors that the optimizer updates (modules to save counted as one each)."""
         if self.recipe.method == "full":
-            return self.profile.params.tensors
+            return self.profile.own_trained.tensors
         saved = len(self.recipe.adapter.modules_to_save) if self.recipe.adapter else 0
-        return 2 * self.profile.adapted_matrices + saved
+        each = 3 if self.recipe.adapter and self.recipe.adapter.dora else 2
+        return each * self.profile.adapted_matrices + saved
 
     @property
     def world(self) -> Number:
@@ -107,6 +117,11 @@ class Job:
     def passes(self) -> float:
         """Forward passes through the blocks per micro-step."""
         return self.profile.passes
+
+    @property
+    def backward_share(self) -> float:
+        """Share of the layers that backward runs through."""
+        return self.profile.backward_share
 
     @property
     def attention_passes(self) -> float:
@@ -121,16 +136,17 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
     if rates is None:
         return None
     adapter = recipe.adapter
+    passes = passes_of_layers(scenario.model, recipe, scenario.stack) if recipe.train_layers else None
     key = ProfileKey(
         stack=scenario.stack,
         regime=regime,
-        work=work_key(recipe),
+        work=work_key(recipe, passes),
         attention=recipe.attention,
         quantization=recipe.numerics.quantization,
         double_quant=recipe.numerics.double_quant,
         loss=recipe.loss,
         dropout=bool(adapter and adapter.dropout > 0),
-        rebuilt_share=recipe.rebuilt_share(scenario.model.n_layers),
+        rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
     sorts = scenario.stack.sorts_lengths
     mean_micro = micro_step(recipe, coefficients, sorts_lengths=sorts)
@@ -153,13 +169,17 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     view = TrafficView(key.regime, key.stack, targets, key.dropout)
     params = param_counts(model, key.stack.skips_experts)
     saved = saved_module_params(model, key.work.modules_to_save)
-    head_trained = targets is None or any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
+    passes = key.work.passes
+    saves_head = any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
+    head_trained = saves_head or (targets is None and (passes is None or "head" in passes.ends))
+    backward = passes.backward_share if passes else 1.0
     return Profile(
-        work=rebuilt(work_of(model, key.work), key.rebuilt_share),
+        work=work_of(model, key.work) if passes else rebuilt(work_of(model, key.work), key.rebuilt_share),
         traffic=model_traffic(model, view),
-        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.rebuilt_share)),
+        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.rebuilt_share, backward)),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
+        adapted=adapted_sums(model, targets or ()),
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
         saved_params=saved,
         logits_bytes=logits_bytes(key.stack, key.loss, key.regime),
@@ -167,6 +187,10 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         quantized_weight_bytes=params.quantizable * _stored_bytes(key.quantization, key.double_quant),
         int8=_int8_macs(model, view) if key.quantization == "int8" else Macs(),
         passes=1 + key.rebuilt_share,
+        backward_share=backward,
+        trained_share=passes.trained_share if passes else float(targets is None),
+        trains_head=head_trained,
+        own_trained=trained_counts(model, passes.parts) if passes else TrainedCounts(params.total, params.tensors),
     )
 
 

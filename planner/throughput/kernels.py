@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop
+from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
 from planner.arrays import maximum, where
 from planner.domain.recipe import Number
 from planner.throughput.job import Job
@@ -44,7 +44,7 @@ def matmul_seconds(job: Job) -> Number:
     if job.recipe.numerics.quantization == "int8":
         total = total + _int8_extra_seconds(job, tokens)
     written = job.profile.traffic.products
-    return total + (job.passes * written.forward + written.backward) * tokens / rates.memory_bytes_per_s
+    return total + (job.passes * written.forward + job.backward_share * written.backward) * tokens / rates.memory_bytes_per_s
 
 
 def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
@@ -98,10 +98,18 @@ def attention_seconds(job: Job) -> Number:
         flop = attention_forward_flop(work, micro.computed, micro.length, "square")
         heads = sum(part.layers * part.heads for part in work.attention)
         wide = job.regime.compute / 2
-        moved = (job.passes * _EAGER_FORWARD_BYTES + _EAGER_BACKWARD_BYTES) * wide * heads * micro.computed * micro.length
-        return flop * (job.attention_passes + _BACKWARD_OVER_FORWARD) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
+        moved = (
+            (job.passes * _EAGER_FORWARD_BYTES + job.backward_share * _EAGER_BACKWARD_BYTES)
+            * wide
+            * heads
+            * micro.computed
+            * micro.length
+        )
+        backward = job.backward_share * _BACKWARD_OVER_FORWARD
+        return flop * (job.attention_passes + backward) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
     ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
-    passes = (job.attention_passes + _FLASH_BACKWARD_OVER_FORWARD) * ramp * _narrow_heads(work) * (1 + micro.spread**2)
+    both_ways = job.attention_passes + job.backward_share * _FLASH_BACKWARD_OVER_FORWARD
+    passes = both_ways * ramp * _narrow_heads(work) * (1 + micro.spread**2)
     if job.recipe.attention == "flash2":
         flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
         return flop * passes / rates.attention_flop_per_s
@@ -128,7 +136,9 @@ def elementwise_seconds(job: Job) -> Number:
     Source: :mod:`planner.throughput.traffic`.
     """
     traffic = job.profile.traffic.elementwise
-    return (job.passes * traffic.forward + traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
+    return (
+        (job.passes * traffic.forward + job.backward_share * traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
+    )
 
 
 def weight_cast_seconds(job: Job) -> Number:
@@ -143,8 +153,8 @@ def weight_cast_seconds(job: Job) -> Number:
     params = job.profile.params
     inside = (params.block_rest + params.fused_experts + (0 if regime.quantized else params.quantizable)) * int(regime.base == 4)
     outside = job.scenario.model.head.weight_count * int(regime.outside == 4)
-    passes = job.passes + int(job.recipe.method == "full")
-    return (inside * passes + outside * (1 + int(job.recipe.method == "full"))) * 6.0 / job.rates.memory_bytes_per_s
+    passes, full = job.passes + job.profile.trained_share, job.recipe.method == "full"
+    return (inside * passes + outside * (1 + int(full and job.profile.trains_head))) * 6.0 / job.rates.memory_bytes_per_s
 
 
 def adapter_seconds(job: Job) -> Number:
@@ -158,7 +168,30 @@ def adapter_seconds(job: Job) -> Number:
     tokens, traffic = job.micro.computed, job.profile.traffic.adapters
     flop = matmul_flop(job.work.adapters.total, tokens) * job.rank
     moved = (job.passes * traffic.forward + traffic.backward) * tokens
-    return flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+    seconds: Number = flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+    return seconds + _dora_seconds(job) if job.recipe.adapter.dora else seconds
+
+
+# Accesses of one output of DoRA's branch in fp32 (4) and the compute dtype, beside those of LoRA.  Forward: magnitude times base
+# (r w), times branch (w), sum of both (r r w), cast (r); backward: four products with sums (r r w r each), casts (r w).
+_DORA_FORWARD_ACCESSES, _DORA_BACKWARD_ACCESSES = 7, 18
+
+
+def _dora_seconds(job: Job) -> Number:
+    """DoRA beside LoRA: the product of the factors, the norm of its sum with the weight, and the scaling; seconds per micro-step.
+
+    Formula: per weight and forward pass, product (w), cast (r w), weight cast or dequantised (r w), scaled (r w), added (r r w),
+    norm (r); per square of inputs an identity (w) and its cast (r w r); ``2 r in (in + out)`` FLOP; outputs by token in fp32.
+    Source: peft 0.21 ``tuners/lora/dora.py``.  Ignored: dropout, with which the base multiplies once more.
+    """
+    regime, sums = job.regime, job.profile.adapted
+    wide, narrow = regime.adapter_seen, regime.compute
+    read = _DEQUANTIZE_BYTES[job.recipe.numerics.quantization] + narrow if regime.quantized else regime.base
+    weights = sums.weights * (2 * narrow + read + 8 * wide) + sums.squares * 2 * (wide + narrow)
+    outputs = sums.outputs * job.micro.computed * 4
+    by_token = outputs * (job.passes * _DORA_FORWARD_ACCESSES + _DORA_BACKWARD_ACCESSES)
+    flop = 2 * job.rank * (sums.squares + sums.weights) * job.passes
+    return flop / job.rates.adapter_flop_per_s + (job.passes * weights + by_token) / job.rates.memory_bytes_per_s
 
 
 def logits_seconds(job: Job) -> Number:
@@ -214,7 +247,9 @@ def dequantization_seconds(job: Job) -> Number:
 
 
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
-# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.
+# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.  adam_mini: square 2,
+# mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon: momentum 5, nesterov 3, decay 2, add 3, beside its
+# products.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -224,12 +259,14 @@ _UPDATE_BYTES = {
     "adafactor": 40,
     "sgd": 12,
     "lion": 20,
+    "adam_mini": 68,
+    "muon": 52,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
 # Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each), the
 # others hand lists of tensors to one kernel (about one call's worth per tensor for building lists, clipping and zeroing).
-_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6}
+_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6, "adam_mini": 14, "muon": 45}
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
 _ENGINE_COPY_BYTES = 12
 
@@ -252,4 +289,5 @@ def optimizer_seconds(job: Job) -> Number:
     engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
     update = share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
     issue = job.trained_tensors * _UPDATE_OPERATORS.get(recipe.optimizer, 1) * job.coefficients.launch_s
-    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue)
+    products = newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s if recipe.optimizer == "muon" else 0
+    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products

@@ -44,12 +44,13 @@ class Operators:
 
 @dataclass(frozen=True, slots=True)
 class OperatorView:
-    """What decides the operator count."""
+    """What decides the operator count; ``backward_share``: of the layers, those that backward runs through."""
 
     traffic: TrafficView
     attention: Attention
     quantization: Quantization
     rebuilt_share: float
+    backward_share: float = 1.0
 
 
 @lru_cache(maxsize=256)
@@ -67,7 +68,7 @@ def operators_of(model: ModelSpec, view: OperatorView) -> Operators:
         if view.quantization == "int8":
             matrices = sum(is_quantizable(linear, view.traffic.stack.skips_experts) for linear in group.block.linears)
             synchronising += group.count * matrices * _QUANTIZED_OPERATORS["int8"][0]
-    recompute = round(forward * view.rebuilt_share)
+    recompute, backward = round(forward * view.rebuilt_share), round(backward * view.backward_share)
     synchronising += round(synchronising * view.rebuilt_share)
     return Operators(forward + _OUTSIDE_FORWARD, backward + _OUTSIDE_BACKWARD, recompute, synchronising, modules + 3)
 

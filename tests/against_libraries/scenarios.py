@@ -10,6 +10,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware, HostSpec
+from planner.domain.model import ModelSpec
 from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import ShardingName, sharding_named
@@ -58,18 +59,22 @@ class Setup:
     mixed: bool = False
     numerics: Numerics | None = None
     stack: str = "hf-trainer@5"
+    dora: bool = False
 
 
-def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
-    """The planner's description of what the tests build for real."""
+def scenario(config: dict[str, Any], setup: Setup, model: ModelSpec | None = None) -> Scenario:
+    """The planner's description of what the tests build for real; ``model``: instead of that of ``config``."""
     precision: Any = f"{setup.dtype}-mixed" if setup.mixed else setup.dtype
     adapter = (
-        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype) if setup.rank else None
+        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype, setup.dora)
+        if setup.rank
+        else None
     )
     recipe = Recipe(
         method="lora" if setup.rank else "full",
         numerics=setup.numerics or Numerics(setup.dtype, precision),
         adapter=adapter,
+        train_layers=(),
         optimizer=setup.optimizer,
         sharding=sharding_named(setup.sharding),
         offload="none",
@@ -83,7 +88,7 @@ def scenario(config: dict[str, Any], setup: Setup) -> Scenario:
         task="sft",
     )
     hardware = Hardware(load_gpu("rtx4090"), setup.world, 1, HostSpec("unknown"))
-    return Scenario(model_from_config(config, "tiny"), hardware, recipe, load_stack(setup.stack))
+    return Scenario(model or model_from_config(config, "tiny"), hardware, recipe, load_stack(setup.stack))
 
 
 def job(config: dict[str, Any], setup: Setup) -> Job:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from planner.anatomy.trained import passes_of_layers
 from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
@@ -14,6 +15,10 @@ from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
+
+from scenarios import Setup, scenario
+
+from measure.recipe.trained import freeze
 
 BATCH, LENGTH, RANK = 2, 24, 4
 TOKENS = BATCH * LENGTH
@@ -117,6 +122,20 @@ def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str)
     adapted = add_lora(model, ATTENTION_TARGETS, checkpointed=checkpointing != "off")
     counted = count(adapted, checkpointing=checkpointing)
     assert counted.matmul == predicted_matmul(spec, key_of(ATTENTION_TARGETS, checkpointing))
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("layers", [("last:1",), ("first:1", "head"), ("1", "norm"), ("embed", "2")], ids="+".join)
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "gpt2"])
+def test_trained_layers_match_the_counter_exactly(name: str, layers: tuple[str, ...], checkpointing: str) -> None:
+    """Frozen layers cost no weight gradient, and where backward does not reach them nothing but the forward pass."""
+    spec = build(name)[1]
+    said = Setup(checkpointing=checkpointing != "off", reentrant=checkpointing == "reentrant")
+    job = scenario({}, said, spec)
+    job = replace(job, recipe=replace(job.recipe, train_layers=layers))
+    model = freeze(build(name)[0], job)
+    key = replace(key_of(None, checkpointing), passes=passes_of_layers(spec, job.recipe, job.stack))
+    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(spec, key)
 
 
 def test_saved_modules_are_trained_whole() -> None:

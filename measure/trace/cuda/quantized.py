@@ -8,8 +8,12 @@ they are subclasses of the real classes.
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -158,6 +162,28 @@ def _expanded(layer: Any, gradient: torch.Tensor) -> torch.Tensor:
     expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=gradient.device)
     del scales
     return expanded.to(gradient.dtype)
+
+
+def dequantized(layer: Any) -> torch.Tensor:
+    """``dequantize_4bit`` of a stand-in: a matrix in the dtype that was quantised, on the device of its bytes."""
+    scales = _scales(layer, in_place=True)
+    expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=layer.weight.device)
+    del scales
+    return expanded
+
+
+@contextmanager
+def dora_reads_stand_ins() -> Iterator[None]:
+    """Let DoRA's layers dequantise stand-ins; all other weights as before."""
+    dora = importlib.import_module("peft.tuners.lora.dora")
+    original = dora.dequantize_module_weight
+
+    def read(module: Any) -> torch.Tensor:
+        weight: torch.Tensor = dequantized(module) if hasattr(module, "expanded_dtype") else original(module)
+        return weight
+
+    with mock.patch.object(dora, "dequantize_module_weight", read):
+        yield
 
 
 def _scales(layer: Any, *, in_place: bool) -> torch.Tensor | None:

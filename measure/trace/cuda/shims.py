@@ -18,6 +18,7 @@ from measure.recipe.optimizers import MIN_PAGED_ELEMENTS
 from measure.trace.cuda.autocast import cuda_autocast_lists
 from measure.trace.cuda.flash import flash_attention
 from measure.trace.cuda.grouped import grouped_product_in_every_dtype
+from measure.trace.cuda.quantized import dora_reads_stand_ins
 from measure.trace.cuda.sdpa import attention_on_cuda
 from measure.trace.cuda.softmax import softmax_on_cuda
 from measure.trace.tracer import Recorder
@@ -113,6 +114,15 @@ def _autocast_state(_: Situation) -> Iterator[None]:
         return dtype("cpu")
 
     with mock.patch.object(torch, "is_autocast_enabled", is_enabled), mock.patch.object(torch, "get_autocast_dtype", get_dtype):
+        yield
+
+
+@contextmanager
+def _dora_weights(_: Situation) -> Iterator[None]:
+    if find_spec("peft") is None:
+        yield
+        return
+    with dora_reads_stand_ins():
         yield
 
 
@@ -239,6 +249,13 @@ SHIMS: tuple[Shim, ...] = (
         "code asks whether autocast is on for CUDA, which a CPU trace would deny",
         "torch.is_autocast_enabled, peft/tuners/lora/bnb.py",
         _autocast_state,
+    ),
+    Shim(
+        "dora_weights",
+        "cuda",
+        "DoRA dequantises the matrix that it wraps by a kernel that fake tensors cannot run",
+        "peft/tuners/lora/dora.py dequantize_module_weight",
+        _dora_weights,
     ),
     Shim(
         "step_values",

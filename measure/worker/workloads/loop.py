@@ -25,7 +25,7 @@ def run_loop(task: Task) -> None:
     model = build_model(task.case, task.scenario, task.probe.device, task.phases)
     if recipe.loss == "liger":
         apply_liger_kernel(model, LIGER_LOSS_ONLY)  # type: ignore[no-untyped-call]
-    checkpoint_activations(model, recipe)
+    checkpoint_activations(model, task.scenario)
     mark_loss(model, task)
     engine = open_engine(model, task)
     task.say_model(model, engine.running, **engine.configs)

@@ -13,7 +13,8 @@ from torch import nn
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
-from measure.recipe.modules import config_fields
+from measure.recipe.modules import config_fields, find_layer_list
+from measure.recipe.trained import differentiate, freeze
 from measure.run.case import RunCase
 from measure.worker.probes.phases import PhaseRecorder
 from planner.domain.recipe import Recipe
@@ -39,8 +40,7 @@ def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases:
         model = make_partitioned(case, scenario, device, model_config(case, scenario))
     else:
         model = _random_model(case, scenario, device)
-    if recipe.method == "full" and scenario.stack.trainable_fp32:
-        model = model.to(torch.float32)
+    model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
         _prepare_for_kbit(model, scenario)
     if recipe.adapter is not None:
@@ -230,8 +230,9 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
     )
 
 
-def checkpoint_activations(model: Any, recipe: Recipe) -> None:
+def checkpoint_activations(model: Any, scenario: Scenario) -> None:
     """As the Trainer does: the setting, and inputs that require a gradient where no embedding is trained."""
+    recipe = scenario.recipe
     if not recipe.gradient_checkpointing:
         return
     # Only said where it is asked for: older versions of Transformers do not know it.
@@ -239,3 +240,5 @@ def checkpoint_activations(model: Any, recipe: Recipe) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_kwargs(recipe), **every)
     if recipe.method == "lora":
         model.enable_input_require_grads()
+    elif recipe.train_layers:
+        differentiate(model, find_layer_list(model, model.config), scenario.stack.frozen_layers)

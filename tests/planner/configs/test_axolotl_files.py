@@ -151,7 +151,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
-        ("unfrozen_parameters: [lm_head]\n", "unfrozen_parameters: training some layers only"),
+        ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: beside adapters"),
         ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
         ("relora_steps: 150\n", "relora_steps: ReLoRA"),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),

@@ -50,7 +50,16 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
-    absent = runs | {"versions", "switches", "link", "tensor_parallel", "pipeline_parallel", "context_parallel"}
+    absent = runs | {
+        "train_layers",
+        "dora",
+        "versions",
+        "switches",
+        "link",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+    }
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
     assert {entry.origin for entry in scenario.assumptions} <= {"cli", "assumed", "catalog", "derived", "default:trl"}

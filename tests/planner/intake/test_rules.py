@@ -32,6 +32,44 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
     "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),
+    "train-layers-with-adapters": ({"train_layers": "last:8"}, {"method": "full", "train_layers": "last:8"}),
+    "train-layers-not-there": (
+        {"method": "full", "train_layers": "30-32;norm"},
+        {"method": "full", "train_layers": "30-31;norm"},
+    ),
+    "train-layers-match-nothing": ({"method": "full", "train_layers": "32-35"}, {"method": "full", "train_layers": "31-35"}),
+    "train-layers-divided": (
+        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero2"},
+        {"method": "full", "train_layers": "last:8", "gpus": 2},
+    ),
+    "train-layers-checkpointing-unread": (
+        {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
+        {"method": "full", "train_layers": "last:8;embed", "stack": "torchtune", "gradient_checkpointing": True},
+    ),
+    "train-layers-without-gradients": (
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "stack": "hf-trainer@4",
+            "gradient_checkpointing": True,
+            "checkpoint_reentrant": True,
+        },
+        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
+    "train-layers-with-offload": (
+        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True, "offload": "activations"},
+        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True},
+    ),
+    "train-layers-ends-in-pieces": (
+        {"method": "full", "train_layers": "norm;head", "loss": "liger", "stack": "llama-factory"},
+        {"method": "full", "train_layers": "last:1;head", "loss": "liger", "stack": "llama-factory"},
+    ),
+    "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
+    "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
+    "optimizer-of-whole-matrices": (
+        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
+        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
+    ),
     "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
     "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
     "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),

@@ -28,7 +28,7 @@ OTHER = replace(SPEC, name="other")
 def _view(method: str) -> LayerView:
     flags = {"model": "llama-2-7b", "method": method, "gpu": "a100-80gb", "seq": 512, "batch": 1}
     job = job_of(resolve(from_flags(flags)), Coefficients())
-    return layer_view(job, job.model.groups[0].block)
+    return layer_view(job, job.model.groups[0].block, trained=job.recipe.method == "full")
 
 
 def view_of(method: str, *, dropout: float = 0.0, numerics: dict[str, Any] | None = None, **changes: Any) -> LayerView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -117,3 +118,46 @@ def test_a_state_of_an_adapter_is_counted_in_ranks() -> None:
     adapter = Weight("A", "matrix", shape, "fp32", trained=True)
     assert stepped(job("adamw_torch_fused"), [adapter]) == [8 * 400, 8 * 400]
     assert stepped(job("adafactor"), [adapter])[:2] == [8 * 4, 400]
+
+
+def full(optimizer: Optimizer) -> Job:
+    """A full fine-tune under ``optimizer``."""
+    flags = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "seq": 512, "batch": 1, "optimizer": optimizer}
+    return job_of(resolve(from_flags(flags)), Coefficients())
+
+
+def most(requests: list[int]) -> int:
+    """The most bytes that are there at once."""
+    return max(accumulate(requests))
+
+
+def test_adam_mini_keeps_one_moment_and_a_number_for_each_row() -> None:
+    """The update of the parameter before lives until this one's: two beside each other, or an update and its negative."""
+    first = stepped(full("adam_mini"), [BIG, SMALL])
+    assert first[:2] == [800_000, 4_000]
+    assert sum(first) == 800_000 + 4_000 + 800 + 40
+    later = stepped(full("adam_mini"), [BIG, BIG], first=False)
+    assert (sum(later), most(later)) == (0, 2 * 800_000)
+
+
+def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest() -> None:
+    """The head is stepped by Adam, after all matrices."""
+    head = replace(BIG, name="head")
+    states = [800, 800_000, 800_000]
+    requests = stepped(full("muon"), [head, SMALL])
+    assert [each for each in requests if each > 0][:1] == states[:1]
+    assert sum(requests) == sum(states)
+
+
+def test_the_most_that_muon_holds_is_worked_out_from_its_source() -> None:
+    """Of an fp32 matrix of 1,000 x 200 in bf16: the gradient with momentum, ``x``, two terms and their sum, two squares.
+
+    Source: llamafactory 0.9.5 third_party/muon/muon.py: ``a * X + B @ X`` beside ``A`` and ``B`` of 200 x 200; for the second
+    matrix the update of the first is there, too.
+    """
+    whole, square = 2 * 200_000, 2 * 200 * 200
+    one = stepped(full("muon"), [BIG], first=False)
+    assert most(one) == 800_000 + 4 * whole + 2 * square
+    two = stepped(full("muon"), [BIG, BIG], first=False)
+    assert most(two) == 800_000 + 5 * whole + 2 * square
+    assert sum(two) == 0

@@ -57,11 +57,12 @@ def llama() -> ModelSpec:
 
 def recipe(method: str = "full", **changes: object) -> Recipe:
     """A recipe with every choice written out; ``changes`` replace fields of the recipe."""
-    adapter = Adapter(8, ("all-linear",), 0.05, (), "fp32") if method == "lora" else None
+    adapter = Adapter(8, ("all-linear",), 0.05, (), "fp32", dora=False) if method == "lora" else None
     base = Recipe(
         method="lora" if method == "lora" else "full",
         numerics=Numerics("bf16", "bf16-mixed"),
         adapter=adapter,
+        train_layers=(),
         optimizer="adamw_torch",
         sharding=NONE,
         offload="none",
@@ -473,7 +474,7 @@ class TestStep:
         base = predicted(scenario(llama, recipe("lora", batch=batch))).step_s
         for field, value in (("micro_batch", 3), ("seq_len", 640), ("grad_accum", 3)):
             assert predicted(scenario(llama, recipe("lora", batch=replace(batch, **{field: value})))).step_s > base
-        wide = Adapter(64, ("all-linear",), 0.05, (), "fp32")
+        wide = Adapter(64, ("all-linear",), 0.05, (), "fp32", dora=False)
         assert predicted(scenario(llama, recipe("lora", batch=batch, adapter=wide))).step_s > base
 
 

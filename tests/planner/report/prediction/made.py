@@ -76,7 +76,8 @@ def scenario() -> Scenario:
     recipe = Recipe(
         method="lora",
         numerics=Numerics("bf16", "bf16", "nf4", double_quant=True),
-        adapter=Adapter(16, ("all-linear",), 0.0, (), "fp32"),
+        adapter=Adapter(16, ("all-linear",), 0.0, (), "fp32", dora=False),
+        train_layers=(),
         optimizer="adamw_torch",
         sharding=NONE,
         offload="none",

@@ -1,0 +1,68 @@
+"""What a recipe trains of a model where that is not everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from measure.recipe.modules import find_layer_list
+from planner.domain.scenario import Scenario
+from planner.domain.stack import ENTERS, FrozenLayers
+from planner.intake.trained import End, trained_parts
+
+
+def freeze(model: Any, scenario: Scenario) -> Any:
+    """``model``, in which only what the recipe trains requires gradients, in fp32 where the stack widens it."""
+    recipe, widens = scenario.recipe, scenario.stack.trainable_fp32
+    if recipe.method != "full":
+        return model
+    if not recipe.train_layers:
+        return model.to(torch.float32) if widens else model
+    spec, layer_list = scenario.model, find_layer_list(model, model.config)
+    parts, ends = trained_parts(recipe.train_layers, spec.n_layers, tied=spec.tied), _ends(model)
+    for name, tensor in model.named_parameters():
+        number = name.removeprefix(f"{layer_list}.").partition(".")[0] if name.startswith(f"{layer_list}.") else ""
+        tensor.requires_grad_(int(number) in parts.layers if number else ends.get(id(tensor), "norm") in parts.ends)
+        if widens and tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.float32)
+    return model
+
+
+def _ends(model: nn.Module) -> dict[int, End]:
+    """Tables and head by the ``id`` of their parameters; a tied one is a table."""
+    found: dict[int, End] = {}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    found.update({id(tensor): "head" for tensor in (head.parameters() if head is not None else ())})
+    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    found.update({id(tensor): "embed" for table in tables for tensor in table.parameters()})
+    return found
+
+
+def differentiate(model: Any, layer_list: str, frozen: FrozenLayers) -> None:
+    """Let those inputs of checkpointed layers require gradients that do so in the stack.
+
+    Source: llamafactory 0.9.5 model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func.
+    """
+    if frozen == "differentiated":
+        model.enable_input_require_grads()
+        return
+    model.disable_input_require_grads()
+    if frozen not in ENTERS:
+        return
+    for layer in model.get_submodule(layer_list):
+        trained = any(tensor.requires_grad for tensor in layer.parameters())
+        if trained:
+            layer._gradient_checkpointing_func = partial(_entered, layer._gradient_checkpointing_func)  # noqa: SLF001
+        elif frozen == "spared":
+            layer.gradient_checkpointing = False
+
+
+def _entered(again: Callable[..., Any], function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Checkpoint ``function`` with a first tensor that requires a gradient."""
+    first = next(each for each in arguments if torch.is_tensor(each) and torch.is_floating_point(each))
+    first.requires_grad_(True)
+    return again(function, *arguments, **named)

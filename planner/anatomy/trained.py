@@ -1,0 +1,129 @@
+"""What a step does with each layer where only some are trained: which pass runs through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Recipe
+from planner.domain.stack import ENTERS, Stack
+from planner.intake.trained import ENDS, End, TrainedParts, trained_parts
+
+
+def parts_of(model: ModelSpec, recipe: Recipe) -> TrainedParts:
+    """The layers and ends whose own weights are trained: all, those that are named, or none beside adapters."""
+    if recipe.method != "full":
+        return TrainedParts(frozenset(), frozenset())
+    if not recipe.train_layers:
+        return TrainedParts(frozenset(range(model.n_layers)), frozenset(ENDS))
+    return trained_parts(recipe.train_layers, model.n_layers, tied=model.tied)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCounts:
+    """Trained parameters of a model, and the tensors that they are in."""
+
+    params: int
+    tensors: int
+
+
+@lru_cache(maxsize=256)
+def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
+    """Parameters and tensors of ``parts``; a table that is tied to the head counts once.
+
+    Source: the shapes of the model.
+    """
+    blocks = [group.block for group in model.groups for _ in range(group.count)]
+    chosen = [blocks[number] for number in parts.layers]
+    params = sum(block.param_count for block in chosen)
+    tensors = sum(
+        sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms) for block in chosen
+    )
+    if "norm" in parts.ends:
+        params += sum(norm.param_count for norm in model.final_norms)
+        tensors += len(model.final_norms)
+    if "embed" in parts.ends:
+        params += sum(table.param_count for table in (model.token_embedding, *model.extra_embeddings))
+        tensors += 1 + len(model.extra_embeddings)
+    if "head" in parts.ends:
+        params += model.head.bias_count + (0 if model.tied else model.head.weight_count)
+        tensors += int(not model.tied) + int(model.head.bias)
+    return TrainedCounts(params, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPasses:
+    """Which passes one layer has beside the forward pass.
+
+    ``trained``: gradients of its weights; ``differentiated``: the gradient of its input; ``rebuilt``: forward once more.
+    """
+
+    trained: bool
+    differentiated: bool
+    rebuilt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPasses:
+    """The passes of every layer, in order; ``ends``: what is trained around them."""
+
+    layers: tuple[LayerPasses, ...]
+    ends: frozenset[End]
+
+    @property
+    def parts(self) -> TrainedParts:
+        """What is trained."""
+        return TrainedParts(frozenset(number for number, each in enumerate(self.layers) if each.trained), self.ends)
+
+    @property
+    def backward_share(self) -> float:
+        """Share of the layers that backward runs through."""
+        return sum(each.differentiated or each.trained for each in self.layers) / len(self.layers)
+
+    @property
+    def trained_share(self) -> float:
+        """Share of the layers whose weights get gradients."""
+        return sum(each.trained for each in self.layers) / len(self.layers)
+
+    @property
+    def rebuilt_share(self) -> float:
+        """Share of the layers that run forward again."""
+        return sum(each.rebuilt for each in self.layers) / len(self.layers)
+
+
+def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool) -> bool:
+    """Whether layer ``number`` is called through checkpointing: layers 0, n, 2n, ..., of which some stacks spare frozen ones.
+
+    Source: transformers 5.23 modeling_utils.py _set_gradient_checkpointing; llamafactory 0.9.5
+    model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func.
+    """
+    if not recipe.gradient_checkpointing or number % recipe.checkpoint_every:
+        return False
+    return trained or not (recipe.train_layers and stack.frozen_layers == "spared")
+
+
+def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
+    """Whether what the first layer reads requires a gradient although nothing below it is trained.
+
+    Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py.
+    """
+    return recipe.gradient_checkpointing and (recipe.method != "full" or stack.frozen_layers == "differentiated")
+
+
+def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPasses:
+    """The passes of each layer of a model of which only ``recipe.train_layers`` are trained.
+
+    Backward stops below the first layer whose input needs a gradient; a checkpointed layer that nothing needs a gradient of
+    keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py; tests/against_libraries/test_trained_layers.py.
+    """
+    parts, made = parts_of(model, recipe), list[LayerPasses]()
+    reached = "embed" in parts.ends or makes_input_require_gradient(recipe, stack)
+    for number in range(model.n_layers):
+        trained = number in parts.layers
+        again = is_checkpointed(recipe, stack, number, trained=trained)
+        # The input of a layer that is checkpointed by itself requires a gradient.
+        reached = reached or (again and trained and stack.frozen_layers in ENTERS)
+        made.append(LayerPasses(trained, reached, again and (reached or trained)))
+        reached = reached or trained
+    return ModelPasses(tuple(made), parts.ends)

@@ -1,0 +1,100 @@
+"""Which layers a training file trains, where not all: LLaMA-Factory's ``freeze``, Axolotl's ``unfrozen_parameters``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from planner.configs.keys import Keys
+from planner.configs.reading import Reading
+from planner.errors import show
+
+_ENDS = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head"}
+# llamafactory 0.9.5 hparams/finetuning_args.py: freeze_trainable_layers.
+_DEFAULT_LAYERS = 2
+_OF_END = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
+_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj")
+_OF_LAYER = (*_MATRICES, "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
+# Patterns such as 2[0-9]+ also mean layers 200 to 299, which no model has.
+_MOST_LAYERS = 128
+
+
+def read_freeze(keys: Keys, reading: Reading) -> None:
+    """``finetuning_type: freeze``: the last layers, the first ones where the number is below zero, or some evenly apart.
+
+    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1.
+
+    Raises:
+        InputFileError: a number of layers that is none.
+        NotModelledError: some modules of each layer only, or modules around the layers that are not known.
+    """
+    modules = keys.names("freeze_trainable_modules")
+    if modules not in ((), ("all",)):
+        raise keys.not_modelled("freeze_trainable_modules", "training some modules of a layer only is not modelled; all is")
+    said = keys.get("freeze_trainable_layers")
+    count = _DEFAULT_LAYERS if said is None else said
+    spread = bool(keys.flag("use_llama_pro"))
+    if not isinstance(count, int) or isinstance(count, bool) or count == 0 or (spread and count < 0):
+        raise keys.wrong("freeze_trainable_layers", "a whole number, not 0, below it for the first layers", count)
+    layers = f"spread:{count}" if spread else f"last:{count}" if count > 0 else f"first:{-count}"
+    extra = keys.names("freeze_extra_modules")
+    if unknown := [name for name in extra if name not in _ENDS]:
+        raise keys.not_modelled("freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are")
+    place = keys.where("finetuning_type" if said is None else "freeze_trainable_layers")
+    reading.say("train_layers", (layers, *(_ENDS[name] for name in extra)), place)
+
+
+def read_unfrozen(keys: Keys, reading: Reading) -> None:
+    """``unfrozen_parameters``: expressions that names of parameters begin with, tried on those of Llama's kind of model.
+
+    A range behind a pattern (``[:32000]``) sets gradients to zero and saves nothing.
+    Source: axolotl 0.19.0 utils/freeze.py freeze_layers_except, LayerNamePattern; train.py setup_model_and_tokenizer.
+
+    Raises:
+        InputFileError: no list of expressions.
+        NotModelledError: beside adapters, some matrices of a layer only, or parameters that such a model does not have.
+    """
+    written = keys.names("unfrozen_parameters")
+    if not written:
+        return
+    if keys.has("adapter"):
+        raise keys.not_modelled("unfrozen_parameters", "beside adapters, which it freezes as well, this is not modelled")
+    patterns = [_compiled(keys, text) for text in written]
+    names = (*_OF_END, *(f"model.layers.{number}.{name}.weight" for number in range(_MOST_LAYERS) for name in _OF_LAYER))
+    for pattern, text in zip(patterns, written, strict=True):
+        if not _matches([pattern], *names):
+            raise keys.not_modelled(
+                "unfrozen_parameters", f"'{show(text)}' is no parameter of a dense model like Llama, which are read"
+            )
+    ends = [end for name, end in _OF_END.items() if _matches(patterns, name)]
+    numbers = []
+    for number in range(_MOST_LAYERS):
+        found = [_matches(patterns, f"model.layers.{number}.{name}.weight") for name in _OF_LAYER]
+        if any(found) and not all(found):
+            raise keys.not_modelled(
+                "unfrozen_parameters", "training some modules of a layer only is not modelled; whole layers are"
+            )
+        numbers += [number] * found[0]
+    reading.say("train_layers", (*_ranges(numbers), *ends), keys.where("unfrozen_parameters"))
+    if any(name in text for text in written for name in ("lm_head", "embed_tokens")):
+        reading.switch("frozen_layers", "differentiated", keys.where("unfrozen_parameters"))
+
+
+def _compiled(keys: Keys, text: str) -> re.Pattern[str]:
+    """A pattern without its range; periods stand for themselves, unless ``+`` follows."""
+    plain = re.sub(r"(.)\[[0-9]*(?::[0-9]*)?\]$", r"\1", text)
+    try:
+        return re.compile(re.sub(r"\.(?!\+)", "\\.", plain))
+    except re.error:
+        raise keys.wrong("unfrozen_parameters", "regular expressions", text) from None
+
+
+def _matches(patterns: Sequence[re.Pattern[str]], *names: str) -> bool:
+    return any(pattern.match(name) for pattern in patterns for name in names)
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """``4-7`` for numbers in a row."""
+    rows = [[number for _, number in row] for _, row in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    return [str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]

@@ -1,0 +1,72 @@
+"""Which layers of a model are trained where not all are, as people write it: ``last:8``, ``first:2``, ``16-31``, ``norm``.
+
+``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from planner.errors import UsageError, show
+
+End = Literal["embed", "norm", "head"]
+ENDS: tuple[End, ...] = get_args(End)
+"""What lies around the layers: tables, norms outside of layers, the head."""
+_NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParts:
+    """Numbers of the layers that are trained, from 0 on, and what is trained around them."""
+
+    layers: frozenset[int]
+    ends: frozenset[End]
+
+
+@lru_cache(maxsize=256)
+def trained_parts(selectors: tuple[str, ...], n_layers: int, *, tied: bool) -> TrainedParts:
+    """What ``selectors`` mean in a model of ``n_layers``; numbers that it has no layer of mean nothing.
+
+    A head that is ``tied`` to the table is trained with it.
+
+    Raises:
+        UsageError: not one of the forms.
+    """
+    layers: set[int] = set()
+    ends: set[End] = set()
+    for selector in selectors:
+        found = [end for end in ENDS if end == selector]
+        ends.update(found)
+        if not found:
+            layers.update(_numbers(selector, n_layers))
+    if tied and ends & {"embed", "head"}:
+        ends |= {"embed", "head"}
+    return TrainedParts(frozenset(number for number in layers if number < n_layers), frozenset(ends))
+
+
+def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]:
+    """Those of ``selectors`` that name a layer behind the last one, or more layers than there are.
+
+    Raises:
+        UsageError: not one of the forms.
+    """
+    return tuple(each for each in selectors if each not in ENDS and max(_numbers(each, n_layers), default=0) >= n_layers)
+
+
+def _numbers(selector: str, n_layers: int) -> range:
+    match = _NUMBERED.fullmatch(selector)
+    if match is None or (match[4] is not None and int(match[4]) < int(match[3])):
+        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, {', '.join(ENDS)}"
+        raise UsageError(f"train_layers must be among {forms}, but it is '{show(selector)}'")
+    if match[1] is None:
+        return range(int(match[3]), int(match[4] or match[3]) + 1)
+    count = int(match[2])
+    if match[1] == "spread" and 0 < count <= n_layers:
+        if n_layers % count:
+            raise UsageError(f"train_layers {selector}: {n_layers} layers cannot be divided into {count} equal rows")
+        return range(n_layers // count - 1, n_layers, n_layers // count)
+    # More than there are reaches beyond the last, so that it is found missing.
+    return range(n_layers - count, n_layers) if match[1] == "last" and count <= n_layers else range(count)

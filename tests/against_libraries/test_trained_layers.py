@@ -1,0 +1,135 @@
+"""Training of some layers only: the trace freezes the real modules, and the program asks for the same memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix.models import small_fields, text_fields
+from test_checkpoint_every import program_bytes
+
+from measure.trace.program import trace_events
+from planner.allocator.summary import summarize
+from planner.domain.coefficients import Coefficients
+from planner.domain.recipe import DTYPE_BYTES
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.quick import predict_quick
+from planner.program.job import job_of
+from planner.program.step import step_of
+from planner.program.tensors import Unit
+from planner.report.trace.requests import differences
+from planner.throughput.job import Job
+from planner.throughput.job import job_of as timed_job_of
+from planner.throughput.kernels import elementwise_seconds
+from tests.extras import import_or_skip
+
+LAYERS = 5
+# What is trained: the end, the beginning, a range with what stands behind it, single layers, and the ends alone.
+CHOICES = (("last:2",), ("first:2",), ("2-3", "norm", "head"), ("1", "3", "embed"), ("norm", "head"))
+# The second model ties its head to its table.
+MODELS = ("llama-3.1-8b", "gemma-7b")
+
+
+def scenario_of(model: str, folder: Path, depth: int = LAYERS, **flags: Any) -> Scenario:
+    """A full fine-tune of a scaled-down model of five layers."""
+    fields = small_fields(text_fields(model))
+    path = folder / f"{model}.json"
+    path.write_text(json.dumps(fields | {"num_hidden_layers": depth}), encoding="utf-8")
+    said = {"model": str(path), "method": "full", "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags}
+    return resolve(from_flags(said))
+
+
+def check(scenario: Scenario) -> None:
+    """Both sides ask for the same in a later micro-step, and in loading and the optimizer's step."""
+    import_or_skip("peft")
+    from streams import both
+
+    for phases in (("forward_2", "loss_2", "backward_2"), ("optimizer_step",)):
+        program, trace = both(scenario, phases)
+        assert differences(program, trace) == []
+    assert len(trace) > 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("layers", CHOICES, ids="+".join)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_request_is_that_of_the_real_modules(
+    model: str, layers: tuple[str, ...], checkpointing: bool, tmp_path: Path
+) -> None:
+    """No request differs, with and without checkpointing."""
+    check(scenario_of(model, tmp_path, train_layers=layers, gradient_checkpointing=checkpointing))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("layers", CHOICES, ids="+".join)
+def test_the_peak_is_that_of_the_real_modules(layers: tuple[str, ...], checkpointing: bool, tmp_path: Path) -> None:
+    """GPT-NeoX (biases, layer norms, both parts of a layer side by side): allocated within 0.5 %."""
+    scenario = scenario_of("gpt-neox-20b", tmp_path, train_layers=layers, gradient_checkpointing=checkpointing)
+    trace = summarize(trace_events(scenario)).allocated_peak_bytes
+    assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
+
+
+# Under which stack, with which kind of checkpointing: inputs of trained layers require gradients, those of frozen ones do not.
+STACKS: dict[str, dict[str, Any]] = {
+    "skipped": {"stack": "hf-trainer@5", "switches": ("frozen_layers=skipped",), "checkpoint_reentrant": False},
+    "spared": {"stack": "hf-trainer@5", "switches": ("frozen_layers=spared", "trainable_fp32=true"), "load_dtype": "bf16"},
+    "entered": {"stack": "hf-trainer@5", "switches": ("frozen_layers=entered", "trainable_fp32=true"), "load_dtype": "bf16"},
+    "differentiated": {"stack": "hf-trainer@5", "checkpoint_reentrant": True},
+    "llama-factory": {"stack": "llama-factory"},
+}
+
+
+@pytest.mark.parametrize("layers", [("last:2",), ("1", "3"), ("first:2", "embed")], ids="+".join)
+@pytest.mark.parametrize("name", STACKS)
+def test_every_request_under_other_stacks(name: str, layers: tuple[str, ...], tmp_path: Path) -> None:
+    """The same where the stack makes other inputs require gradients, and widens what it trains."""
+    said = {"gradient_checkpointing": True, "checkpoint_reentrant": True, "precision": "bf16-mixed", **STACKS[name]}
+    check(scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, **said))
+
+
+def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
+    """DDP: the allocated peak is that of the trace, and the buckets are as large as all gradients."""
+    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=("last:2",), gpus=2, sharding="ddp", precision="bf16-mixed")
+    trace = summarize(trace_events(scenario)).allocated_peak_bytes
+    assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
+    stream = step_of(job_of(scenario, Coefficients()))
+    sizes = stream.sizes(dict.fromkeys(Unit, 1.0))
+    buckets = sum(size for size, term in zip(sizes, stream.terms, strict=True) if term == "gradient_buckets")
+    block = scenario.model.groups[0].block
+    assert buckets == 2 * block.param_count * DTYPE_BYTES[scenario.recipe.numerics.load_dtype]
+
+
+@pytest.mark.parametrize("layers", [("last:2",), ("first:2", "head")], ids="+".join)
+def test_the_quick_reading_is_near_the_replay(layers: tuple[str, ...], tmp_path: Path) -> None:
+    """A deep model whose layers differ is not read from two shallow ones."""
+    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, depth=32, gradient_checkpointing=True)
+    job = job_of(scenario, Coefficients())
+    allocated = max(float(each.allocated_bytes) for each in predict_quick(job).phases)
+    assert allocated == pytest.approx(program_bytes(scenario), rel=0.01)
+
+
+def test_a_selector_that_is_none_says_the_forms(tmp_path: Path) -> None:
+    """A wrong name or a range from high to low."""
+    for wrong in ("layers.3", "last:", "5-3", "lm_head"):
+        with pytest.raises(UsageError, match="last:8"):
+            scenario_of("llama-3.1-8b", tmp_path, train_layers=(wrong,))
+
+
+def test_frozen_layers_take_less_time(tmp_path: Path) -> None:
+    """Fewer trained layers take less time, fewer parameters to update, and as much forward."""
+
+    def timed(**flags: Any) -> Job:
+        made = timed_job_of(scenario_of("llama-3.1-8b", tmp_path, **flags), Coefficients())
+        assert made is not None
+        return made
+
+    everything, last = timed(), timed(train_layers=("last:1",))
+    assert last.work.base.forward == everything.work.base.forward
+    assert last.work.base.backward < everything.work.base.backward
+    assert last.trained_params == last.scenario.model.groups[0].block.param_count
+    assert float(elementwise_seconds(last)) < float(elementwise_seconds(everything))

@@ -1,0 +1,106 @@
+"""Files that train some layers only: what their tools freeze, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, NotModelledError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: freeze\ntemplate: qwen\nbf16: true\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len: 1024\ngradient_checkpointing: true\n"
+
+
+def recipe_of(folder: Path, text: str) -> Any:
+    """The recipe of a file on one card."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm"})))
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("", ("last:2",)),
+        ("freeze_trainable_layers: 8\n", ("last:8",)),
+        ("freeze_trainable_layers: -3\nfreeze_trainable_modules: all\n", ("first:3",)),
+        ("freeze_extra_modules: embed_tokens,lm_head\n", ("last:2", "embed", "head")),
+        ("freeze_trainable_layers: 8\nuse_llama_pro: true\n", ("spread:8",)),
+    ],
+)
+def test_llama_factory_freezes(text: str, layers: tuple[str, ...], tmp_path: Path) -> None:
+    """The last layers, the first ones, or those that LLaMA Pro added; other layers are not checkpointed."""
+    scenario = recipe_of(tmp_path, FACTORY + text)
+    assert (scenario.recipe.method, scenario.recipe.train_layers) == ("full", layers)
+    assert scenario.stack.frozen_layers == "spared"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "layers"),
+    [
+        (["model.layers.1[0-9]+"], ("10-19", "100-127")),
+        (["^lm_head.weight$", "^model.embed_tokens.weight$[:32000]", "model.layers.5."], ("5", "embed", "head")),
+        (["model.layers.[02]."], ("0", "2")),
+        (["model.norm", "model.layers.3"], ("3", "30-39", "norm")),
+    ],
+)
+def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], tmp_path: Path) -> None:
+    """Expressions over names; a partly frozen model is checkpointed without reentry."""
+    scenario_text = AXOLOTL + f"unfrozen_parameters: {patterns}\n"
+    scenario = recipe_of(tmp_path, scenario_text)
+    assert scenario.recipe.train_layers == layers
+    assert not scenario.recipe.checkpoint_reentrant
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (FACTORY + "freeze_trainable_modules: mlp\n", "some modules"),
+        (FACTORY + "freeze_extra_modules: visual\n", "visual"),
+        (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.mlp']\n", "whole layers"),
+        (
+            AXOLOTL + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n",
+            "block_sparse_moe",
+        ),
+    ],
+)
+def test_parts_of_layers_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    """Nothing that trains some matrices of a layer is taken for whole layers, or for none."""
+    with pytest.raises(NotModelledError, match=says):
+        recipe_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FACTORY.replace("freeze", "lora") + "use_dora: true\nuse_rslora: true\n",
+        AXOLOTL + "adapter: lora\nlora_r: 8\nlora_target_linear: true\npeft_use_dora: true\npeft_use_rslora: true\n"
+        "lora_mlp_kernel: false\n",
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nlora_r: 8\nmax_length: 512\nuse_dora: true\nuse_rslora: true\n",
+    ],
+    ids=["llama-factory", "axolotl", "trl"],
+)
+def test_dora_by_each_tools_key(text: str, tmp_path: Path) -> None:
+    """DoRA is counted; rsLoRA is another scaling, which changes nothing."""
+    adapter = recipe_of(tmp_path, text).recipe.adapter
+    assert adapter is not None
+    assert adapter.dora
+
+
+def test_no_number_of_layers(tmp_path: Path) -> None:
+    """A number that is none."""
+    with pytest.raises(InputFileError, match="whole number"):
+        recipe_of(tmp_path, FACTORY + "freeze_trainable_layers: 0\n")
+
+
+@pytest.mark.parametrize("name", ["adam_mini", "muon"])
+def test_llama_factorys_own_optimizers(name: str, tmp_path: Path) -> None:
+    """They take the place of what ``optim`` says."""
+    text = FACTORY.replace("freeze", "full") + f"use_{name}: true\noptim: adamw_torch\n"
+    assert recipe_of(tmp_path, text).recipe.optimizer == name
