@@ -3,9 +3,9 @@
 Where a trainer picks completion tokens by a mask of values, all tokens are taken for completion tokens: fake tensors have no
 values, and that is the most.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
-concatenated_forward, which are those of 1.16.0 trl/experimental; trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
-reward_trainer.py; hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
+selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
+concatenated_forward, which are those of 1.16.0 trl/experimental.  trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
+reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
 get_batch_logps.
 """
 

@@ -174,10 +174,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_other_kinds(keys)
-    task = axolotl_task(keys)
-    if task is not None:
-        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
+    _read_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
@@ -218,12 +215,15 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(TRAINER_HARMLESS)
 
 
-def _refuse_other_kinds(keys: Keys) -> None:
-    """Refuse model code of its own, and files that merge.
+def _read_task(keys: Keys, reading: Reading) -> None:
+    """What is trained for; model code of its own and files that merge are refused.
 
     Raises:
         NotModelledError: another kind of training, or none.
     """
+    task = axolotl_task(keys)
+    if task is not None:
+        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):

@@ -96,9 +96,9 @@ class Stack:
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
-    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens: of all logits at once (``whole``); row by
-    row of the batch (``rows``), with the hidden states of all layers returned as well (``rows_and_hidden``), or of logits cut by
-    one position (``shifted_rows``); in tiles of the head's product, without logits (``tiles``); ``none``: it has no such trainer.
+    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once; ``rows``:
+    row by row of the batch.  ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits
+    are cut by one position first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.

@@ -3,11 +3,10 @@
 Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken for tokens of
 completions, which is the most; a prompt's are left out by masks.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits; trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
-cpo_trainer.py concatenated_forward; trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
-trainer/kto_trainer.py and reward_trainer.py; hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py
-and train/trainer_utils.py get_batch_logps; torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl and
-torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
+selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
+cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
+trainer/kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py,
+train/kto/trainer.py and train/trainer_utils.py get_batch_logps.
 Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens the cast rows of two
 tiles meet.
 """
@@ -168,7 +167,11 @@ def _gathered(torch: Operators, logits: Tensor) -> Tensor:
 
 
 def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
-    """``logsumexp`` of each row, with a tensor of that size on the way; the gradients of all rows wait for each other."""
+    """``logsumexp`` of each row, with a tensor of that size on the way; the gradients of all rows wait for each other.
+
+    Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp
+    logsumexp_backward, gather_backward, unbind_backward.
+    """
     words = logits.count
     _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp")
     del _less_maxima

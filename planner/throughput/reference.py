@@ -33,12 +33,18 @@ def aside_seconds(job: Job) -> Number:
 
 
 def issued_operators(job: Job) -> Number:
-    """Operators of all passes of a micro-step: those of training, and forward ones of each pass beside it."""
+    """Operators of all passes of a micro-step: those of training, and forward ones of each pass beside it.
+
+    Source: :mod:`planner.throughput.operators`.
+    """
     operators = job.profile.operators
     return operators.total + passes_aside(job.recipe) * operators.forward
 
 
 def waiting_operators(job: Job) -> Number:
-    """Operators of passes that wait for the GPU between matrices (int8), those beside the training pass as well."""
+    """Operators of passes that wait for the GPU between matrices (int8), those beside the training pass as well.
+
+    Source: :mod:`planner.throughput.operators`.
+    """
     waiting = job.profile.operators.synchronising
     return waiting if is_zero(waiting) else waiting * (1 + passes_aside(job.recipe) / job.passes)
