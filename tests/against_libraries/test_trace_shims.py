@@ -255,7 +255,7 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
 
 
 def test_dora_reads_the_weight_of_a_stand_in() -> None:
-    """A packed matrix has no state of bitsandbytes to be dequantised by; with the shim it comes in the dtype that was quantised."""
+    """A packed matrix has no state of bitsandbytes to be dequantised by; with the shim it has its old dtype."""
     from peft.tuners.lora import dora
 
     class Packed(torch.nn.Linear):
