@@ -34,6 +34,7 @@ TESTED = {
     "half_softmax",
     "autocast_lists",
     "autocast_state",
+    "dora_weights",
     "step_values",
     "host_steps",
     "code_books",
@@ -251,6 +252,20 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
     states = [record.block.n_bytes for record in recorder.trace.records if record.alloc and "zeros_like" in record.block.op]
     assert states == [16 * 16 * 4] * 2
     assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
+
+
+def test_dora_reads_the_weight_of_a_stand_in() -> None:
+    """A packed matrix has no state of bitsandbytes to be dequantised by; with the shim it has its old dtype."""
+    from peft.tuners.lora import dora
+
+    class Packed(torch.nn.Linear):
+        expanded_dtype, nested = torch.bfloat16, False
+
+    with shimmed("dora_weights"):
+        assert dora.dequantize_module_weight(Packed(8, 4)).dtype == torch.bfloat16
+        assert dora.dequantize_module_weight(torch.nn.Linear(8, 4)).dtype == torch.float32
+    with FakeTensorMode():
+        assert dora.dequantize_module_weight(Packed(8, 4)).dtype == torch.float32
 
 
 def test_scaled_gradients_are_taken_not_to_overflow() -> None:
