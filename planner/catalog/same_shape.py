@@ -41,20 +41,49 @@ _OTHER_MODULES = frozenset({
     *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
     *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
     *("draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
-    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino"),
+    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml"),
 })  # fmt: skip
-# Training for a language often enlarges the vocabulary.
+# Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
-    *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "chinese", "zh", "cn", "japanese", "ja", "jp"),
-    *("korean", "ko", "kor", "arabic", "ar", "hindi", "thai", "vietnamese", "vi", "indonesian", "russian", "ru", "greek"),
-    *("hebrew", "persian", "turkish", "polish", "dutch", "german", "french", "italian", "spanish", "portuguese", "swedish"),
-    *("odia", "tamil"),
+    *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit", "units"),
+    *("zh", "cn", "ja", "jp", "ko", "kor", "ar", "vi", "ru", "openbuddy", "ziya"),
 })  # fmt: skip
+_LANGUAGES = (
+    *("chinese", "japan", "korea", "arabic", "hindi", "thai", "vietnam", "indonesia", "russia", "greek", "hebrew", "persian"),
+    *(
+        "turkish",
+        "polish",
+        "dutch",
+        "german",
+        "french",
+        "italian",
+        "spanish",
+        "portugu",
+        "swedish",
+        "finnish",
+        "norwegian",
+        "danish",
+    ),
+    *(
+        "czech",
+        "hungarian",
+        "romanian",
+        "bulgarian",
+        "ukrain",
+        "odia",
+        "tamil",
+        "telugu",
+        "bengali",
+        "malay",
+        "filipino",
+        "swahili",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """The known models that an id may be one of, and the 16 or 32-bit dtype that the id itself names.
+    """The known models whose shape an id may have, the likeliest first, and the 16 or 32-bit dtype that the id itself names.
 
     Several models: the id does not say which, so that it counts only where all of them have the same shape.
     """
@@ -75,18 +104,18 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     if QUANTISED.search(name) or QUANTISED.search(owner) or len(stored) > 1:
         return Kin((), None)
     found = _copied(name, index) or _fine_tuned(words, index.ids)
-    return Kin(tuple(sorted(found)), stored.pop() if stored else None)
+    return Kin(found, stored.pop() if stored else None)
 
 
-def _copied(name: str, index: CatalogIndex) -> set[str]:
+def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
     """Models known under ``name``, whoever the owner; a name without a number says too little."""
     folded = fold_name(name)
     if not re.search(r"\d", folded):
-        return set()
-    return {model_id for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded}
+        return ()
+    return tuple({model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded})
 
 
-def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> set[str]:
+def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     """Models whose words ``words`` hold, with nothing beside that would change them.
 
     Of two the one that says more.  A known model that says still more than ``words`` (``gemma-2-9b-it``) may be meant, too.
@@ -99,12 +128,20 @@ def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> set[str]:
         if rest is not None and not any(_changes(word, families) for word in rest):
             found[model_id] = base
     found = {each: base for each, base in found.items() if not any(set(base) < set(other) for other in found.values())}
-    siblings = {each for each, base in named.items() if any(set(less) < set(base) for less in found.values())}
-    return set(found) | siblings
+    siblings = {each: None for each, base in named.items() for less in found.values() if _says_more(base, less)}
+    return (*found, *siblings)
+
+
+def _says_more(base: Sequence[str], less: Sequence[str]) -> bool:
+    """Whether ``base`` is ``less`` with further words, of the same family and version."""
+    return base[:2] == less[:2] and set(base) > set(less)
 
 
 def _changes(word: str, families: frozenset[str]) -> bool:
-    return bool(_SIZE.fullmatch(word)) or word in families | _OTHER_MODULES | _OTHER_VOCABULARY
+    """Whether ``word`` beside the name of a base says that shapes are not the base's."""
+    if _SIZE.fullmatch(word) or word in families | _OTHER_MODULES | _OTHER_VOCABULARY:
+        return True
+    return word.startswith(_LANGUAGES)
 
 
 def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:

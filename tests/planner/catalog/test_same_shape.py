@@ -31,6 +31,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("allenai/Llama-3.1-Tulu-3-8B-SFT", "llama-3.1-8b", "bf16"),
     ("someone/dolphin-2.9-llama3-8b", "llama-3-8b", "bf16"),
     ("someone/Llama-3_1-8B-stories", "llama-3.1-8b", "bf16"),
+    ("someone/llama-7b-stories", "llama-7b", "fp16"),
     ("someone/stories-qwen2-5-3b", "qwen2.5-3b", "bf16"),
     ("someone/Mistral-7B-Instruct-v0.3-stories", "mistral-7b-v0.3", "bf16"),
     ("someone/Qwen3-30B-A3B-stories", "qwen3-30b-a3b", "bf16"),
@@ -57,7 +58,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B", "someone/TinyLlama"),
     # Other modules, or another vocabulary.
     *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
-    *("hfl/chinese-llama-2-7b", "someone/tiny-random-llama-3-8b", "someone/llama-3-8b-reward"),
+    *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b", "someone/llama-3-8b-reward"),
 ])  # fmt: skip
 def test_what_a_name_does_not_settle_is_refused(hub_id: str) -> None:
     """Nothing is guessed where weights, shapes or the base may be others."""
