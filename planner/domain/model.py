@@ -19,6 +19,7 @@ RotaryResult = Literal["wider", "input", "fp32"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 RotaryTables = Literal["cast", "fp32", "half", "layers"]
+EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
 
@@ -208,7 +209,8 @@ class BlockSpec:
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
     ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
-    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero.
+    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero;
+    ``drops_inside`` marks those that run inside attention and feed-forward part, whose variables live until then.
     ``norms_sums`` marks norms behind the branches that read the stream after the addition, not the branch before it (OPT 350M).
     ``branch_sum`` is what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and
     the first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
@@ -221,6 +223,7 @@ class BlockSpec:
     parallel: bool = False
     extra_params: int = 0
     dropouts: int = 0
+    drops_inside: bool = False
     reads_stream: bool = False
     norms_first: bool = False
     norms_sums: bool = False
@@ -268,7 +271,7 @@ class ModelSpec:
     ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
     ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
     is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
-    ``embedding_dropout`` a dropout of them.
+    ``embedding_dropout`` a dropout of them, the ``last`` thing before the layers or ``before_tables`` of rotary positions.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
@@ -295,7 +298,7 @@ class ModelSpec:
     remote_code: bool = False
     logit_softcap: bool = False
     embedding_norm: bool = False
-    embedding_dropout: bool = False
+    embedding_dropout: EmbeddingDropout = "none"
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
     rotary_tables: RotaryTables = "cast"

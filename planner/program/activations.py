@@ -24,6 +24,8 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return torch.mul(x, torch.kernel(torch.same(x, "mul"), "sigmoid", saves="output"))
         if name == "bloom_gelu":
             return _bloom_gelu(torch, x)
+        if name == "relu2":
+            return _squared(torch, view, torch.kernel(x, "relu", saves="output"))
         return torch.kernel(x, name, saves="output" if name == "relu" else "input")
 
 
@@ -65,6 +67,10 @@ def _gelu_new(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def _cube(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    return _squared(torch, view, x)
+
+
+def _squared(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.square(torch.to(x, "fp32") if view.dtypes.autocast else x)
 
 

@@ -9,7 +9,7 @@ from planner.program.eager import eager
 from planner.program.heads import by_heads, fused_projection, head_norm
 from planner.program.kernels import fused_attention
 from planner.program.latent import latent_heads
-from planner.program.matrices import linear
+from planner.program.matrices import dropout, linear
 from planner.program.operators import Operators
 from planner.program.rotary import rotated
 from planner.program.tensors import Tensor
@@ -25,7 +25,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out, _variables = eager(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
-        return linear(torch, view, view.linears("attn_out")[0], out)
+        out = linear(torch, view, view.linears("attn_out")[0], out)
+        return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 
 def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:

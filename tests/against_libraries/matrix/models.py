@@ -59,6 +59,7 @@ MODELS: tuple[str, ...] = (
     "smollm2-1.7b",
     "smollm3-3b",
     "internlm3-8b",
+    "starcoder2-3b",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192
