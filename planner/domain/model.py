@@ -9,13 +9,13 @@ LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators"]
+NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
-RotaryResult = Literal["wider", "input", "fp32"]
+RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 RotaryTables = Literal["cast", "fp32", "half", "layers"]
@@ -82,6 +82,7 @@ class NormSpec:
     - ``one_plus``: before casting back, with 1 + weight (Gemma)
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
+    - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
     """
 
     kind: NormKind
@@ -121,9 +122,12 @@ class AttentionSpec:
     ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
     ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``:
     products of halves, then joined; ``complex``: one product of complex numbers.  ``rotary_result``: its dtype, that of the
-    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``.
+    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``, or one
+    whose products alone are (``floated``: input and swapped input are cast, tables are fp32).
     ``head_norms_last``: query and key norms run after all three projections, not each behind its own.  ``heads_last``: the code
     sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
+    ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
+    clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
     """
 
     n_heads: int
@@ -149,6 +153,9 @@ class AttentionSpec:
     head_norms_last: bool = False
     heads_last: bool = False
     scales_query: bool = False
+    head_norms_turned: bool = False
+    clips_products: bool = False
+    scales_turned_query: bool = False
 
     @property
     def q_width(self) -> int:

@@ -10,6 +10,7 @@ from planner.program.autograd import record
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView
+from planner.program.xielu import xielu
 
 
 def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -26,6 +27,8 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return _bloom_gelu(torch, x)
         if name == "relu2":
             return _squared(torch, view, torch.kernel(x, "relu", saves="output"))
+        if name == "xielu":
+            return xielu(torch, view, x)
         return torch.kernel(x, name, saves="output" if name == "relu" else "input")
 
 
@@ -54,6 +57,17 @@ def _clamp(torch: Operators, x: Tensor, limits: int) -> Tensor:
         return [torch.like(gradient, "where")]
 
     return record(torch, torch.like(x, "clamp"), [x], [x], backward)
+
+
+def clamped(torch: Operators, x: Tensor) -> Tensor:
+    """``clamp_`` between two limits: a copy of the input is saved, and the result takes its place."""
+    kept = torch.like(x, "clone")
+
+    def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _within = [torch.like(saved[0], "ge", "bool") for _ in range(2)]
+        return [torch.like(gradient, "where")]
+
+    return record(torch, x.alias(), [x], [kept], backward)
 
 
 def _gelu_new(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attent
 
 from __future__ import annotations
 
+from planner.program.activations import clamped
 from planner.program.eager import eager
 from planner.program.heads import by_heads, fused_projection, head_norm
 from planner.program.kernels import fused_attention
@@ -37,6 +38,11 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
     if view.block.attention.position == "rope":
         query, key, rest = rotated(torch, view, query, key)
         held += rest
+    if view.block.attention.head_norms_turned:
+        query = head_norm(torch, view, 0, query)
+        key = head_norm(torch, view, 1, key)
+    if view.block.attention.scales_turned_query:
+        query = torch.same(query, "mul")
     return query, key, value, held
 
 
@@ -47,7 +53,7 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
     spec = view.block.attention
     numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     norms = [each for each in view.block.norms if each.on == "heads"]
-    whole = spec.heads_last and bool(norms)
+    whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
     made: list[Tensor] = []
     for index, matrix in enumerate(view.linears("attn_in")):
         made.append(linear(torch, view, matrix, x))
@@ -57,8 +63,9 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
             made[index] = head_norm(torch, view, index, made[index])
         if not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
-        if not (whole or spec.head_norms_last):
+        if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    made = [clamped(torch, each) if spec.clips_products else each for each in made]
     for index in range(3):
         if spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
