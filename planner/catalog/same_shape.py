@@ -41,8 +41,10 @@ _OTHER_MODULES = frozenset({
     *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
     *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
     *("draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
-    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml"),
+    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied", "llamafy"),
 })  # fmt: skip
+# Owners who publish a family with the modules of another one: https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
+_CONVERTED = frozenset({("unsloth", "phi")})
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
     *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit", "units"),
@@ -101,7 +103,8 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     owner, _, name = hub_id.partition("/")
     words = _words(name, _families(index.ids))
     stored = {_STORED[word] for word in words if word in _STORED}
-    if QUANTISED.search(name) or QUANTISED.search(owner) or len(stored) > 1:
+    converted = any((owner.lower(), word) in _CONVERTED for word in words)
+    if QUANTISED.search(name) or QUANTISED.search(owner) or converted or len(stored) > 1:
         return Kin((), None)
     found = _copied(name, index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)

@@ -117,7 +117,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with just the layers that show every kind of layer."""
-    kinds = {"gemma3_text": 6, "smollm3": 4, "deepseek_v2": 2, "deepseek_v3": 4}
+    kinds = {"gemma3_text": 6, "smollm3": 4, "cohere2": 4, "deepseek_v2": 2, "deepseek_v3": 4}
     return config | {"num_hidden_layers": kinds.get(config["model_type"], 2)}
 
 

@@ -60,6 +60,9 @@ MODELS: tuple[str, ...] = (
     "smollm3-3b",
     "internlm3-8b",
     "starcoder2-3b",
+    "command-r7b-12-2024",
+    "apertus-8b",
+    "olmo-7b",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192
