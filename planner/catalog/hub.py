@@ -22,7 +22,13 @@ _FAILURE_KEPT_S = 60.0
 """Seconds for which a failure is not tried again: long enough for one call with many files, short enough for a notebook."""
 _MOST_KEPT = 128
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+_UNREAD = frozenset({None, 401, 403})
+"""No answer, or an answer without access: the model may well be there."""
 _WAY_OUT = "download its config.json and pass the path of that file instead"
+
+
+class UnreadConfigError(UsageError):
+    """A model that may be on the Hub, but whose config could not be read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +54,17 @@ def fetch_config(hub_id: str) -> Mapping[str, Any]:
     Answers are kept for the process, failures for a minute: of a host that cannot be reached for all its models.
 
     Raises:
-        UsageError: no network, offline by switch, no such model, gated or private, or an answer that is no config.
+        UnreadConfigError: no network, offline by switch, or no access.
+        UsageError: no such model, or an answer that is no config.
     """
     if switch := offline_switch():
         known = "is neither in the catalog nor in the Hugging Face cache"
-        raise UsageError(f"model '{hub_id}' {known}, and {switch} forbids asking the Hub: {_WAY_OUT}")
+        raise UnreadConfigError(f"model '{hub_id}' {known}, and {switch} forbids asking the Hub: {_WAY_OUT}")
     hub, url = endpoint(), config_url(hub_id)
     found = _look_up(hub, url)
     if isinstance(found, _Failure):
-        raise UsageError(_sentence(hub_id, hub, found))
+        kind = UnreadConfigError if found.status in _UNREAD else UsageError
+        raise kind(_sentence(hub_id, hub, found))
     return parse_config(found, url)
 
 

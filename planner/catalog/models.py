@@ -29,8 +29,13 @@ class ResolvedModel:
     """A model, how its name was understood, and what the user should know about that (may be empty)."""
 
     spec: ModelSpec
-    how: Literal["catalog", "size", "file", "hub"]
+    how: Literal["catalog", "size", "file", "hub", "name"]
     note: str
+
+    @property
+    def doubt(self) -> str:
+        """What must be said with every answer: that only the model's name was read (may be empty)."""
+        return self.note if self.how == "name" else ""
 
 
 class ModelEntry(BaseModel):
@@ -112,6 +117,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     - a catalog id, alias or Hub id in any spelling
     - a size such as ``7b``
     - a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache or is fetched
+    - where it cannot be read, a Hub id that names a known model of which it is a copy or a fine-tune
 
     Raises:
         UnknownNameError: nothing of these; says the nearest.
@@ -194,16 +200,42 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
-    from planner.catalog.hub import config_url, fetch_config
+    from planner.catalog.hub import UnreadConfigError, config_url, fetch_config
     from planner.catalog.hub_settings import cached_config, endpoint
 
     file = cached_config(hub_id)
     if file is not None:
         fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
     else:
-        fields, source, origin = fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
+        try:
+            fields, source, origin = fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
+        except UnreadConfigError:
+            if (resolved := _from_name(hub_id)) is not None:
+                return resolved
+            raise
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _from_name(hub_id: str) -> ResolvedModel | None:
+    """The known model that ``hub_id`` names as its base; ``None`` where it names none, or two that differ."""
+    from planner.catalog.same_shape import kin_of
+
+    kin = kin_of(hub_id, _index())
+    entries = [_read_entry(model_id) for model_id in kin.model_ids]
+    specs = [spec_of(entry) for entry in entries]
+    if len({_shape(spec) for spec in specs}) != 1:
+        return None
+    spec = replace(specs[0], checkpoint_dtype=kin.stored or specs[0].checkpoint_dtype)
+    note = f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
+    return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
+
+
+def _shape(spec: ModelSpec) -> ModelSpec:
+    """``spec`` without what differs between entries of one shape."""
+    return replace(
+        spec, id="", hub_id="", max_position_tokens=None, published_params=None, params_origin="config-only", source=""
+    )
 
 
 def _omission(spec: ModelSpec) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 
+from planner.catalog.same_shape import QUANTISED
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.errors import show
 
-_QUANTISED = re.compile(
-    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|awq|aqlm|hqq|eetq|exl2|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|int[48]|[23468]-?bits?)(?=$|[-_.])",
-    re.IGNORECASE,
-)
 _EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
 _SAYABLE = {"gptq": "gptq-int4", "bnb": "nf4"}
 _FIELDS = ("quantization", "double_quant", "quant_storage")
@@ -32,7 +29,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
     if model is None:
         return
     reading.say("model", model, keys.where(name))
-    found = _QUANTISED.search(model.rstrip("/").rpartition("/")[2])
+    found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
     if found is None:
         return
     kind = None if _EIGHT.search(model) else _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])

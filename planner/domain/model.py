@@ -9,16 +9,17 @@ LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators"]
+NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
-RotaryResult = Literal["wider", "input", "fp32"]
+RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
 RotaryTables = Literal["cast", "fp32", "half", "layers"]
+EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
 
@@ -83,6 +84,7 @@ class NormSpec:
     - ``one_plus``: before casting back, with 1 + weight (Gemma)
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
+    - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
     """
 
     kind: NormKind
@@ -122,9 +124,12 @@ class AttentionSpec:
     ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
     ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``:
     products of halves, then joined; ``complex``: one product of complex numbers.  ``rotary_result``: its dtype, that of the
-    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``.
+    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``, or one
+    whose products alone are (``floated``: input and swapped input are cast, tables are fp32).
     ``head_norms_last``: query and key norms run after all three projections, not each behind its own.  ``heads_last``: the code
     sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
+    ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
+    clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
     """
 
     n_heads: int
@@ -150,6 +155,9 @@ class AttentionSpec:
     head_norms_last: bool = False
     heads_last: bool = False
     scales_query: bool = False
+    head_norms_turned: bool = False
+    clips_products: bool = False
+    scales_turned_query: bool = False
 
     @property
     def q_width(self) -> int:
@@ -210,7 +218,8 @@ class BlockSpec:
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
     ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
-    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero.
+    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero;
+    ``drops_inside`` marks those that run inside attention and feed-forward part, whose variables live until then.
     ``norms_sums`` marks norms behind the branches that read the stream after the addition, not the branch before it (OPT 350M).
     ``branch_sum`` is what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and
     the first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
@@ -223,6 +232,7 @@ class BlockSpec:
     parallel: bool = False
     extra_params: int = 0
     dropouts: int = 0
+    drops_inside: bool = False
     reads_stream: bool = False
     norms_first: bool = False
     norms_sums: bool = False
@@ -270,7 +280,7 @@ class ModelSpec:
     ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
     ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
     is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
-    ``embedding_dropout`` a dropout of them.
+    ``embedding_dropout`` a dropout of them, the ``last`` thing before the layers or ``before_tables`` of rotary positions.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
@@ -297,7 +307,7 @@ class ModelSpec:
     remote_code: bool = False
     logit_softcap: bool = False
     embedding_norm: bool = False
-    embedding_dropout: bool = False
+    embedding_dropout: EmbeddingDropout = "none"
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
     rotary_tables: RotaryTables = "cast"

@@ -56,7 +56,7 @@ def resolve(
 class LookedUp:
     """What a job names outside its recipe, looked up once: many recipes can be completed over it.
 
-    ``entries``: the values that were settled on the way, with their origins.
+    ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what was looked up.
     """
 
     model: ModelSpec
@@ -64,6 +64,7 @@ class LookedUp:
     stack: Stack
     run: RunPlan
     entries: tuple[Assumption, ...]
+    doubts: tuple[str, ...] = ()
 
 
 def look_up(
@@ -84,16 +85,17 @@ def look_up(
     """
     _refuse_parallel(request)
     ledger = Ledger(request)
+    doubts: tuple[str, ...] = ()
     if like is not None:
         ledger = Ledger(request, [entry for entry in like.entries if entry.name == "model"])
-        model = like.model
+        model, doubts = like.model, like.doubts
     elif model is None:
-        model = _resolve_model(ledger, reader)
+        model, doubts = _resolve_model(ledger, reader)
     else:
         ledger.choose("model", model.id, "given", model.source)
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
-    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions)
+    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions, doubts)
 
 
 def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) -> Scenario:
@@ -111,7 +113,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     stack = stack_for(found.stack, recipe.task)
     scenario = Scenario(model, found.hardware, recipe, stack, found.run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
-    return replace(scenario, warnings=warnings)
+    return replace(scenario, warnings=(*found.doubts, *warnings))
 
 
 def _refuse_parallel(request: ScenarioRequest) -> None:
@@ -121,12 +123,13 @@ def _refuse_parallel(request: ScenarioRequest) -> None:
             raise NotModelledError(f"{name.replace('_', ' ')} of {degree} is not modelled; only 1 is")
 
 
-def _resolve_model(ledger: Ledger, reader: ConfigReader) -> ModelSpec:
+def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model, and what is to be said with every answer about how it was found."""
     require(ledger.request, "model")
     said = ledger.request.values["model"]
     resolved = load_model(said.value, reader)
     ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
-    return resolved.spec
+    return resolved.spec, (resolved.doubt,) if resolved.doubt else ()
 
 
 def _resolve_stack(ledger: Ledger) -> Stack:

@@ -10,6 +10,7 @@ from planner.program.autograd import record
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView
+from planner.program.xielu import xielu
 
 
 def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -24,6 +25,10 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return torch.mul(x, torch.kernel(torch.same(x, "mul"), "sigmoid", saves="output"))
         if name == "bloom_gelu":
             return _bloom_gelu(torch, x)
+        if name == "relu2":
+            return _squared(torch, view, torch.kernel(x, "relu", saves="output"))
+        if name == "xielu":
+            return xielu(torch, view, x)
         return torch.kernel(x, name, saves="output" if name == "relu" else "input")
 
 
@@ -54,6 +59,17 @@ def _clamp(torch: Operators, x: Tensor, limits: int) -> Tensor:
     return record(torch, torch.like(x, "clamp"), [x], [x], backward)
 
 
+def clamped(torch: Operators, x: Tensor) -> Tensor:
+    """``clamp_`` between two limits: a copy of the input is saved, and the result takes its place."""
+    kept = torch.like(x, "clone")
+
+    def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _within = [torch.like(saved[0], "ge", "bool") for _ in range(2)]
+        return [torch.like(gradient, "where")]
+
+    return record(torch, x.alias(), [x], [kept], backward)
+
+
 def _gelu_new(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """``0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))``."""
     return torch.mul(
@@ -65,6 +81,10 @@ def _gelu_new(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def _cube(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    return _squared(torch, view, x)
+
+
+def _squared(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.square(torch.to(x, "fp32") if view.dtypes.autocast else x)
 
 

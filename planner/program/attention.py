@@ -5,11 +5,12 @@ Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attent
 
 from __future__ import annotations
 
+from planner.program.activations import clamped
 from planner.program.eager import eager
 from planner.program.heads import by_heads, fused_projection, head_norm
 from planner.program.kernels import fused_attention
 from planner.program.latent import latent_heads
-from planner.program.matrices import linear
+from planner.program.matrices import dropout, linear
 from planner.program.operators import Operators
 from planner.program.rotary import rotated
 from planner.program.tensors import Tensor
@@ -25,7 +26,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out, _variables = eager(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
-        return linear(torch, view, view.linears("attn_out")[0], out)
+        out = linear(torch, view, view.linears("attn_out")[0], out)
+        return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 
 def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -36,6 +38,11 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
     if view.block.attention.position == "rope":
         query, key, rest = rotated(torch, view, query, key)
         held += rest
+    if view.block.attention.head_norms_turned:
+        query = head_norm(torch, view, 0, query)
+        key = head_norm(torch, view, 1, key)
+    if view.block.attention.scales_turned_query:
+        query = torch.same(query, "mul")
     return query, key, value, held
 
 
@@ -46,7 +53,7 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
     spec = view.block.attention
     numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     norms = [each for each in view.block.norms if each.on == "heads"]
-    whole = spec.heads_last and bool(norms)
+    whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
     made: list[Tensor] = []
     for index, matrix in enumerate(view.linears("attn_in")):
         made.append(linear(torch, view, matrix, x))
@@ -56,8 +63,9 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
             made[index] = head_norm(torch, view, index, made[index])
         if not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
-        if not (whole or spec.head_norms_last):
+        if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    made = [clamped(torch, each) if spec.clips_products else each for each in made]
     for index in range(3):
         if spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])

@@ -12,7 +12,7 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
-from planner.program.inputs import make_inputs
+from planner.program.inputs import make_masks, make_tables
 from planner.program.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
 from planner.program.norms import norm
@@ -77,11 +77,14 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     if model.embedding_norm:
         with torch.inside("word_embeddings_layernorm"):
             stream = norm(torch, view, model.final_norms[0], stream)
-    make_inputs(torch, model, ends.kinds, stream.dtype)
+    make_masks(torch, model, ends.kinds)
+    if model.embedding_dropout == "before_tables":
+        stream = dropout(torch, stream)
+    make_tables(torch, model, ends.kinds, stream.dtype)
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         torch.outputs = [torch.like(stream, "staged") for _ in range(view.stack.offloaded_inputs_kept)]
-    return dropout(torch, stream) if model.embedding_dropout else stream
+    return dropout(torch, stream) if model.embedding_dropout == "last" else stream
 
 
 def _tokens(torch: Operators, ends: EndsView) -> Tensor:

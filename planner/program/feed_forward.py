@@ -10,7 +10,7 @@ from planner.domain.model import LinearGroup
 from planner.program.activations import activation, fused_gate
 from planner.program.experts import experts, router
 from planner.program.fused_adapters import fused_feed_forward, is_fused
-from planner.program.matrices import linear
+from planner.program.matrices import dropout, linear
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView
@@ -46,9 +46,10 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
 def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What the feed-forward part adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("mlp"):
-        if not view.block.mlp.n_experts:
-            return dense(torch, view, x)
-        return _mixture(torch, view, x)
+        if view.block.mlp.n_experts:
+            return _mixture(torch, view, x)
+        out = dense(torch, view, x)
+        return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

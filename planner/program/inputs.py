@@ -27,19 +27,26 @@ def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
     return names
 
 
-def make_inputs(torch: Operators, model: ModelSpec, views: Sequence[LayerView], stream: Dtype) -> None:
-    """Make every mask, then all tables, for layers without a window first."""
-    views = sorted(views, key=lambda view: view.block.attention.window_tokens is not None)
-    for view in views:
+def make_masks(torch: Operators, model: ModelSpec, views: Sequence[LayerView]) -> None:
+    """Make every mask, for layers without a window first."""
+    for view in _full_first(views):
         name = names_for(model, view).get(MASK)
         if name is not None and name not in torch.shared:
             torch.shared[name] = _mask(torch, view)
-    for view in views:
+
+
+def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], stream: Dtype) -> None:
+    """Make all tables of rotary positions, for layers without a window first."""
+    for view in _full_first(views):
         names = names_for(model, view)
         if COSINES in names and names[COSINES] not in torch.shared:
             with torch.inside("rotary_emb"):
                 tables = _tables(torch, model, view, stream)
             torch.shared[names[COSINES]], torch.shared[names[SINES]] = tables
+
+
+def _full_first(views: Sequence[LayerView]) -> list[LayerView]:
+    return sorted(views, key=lambda view: view.block.attention.window_tokens is not None)
 
 
 def _kind(view: LayerView) -> str:

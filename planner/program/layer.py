@@ -32,7 +32,7 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
         x = _wrapped(torch, view, part, x)
-        if view.block.dropouts:
+        if view.block.dropouts and not view.block.drops_inside:
             x = dropout(torch, x)
         if behind and not view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)

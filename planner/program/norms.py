@@ -18,7 +18,7 @@ def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor
     weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
     if spec.scaling == "operators":
         return _by_operators(torch, view, spec, x, weight)
-    if spec.kind == "layer" and spec.scaling == "cast":
+    if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
         return _layer_norm(torch, view, spec, x, weight)
     if view.stack.fused_norm:
         return _fused_rms_norm(torch, x, weight)
@@ -93,8 +93,8 @@ def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row."""
-    given = torch.to(x, "fp32") if view.dtypes.autocast else x
+    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row; OLMo 1 casts back."""
+    given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
     dtype = given.dtype
     parameters = [weight] if spec.weight else []
@@ -109,7 +109,9 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
         ]
         return [of_x, *(made or [None] * len(parameters))]
 
-    return record(torch, out, [given, *parameters], [given], backward)
+    made = record(torch, out, [given, *parameters], [given], backward)
+    del given
+    return torch.to(made, x.dtype) if spec.scaling == "narrowed" else made
 
 
 def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def _tables(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
     if spec.rotary_form == "repeated_pairs":
-        made = [torch.new(Unit.LENGTH, width, view.dtypes.table, "repeat_interleave") for _ in range(2)]
+        repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.dtypes.table
+        made = [torch.new(Unit.LENGTH, width, repeated, "repeat_interleave") for _ in range(2)]
         return made[0], made[1]
     # Code that casts results back leaves its tables in fp32.
     dtype: Dtype = "fp32" if spec.rotary_result == "input" else view.dtypes.table
@@ -60,20 +61,26 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
     if spec.rotary_form == "crossed":
         turned_query, turned_key = _crossed(torch, query, key, tables)
     else:
-        turned_query = _turned(torch, query, tables)
-        turned_key = _turned(torch, key, tables)
+        floated = spec.rotary_result == "floated"
+        turned_query = _turned(torch, query, tables, floated=floated)
+        turned_key = _turned(torch, key, tables, floated=floated)
     if spec.rotary_result == "wider":
         return turned_query, turned_key
     narrow = torch.to(turned_query, given[0])
     return narrow, torch.to(turned_key, given[1])
 
 
-def _turned(torch: Operators, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``; it makes no difference whether halves or pairs are swapped."""
-    straight = torch.mul(x, tables[0])
+def _turned(torch: Operators, x: Tensor, tables: tuple[Tensor, Tensor], *, floated: bool = False) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``; it makes no difference whether halves or pairs are swapped.
+
+    ``floated``: both factors are cast to fp32 for their products.
+    """
+    straight = torch.mul(torch.to(x, "fp32") if floated else x, tables[0])
     first, second = torch.part(x, x.count / 2), torch.part(x, x.count / 2)
     half = torch.cat([torch.same(second, "neg"), first])
     del first, second
+    if floated:
+        half = torch.to(half, "fp32")
     crossed = torch.mul(half, tables[1])
     del half
     return torch.add(straight, crossed)

@@ -11,7 +11,7 @@ _EXPERTS = 4
 _VOCABULARY = 256
 _LAYERS = 2
 # Layers until every kind of them has come.
-_PERIODS = {"gemma-3-1b": 6, "gemma-3-4b": 6, "olmo-3-7b": 4, "smollm3-3b": 4}
+_PERIODS = {"gemma-3-1b": 6, "gemma-3-4b": 6, "olmo-3-7b": 4, "smollm3-3b": 4, "command-r7b-12-2024": 4}
 _HEAD_NAMES = ("num_attention_heads", "n_head", "n_heads")
 _KEY_HEAD_NAMES = frozenset({"num_key_value_heads", "num_kv_heads"})
 _LAYER_NAMES = frozenset({"num_hidden_layers", "n_layer", "n_layers"})

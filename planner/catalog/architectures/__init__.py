@@ -16,6 +16,8 @@ Reader = Callable[[ConfigFields], ModelSpec]
 # Which module serves which model_type: a table, so that reading one model imports one module.
 _MODULES: dict[str, tuple[str, ...]] = {
     "llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
+    "llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
+    "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5"),
     "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
     "deepseek_family": ("deepseek_v2", "deepseek_v3"),

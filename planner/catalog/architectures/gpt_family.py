@@ -73,7 +73,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
     return replace(
         spec,
-        embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
+        embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.1) else "none",
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden),),
@@ -110,7 +110,7 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     return replace(
         spec,
         rotary_tables="layers",
-        embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
+        embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.0) else "none",
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
@@ -150,7 +150,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
-        embedding_dropout=fields.is_positive("hidden_dropout", 0.0),
+        embedding_dropout="last" if fields.is_positive("hidden_dropout", 0.0) else "none",
     )
 
 

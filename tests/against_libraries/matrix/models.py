@@ -59,6 +59,10 @@ MODELS: tuple[str, ...] = (
     "smollm2-1.7b",
     "smollm3-3b",
     "internlm3-8b",
+    "starcoder2-3b",
+    "command-r7b-12-2024",
+    "apertus-8b",
+    "olmo-7b",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192

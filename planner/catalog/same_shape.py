@@ -1,0 +1,187 @@
+"""Copies and fine-tunes of a known model, told by their Hub id alone: ``NousResearch/Meta-Llama-3.1-8B-Instruct``.
+
+An id counts as one of a known model only if it names the model's family, version and size, no second model or size, and nothing
+that changes shapes or how weights are stored.  What is only likely, or fits two models, is not taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.catalog.index import CatalogIndex, fold_name
+
+QUANTISED = re.compile(
+    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|fp8|nvfp4|mxfp[468]|nf4|fp4|w4a16|w8a8|int[48]"
+    r"|[1-8](?:\.\d+)?-?bits?|q[2-8](?:_\w+)?|quip|autoround|quantized|quants?|qat|bitnet|1\.58)(?=$|[-_./])",
+    re.IGNORECASE,
+)
+"""A word of an id that says that weights are stored quantised."""
+
+_WORD_WITH_VERSION = re.compile(r"([a-z]{3,})(\d+(?:\.\d+)*)")
+_SIZE = re.compile(r"\d+(?:\.\d+)?[bm]|a\d+(?:\.\d+)?b|\d+x(?:\d+b?)?|\d+e")
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+_STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
+    "fp32": "fp32",
+    "float32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+}
+# Sees or hears; has another head; is an adapter; has other layers, experts or attention; is a toy, or not for torch.
+_OTHER_MODULES = frozenset({
+    *("vl", "vlm", "vision", "llava", "omni", "audio", "speech", "voice", "video", "image", "ocr", "clip", "mm", "multimodal"),
+    *("reward", "rm", "prm", "orm", "critic", "classifier", "classification"),
+    *("embed", "embedding", "embeddings", "reranker", "retriever"),
+    *("lora", "qlora", "dora", "peft", "adapter", "adapters", "delta", "diff"),
+    *("moe", "clown", "frankenmerge", "passthrough", "stacked", "upscaled", "expanded", "pro", "solar"),
+    *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
+    *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
+    *("draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
+    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied", "llamafy"),
+})  # fmt: skip
+# Owners who publish a family with the modules of another one: https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
+_CONVERTED = frozenset({("unsloth", "phi")})
+# Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
+_OTHER_VOCABULARY = frozenset({
+    *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit", "units"),
+    *("zh", "cn", "ja", "jp", "ko", "kor", "ar", "vi", "ru", "openbuddy", "ziya"),
+})  # fmt: skip
+_LANGUAGES = (
+    *("chinese", "japan", "korea", "arabic", "hindi", "thai", "vietnam", "indonesia", "russia", "greek", "hebrew", "persian"),
+    *(
+        "turkish",
+        "polish",
+        "dutch",
+        "german",
+        "french",
+        "italian",
+        "spanish",
+        "portugu",
+        "swedish",
+        "finnish",
+        "norwegian",
+        "danish",
+    ),
+    *(
+        "czech",
+        "hungarian",
+        "romanian",
+        "bulgarian",
+        "ukrain",
+        "odia",
+        "tamil",
+        "telugu",
+        "bengali",
+        "malay",
+        "filipino",
+        "swahili",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """The known models whose shape an id may have, the likeliest first, and the 16 or 32-bit dtype that the id itself names.
+
+    Several models: the id does not say which, so that it counts only where all of them have the same shape.
+    """
+
+    model_ids: tuple[str, ...]
+    stored: Literal["fp32", "bf16", "fp16"] | None
+
+
+def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
+    """The models of ``index`` that ``hub_id`` may be a copy or a fine-tune of, as far as the id says; often none.
+
+    A copy has the name of a known id under another owner.  Any other id must hold the words of a catalog id: family, version and
+    size, of which the first two stand together.
+    """
+    owner, _, name = hub_id.partition("/")
+    words = _words(name, _families(index.ids))
+    stored = {_STORED[word] for word in words if word in _STORED}
+    converted = any((owner.lower(), word) in _CONVERTED for word in words)
+    if QUANTISED.search(name) or QUANTISED.search(owner) or converted or len(stored) > 1:
+        return Kin((), None)
+    found = _copied(name, index) or _fine_tuned(words, index.ids)
+    return Kin(found, stored.pop() if stored else None)
+
+
+def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
+    """Models known under ``name``, whoever the owner; a name without a number says too little."""
+    folded = fold_name(name)
+    if not re.search(r"\d", folded):
+        return ()
+    return tuple({model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded})
+
+
+def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
+    """Models whose words ``words`` hold, with nothing beside that would change them.
+
+    Of two the one that says more.  A known model that says still more than ``words`` (``gemma-2-9b-it``) may be meant, too.
+    """
+    families = _families(ids)
+    named = {model_id: base for model_id in ids if any(map(_SIZE.fullmatch, base := _words(model_id, families)))}
+    found: dict[str, tuple[str, ...]] = {}
+    for model_id, base in named.items():
+        rest = _without(words, base)
+        if rest is not None and not any(_changes(word, families) for word in rest):
+            found[model_id] = base
+    found = {each: base for each, base in found.items() if not any(set(base) < set(other) for other in found.values())}
+    siblings = {each: None for each, base in named.items() for less in found.values() if _says_more(base, less)}
+    return (*found, *siblings)
+
+
+def _says_more(base: Sequence[str], less: Sequence[str]) -> bool:
+    """Whether ``base`` is ``less`` with further words, of the same family and version."""
+    return base[:2] == less[:2] and set(base) > set(less)
+
+
+def _changes(word: str, families: frozenset[str]) -> bool:
+    """Whether ``word`` beside the name of a base says that shapes are not the base's."""
+    if _SIZE.fullmatch(word) or word in families | _OTHER_MODULES | _OTHER_VOCABULARY:
+        return True
+    return word.startswith(_LANGUAGES)
+
+
+def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:
+    """``words`` less those of ``base``: the first two of it together, then the others in their order; ``None`` without one."""
+    for start in range(len(words) - len(base) + 1):
+        if list(words[start : start + 2]) != list(base[:2]):
+            continue
+        rest, wanted = list(words[:start]), list(base[2:])
+        for word in words[start + 2 :]:
+            if wanted and word == wanted[0]:
+                wanted.pop(0)
+            else:
+                rest.append(word)
+        if not wanted:
+            return rest
+    return None
+
+
+def _families(ids: Iterable[str]) -> frozenset[str]:
+    """The first word of each catalog id: ``llama``, ``qwen``, ``phi``."""
+    return frozenset(_parted(re.split(r"[-_]", model_id.lower(), maxsplit=1)[0])[0] for model_id in ids)
+
+
+def _words(name: str, families: frozenset[str]) -> tuple[str, ...]:
+    """``Llama3.1-8B`` and ``Llama-3_1-8B`` -> ``llama``, ``3.1``, ``8b``."""
+    words = [part for word in re.split(r"[-_\s]+", name.lower()) if word for part in _parted(word)]
+    joined: list[str] = []
+    for word in words:
+        after_version = len(joined) > 1 and joined[-2] in families and _VERSION.fullmatch(joined[-1])
+        if after_version and re.fullmatch(r"\d", word):
+            joined[-1] += f".{word}"
+        else:
+            joined.append(word)
+    return tuple(joined)
+
+
+def _parted(word: str) -> tuple[str, ...]:
+    """``llama3`` -> ``llama``, ``3``."""
+    found = _WORD_WITH_VERSION.fullmatch(word)
+    return (found[1], found[2]) if found else (word,)

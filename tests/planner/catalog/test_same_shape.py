@@ -1,0 +1,89 @@
+"""Copies and fine-tunes of known models, told by their ids: what counts as one, and above all what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner import estimate
+from planner.catalog import hub
+from planner.catalog.models import load_model
+from planner.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network and no cache, so that the id is all there is."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    hub.forget()
+
+
+@pytest.mark.parametrize(("hub_id", "model_id", "stored"), [
+    ("NousResearch/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b", "bf16"),
+    ("NousResearch/Llama-3.2-1B", "llama-3.2-1b", "bf16"),
+    ("casperhansen/llama-3-70b-fp16", "llama-3-70b", "fp16"),
+    ("mistral-community/Mixtral-8x22B-v0.1", "mixtral-8x22b", "bf16"),
+    ("unsloth/mistral-7b", "mistral-7b-v0.1", "bf16"),
+    ("unsloth/gemma-2-9b", "gemma-2-9b", "fp32"),
+    ("someone/gemma-2-9b-it-stories", "gemma-2-9b-it", "bf16"),
+    ("allenai/Llama-3.1-Tulu-3-8B-SFT", "llama-3.1-8b", "bf16"),
+    ("someone/dolphin-2.9-llama3-8b", "llama-3-8b", "bf16"),
+    ("someone/Llama-3_1-8B-stories", "llama-3.1-8b", "bf16"),
+    ("someone/llama-7b-stories", "llama-7b", "fp16"),
+    ("someone/stories-qwen2-5-3b", "qwen2.5-3b", "bf16"),
+    ("someone/Mistral-7B-Instruct-v0.3-stories", "mistral-7b-v0.3", "bf16"),
+    ("someone/Qwen3-30B-A3B-stories", "qwen3-30b-a3b", "bf16"),
+    ("NousResearch/Nous-Hermes-2-Yi-34B", "yi-34b", "bf16"),
+])  # fmt: skip
+def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
+    """Owner, suffixes and spelling do not matter; the note names id and base."""
+    resolved = load_model(hub_id)
+    assert (resolved.how, resolved.spec.id, resolved.spec.checkpoint_dtype) == ("name", model_id, stored)
+    assert resolved.spec.groups == load_model(model_id).spec.groups
+    assert hub_id in resolved.doubt
+
+
+@pytest.mark.parametrize("hub_id", [
+    # Stored quantised, as the id or its owner says.
+    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-Instruct-AWQ", "someone/Llama-3-8B-GPTQ-Int4", "Qwen/Qwen3-8B-FP8"),
+    *("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B", "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
+    *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "someone/Qwen3-8B-MXFP4", "someone/Llama3-8B-1.58bit"),
+    # Another size, or a second one.
+    *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "nvidia/Llama-3.1-Minitron-4B-Width-Base", "someone/Llama-3-8B-4x8B"),
+    *("someone/Llama3-8B-100B-tokens", "someone/Qwen3-6B", "someone/Llama-3.1-stories"),
+    # Two bases fit, or none is named in full.
+    *("teknium/OpenHermes-2.5-Mistral-7B", "someone/mistral-7b-v0.1-v0.3", "someone/Qwen3-8B-Llama-3-8B"),
+    *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B", "someone/TinyLlama"),
+    # Other modules, or another vocabulary.
+    *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
+    "unsloth/Phi-3-mini-4k-instruct",
+    *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b", "someone/llama-3-8b-reward"),
+])  # fmt: skip
+def test_what_a_name_does_not_settle_is_refused(hub_id: str) -> None:
+    """Nothing is guessed where weights, shapes or the base may be others."""
+    with pytest.raises(UsageError, match="neither in the catalog"):
+        load_model(hub_id)
+
+
+def test_a_cached_config_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the checkpoint's own file says is taken, whatever its name."""
+    folder = tmp_path / "hub" / "models--someone--Llama-3.1-8B-small" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    fields = '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, '
+    (folder / "config.json").write_text(fields + '"num_attention_heads": 4, "vocab_size": 100}', encoding="utf-8")
+    refs = folder.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40, encoding="utf-8")
+    resolved = load_model("someone/Llama-3.1-8B-small")
+    assert (resolved.how, resolved.spec.hidden_size) == ("hub", 64)
+
+
+def test_every_answer_warns() -> None:
+    """The shape was taken from a name, which a verdict must not hide."""
+    answer = estimate(model="NousResearch/Meta-Llama-3.1-8B", method="qlora", gpu="4090", seq=1024)
+    assert any("NousResearch/Meta-Llama-3.1-8B" in text for text in answer.warnings)
+    known = estimate(model="meta-llama/Llama-3.1-8B", method="qlora", gpu="4090", seq=1024)
+    assert answer.peak == known.peak
+    assert not any("shape" in text for text in known.warnings)
