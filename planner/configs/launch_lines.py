@@ -2,7 +2,7 @@
 
 Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and cli/utils/train.py;
 trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0 commands/launch.py; deepspeed 0.19.8
-launcher/runner.py; torch 2.13.0 distributed/run.py.
+launcher/runner.py; torch 2.13.0 distributed/run.py; allenai/open-instruct e6c3044aa scripts/.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from planner.configs.open_instruct import LAUNCHED_WITH
 
 SCRIPT = "YOUR_SCRIPT.py"
 """Stands for the user's own script where the tool is a library."""
@@ -106,6 +108,18 @@ def _accelerate(launch: Launch) -> str:
     return f"accelerate launch --config_file {launch.file} {SCRIPT}"
 
 
+def _open_instruct(launch: Launch) -> str:
+    """Its scripts/finetune_with_accelerate_config.sh; how a job without an engine is launched is not known here."""
+    end = f"open_instruct/finetune.py {launch.file}"
+    if launch.accelerate:
+        return f"{launch.accelerate_launch} {end}"
+    if not launch.engine:
+        return ""
+    deepspeed = shlex.quote(launch.deepspeed or str(LAUNCHED_WITH))
+    start = f"accelerate launch --mixed_precision bf16 --num_processes {launch.gpus}"
+    return f"{start} --use_deepspeed --deepspeed_config_file {deepspeed} {end}"
+
+
 def _own(launch: Launch) -> str:
     """Our own file is read by nothing else."""
     return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT}" if launch.gpus > 1 else f"python {SCRIPT}"
@@ -116,6 +130,7 @@ _LINES: Mapping[str, Callable[[Launch], str]] = {
     "axolotl": _axolotl,
     "trl": _trl,
     "transformers": _transformers,
+    "open-instruct": _open_instruct,
     "deepspeed": _deepspeed,
     "accelerate": _accelerate,
     "plan": _own,

@@ -7,19 +7,9 @@ from planner.errors import NotModelledError
 
 # Program -> its own keys.  One is enough: none of them is a key of a tool that is read.
 _MARKS = {
-    # allenai/open-instruct open_instruct/finetune.py and dpo_tune.py; the scripts of Transformers without a Trainer have the
-    # first three as well (examples/pytorch/language-modeling/run_clm_no_trainer.py).
-    "open-instruct or of a script with a loop of its own": frozenset(
-        {
-            "with_tracking",
-            "use_slow_tokenizer",
-            "checkpointing_steps",
-            "dataset_mix_dir",
-            "dataset_mixer_list",
-            "keep_last_n_checkpoints",
-            "hf_metadata_dataset",
-        }
-    ),
+    # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own; open-instruct's files
+    # have none of these.
+    "a script of Transformers without a Trainer": frozenset({"no_keep_linebreaks", "num_warmup_steps"}),
     # OptimalScale/LMFlow src/lmflow/args.py.
     "LMFlow": frozenset(
         {

@@ -54,6 +54,11 @@ class Beside:
     accelerate: Path | None = None
     look: bool = True
 
+    @property
+    def given(self) -> bool:
+        """Whether one of them is there."""
+        return self.deepspeed is not None or self.accelerate is not None
+
 
 def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
     """The file that a key names: looked for beside the config, then in the working directory, where tools look.

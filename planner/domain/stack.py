@@ -88,6 +88,7 @@ class Stack:
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
+    ``keeps_outputs``: the training loop refers to what the model returned, with the logits, until the model returns again.
     ``versions``: packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each
     version that was asked for and lies outside those that were read.
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
@@ -138,6 +139,7 @@ class Stack:
     loss_pieces: LossPieces
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
+    keeps_outputs: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

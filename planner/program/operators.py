@@ -19,7 +19,7 @@ class Operators(Tape):
     parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors that one part of the model makes for others,
     by name; empty again when a part has run.  ``returned`` holds what attention returns beside its output,
     which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
-    training loop refers to until the backward pass is over.  ``parameters`` are
+    training loop refers to until the backward pass is over, ``bound`` until the model returns again.  ``parameters`` are
     numbered as they are first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.
     """
 
@@ -33,6 +33,7 @@ class Operators(Tape):
         self.shared: dict[str, Tensor] = {}
         self.returned: list[Tensor] = []
         self.outputs: list[Tensor] = []
+        self.bound: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
         """A weight, whose memory belongs to the model; ``trained``: its gradient stays after the backward pass.

@@ -12,7 +12,16 @@ from planner.program.load import load
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, Trained, instances
-from planner.program.template import BACKWARD, BACKWARD_END, FORWARD, FORWARD_END, FORWARD_NEXT, FORWARD_OUT, Template
+from planner.program.template import (
+    BACKWARD,
+    BACKWARD_END,
+    FORWARD,
+    FORWARD_END,
+    FORWARD_NEXT,
+    FORWARD_OUT,
+    RETURNS_AGAIN,
+    Template,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class Runtime:
         self.parts: list[Part] = []
         self.weights: list[Weight] = []
         self.states: list[int] = []
+        self._bound: list[int] = []
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -69,6 +79,8 @@ class Runtime:
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
+        stream.events += self._bound
+        self._bound = made[-1].events(RETURNS_AGAIN)
         self.backward(made[-1])
         stream.enter(phases.backward)
         for each in reversed(made[:-1]):

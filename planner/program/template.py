@@ -21,8 +21,8 @@ from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage,
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
 FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT = "forward", "forward_next", "forward_end", "forward_out"
-BACKWARD, BACKWARD_END = "backward", "backward_end"
-_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, BACKWARD, BACKWARD_END)
+BACKWARD, BACKWARD_END, RETURNS_AGAIN = "backward", "backward_end", "returns_again"
+_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, BACKWARD, BACKWARD_END, RETURNS_AGAIN)
 Gradients = Literal["first", "added", "none"]
 _PORTS, _NOWHERE = "ports", ""
 
@@ -50,7 +50,8 @@ class Template:
     """What one run recorded: each allocation's unit, bytes, term and operator by slot, and the events of each stage.
 
     Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_end``, when autocast ends; ``forward_out``, what
-    the head does after that; ``backward``; ``backward_end``, when the graph goes.
+    the head does after that; ``backward``; ``backward_end``, when the graph goes; ``returns_again``, when the model has returned
+    in the next micro-step.
     ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
     and module of each that parameters keep.  ``out``: shape of the output.
 
@@ -151,6 +152,8 @@ def run(
     torch.enter(BACKWARD_END)
     torch.outputs.clear()
     del root
+    torch.enter(RETURNS_AGAIN)
+    torch.bound.clear()
     torch.enter(_NOWHERE)
     del kept
     shares.update(_shares(torch))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.configs.open_instruct import OLD_KEYS
 from planner.configs.trainer import OPTIMIZERS
 from planner.configs.writing.edits import REMOVED, Settings
 
@@ -216,6 +217,33 @@ _AXOLOTL: Mapping[str, Rule] = {
     "padding": _packing("sample_packing"),
 }
 
+
+def _open_instruct_method(_: Table, value: Any) -> Settings | None:
+    if value not in ("full", "lora", "qlora"):
+        return None
+    return {("use_lora",): value != "full", ("use_qlora",): True if value == "qlora" else REMOVED}
+
+
+def _open_instruct_optimizer(table: Table, value: Any) -> Settings | None:
+    """Over 4 bits one key chooses between the paged ones, else between torch's two."""
+    if table.get("use_qlora"):
+        return {("use_8bit_optimizer",): value == "paged_adamw_8bit"} if value.startswith("paged_adamw") else None
+    return {("fused_optimizer",): value == "adamw_torch_fused"} if value.startswith("adamw_torch") else None
+
+
+_OPEN_INSTRUCT: Mapping[str, Rule] = {
+    "batch": _key("per_device_train_batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _key("max_seq_length"),
+    "epochs": _key("num_train_epochs"),
+    "method": _open_instruct_method,
+    "lora_rank": _key("lora_rank"),
+    "optimizer": _open_instruct_optimizer,
+    "gradient_checkpointing": _key("gradient_checkpointing"),
+    # Its versions of 2024 have no such key (efa36849b of 2025-03-11).
+    "loss": lambda table, value: {("use_liger_kernel",): True} if value == "liger" and not OLD_KEYS & table.keys() else None,
+}
+
 _DEEPSPEED: Mapping[str, Rule] = {
     "batch": _key("train_micro_batch_size_per_gpu"),
     "grad_accum": _key("gradient_accumulation_steps"),
@@ -227,6 +255,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "transformers": _TRANSFORMERS,
+    "open-instruct": _OPEN_INSTRUCT,
     "deepspeed": _DEEPSPEED,
     "accelerate": {},
 }

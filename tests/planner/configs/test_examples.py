@@ -107,6 +107,28 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "open_instruct_full.yaml",
+        {},
+        A100,
+        {
+            "stack": "open-instruct@2024", "model": "llama-3.1-8b", "method": "full", "seq": 4096, "batch": 1, "grad_accum": 2,
+            "epochs": 2, "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2", "padding": "longest",
+            "gradient_checkpointing": True, "checkpoint_reentrant": True, "optimizer": "adamw_torch_fused", "sharding": "zero3",
+            "switches": "zero_auto_buckets=true",
+        },
+    ),
+    (
+        "open_instruct_qlora.yaml",
+        {},
+        {"gpu": "4090", "precision": "bf16-mixed"},
+        {
+            "stack": "open-instruct", "model": "llama-3.1-8b", "method": "qlora", "seq": 2048, "batch": 2, "grad_accum": 1,
+            "epochs": 2, "lora_rank": 32, "lora_dropout": 0.1, "optimizer": "paged_adamw_8bit", "attention": "flash2",
+            "lora_targets": "q_proj;o_proj;v_proj;k_proj;gate_proj;up_proj;down_proj", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False, "load_dtype": "bf16",
+        },
+    ),
+    (
         "training_arguments.json",
         {},
         A100 | {"model": "7b", "method": "full", "seq": 512},
