@@ -65,6 +65,15 @@ def _llama_factory(launch: Launch) -> str:
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
+def _llama_factory_v1(launch: Launch) -> str:
+    """v1/launcher.py; the engine is that of ``dist_config``, so neither a launch file nor a DeepSpeed file is handed over."""
+    if launch.accelerate or launch.deepspeed:
+        return ""
+    # Without torchrun one process has no mesh that FSDP2 could divide it over.
+    alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
+    return f"USE_V1=1 {alone}llamafactory-cli sft {launch.file}"
+
+
 def _axolotl(launch: Launch) -> str:
     # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU; options become keys of the config.
     start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
@@ -127,6 +136,7 @@ def _own(launch: Launch) -> str:
 
 _LINES: Mapping[str, Callable[[Launch], str]] = {
     "llama-factory": _llama_factory,
+    "llama-factory-v1": _llama_factory_v1,
     "axolotl": _axolotl,
     "trl": _trl,
     "transformers": _transformers,

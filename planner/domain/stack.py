@@ -9,7 +9,7 @@ from planner.domain.recipe import Attention, CheckpointPolicy, Loss, Optimizer, 
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
-LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad"]
+LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -48,6 +48,7 @@ class Stack:
 
     ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT does).
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
+    ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
@@ -71,6 +72,8 @@ class Stack:
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
     ``fsdp_no_sync``: FSDP reduces gradients in the last micro-step only, and they stay whole until then.
+    ``fsdp_loads_whole``: every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
+    reduces 16-bit gradients in fp32.
     ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights.
     ``zero12_flattens_on_gpu``: trained weights of these stages become one flat buffer on the GPU where it has room, not on the
     host; what they lay in before stays cached.
@@ -125,6 +128,8 @@ class Stack:
     zero12_upload: Zero12Upload
     zero12_overlap: bool
     fsdp_no_sync: bool
+    fsdp_loads_whole: bool
+    fsdp_reduces_fp32: bool
     fsdp1_wraps_adapters: bool
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool

@@ -30,14 +30,16 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
     """
     copies = view.stack.loss_forward
     logits = passed.pop()
+    # Alive until this function returns, and the loop's with it.
+    _own = _cross_entropy(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide
     if "log_softmax" not in copies:
         return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, wide), logits
-    if "shifted" in copies:
-        wide = _shifted(torch, view, wide)
-    return _cross_entropy(torch, view, wide), logits
+    # The fp32 copy is a variable beside its shifted part.
+    part = _shifted(torch, view, wide) if "shifted" in copies else wide
+    return _cross_entropy(torch, view, part), logits
 
 
 def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:

@@ -118,6 +118,30 @@ _LLAMA_FACTORY: Mapping[str, Rule] = {
 }
 
 
+def _v1_precision(table: Table, value: Any) -> Settings | None:
+    """Under FSDP2 alone: without it nothing casts."""
+    dist = table.get("dist_config")
+    fsdp = isinstance(dist, Mapping) and dist.get("name") == "fsdp2"
+    return {("bf16",): value == "bf16-mixed"} if fsdp and value in ("bf16-mixed", "fp32") else None
+
+
+def _v1_padding(_: Table, value: Any) -> Settings | None:
+    return {("batching_strategy",): "normal"} if value == "longest" else None
+
+
+_LLAMA_FACTORY_V1: Mapping[str, Rule] = {
+    "batch": _key("micro_batch_size"),
+    # The accumulation is what the global batch leaves, where the file says one.
+    "grad_accum": lambda table, _: {} if table.get("global_batch_size") else None,
+    "seq": _key("cutoff_len"),
+    "epochs": _key("num_train_epochs"),
+    "precision": _v1_precision,
+    "gradient_checkpointing": _key("enable_activation_checkpointing"),
+    "attention": _words("flash_attn", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
+    "padding": _v1_padding,
+}
+
+
 def _trl_method(_: Table, value: Any) -> Settings | None:
     """Double quantisation is off unless it is asked for; ``qlora`` means it."""
     quantised = {"qlora": "load_in_4bit", "int8": "load_in_8bit"}
@@ -252,6 +276,7 @@ _DEEPSPEED: Mapping[str, Rule] = {
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "llama-factory": _LLAMA_FACTORY,
+    "llama-factory-v1": _LLAMA_FACTORY_V1,
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "transformers": _TRANSFORMERS,

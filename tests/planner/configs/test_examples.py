@@ -51,6 +51,17 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "llama_factory_v1_lora.yaml",
+        {},
+        A100,
+        {
+            "stack": "llama-factory-v1", "model": "qwen3-4b", "method": "lora", "lora_rank": 16, "lora_dropout": 0.05,
+            "lora_targets": "all-linear", "seq": 4096, "batch": 2, "grad_accum": 2, "epochs": 3, "precision": "bf16-mixed",
+            "attention": "flash2", "padding": "packed", "sharding": "fsdp", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False, "switches": "fsdp_loads_whole=false",
+        },
+    ),
+    (
         "axolotl_qlora.yml",
         {},
         {"gpu": "4090"},
