@@ -60,7 +60,8 @@ CHECK_OPTIONS: OwnOptions = {
                 "--tool",
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
-                "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, trl, transformers, deepspeed or accelerate",
+                "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtune, trl, transformers, "
+                "deepspeed or accelerate",
                 show_default=False,
             ),
         ],

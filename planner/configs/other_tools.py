@@ -47,8 +47,6 @@ _MARKS = {
     # verl 0.9.1 trainer/config/ppo_trainer.yaml; files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
-# Key of a nested table that torchtune's config parser instantiates (torchtune at bd2a0fc config/_instantiate.py).
-_TORCHTUNE = "_component_"
 
 
 def refuse_other_tools(document: Document) -> None:
@@ -60,9 +58,6 @@ def refuse_other_tools(document: Document) -> None:
     for program, marks in _MARKS.items():
         if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
-    for key, value in document.table.items():
-        if isinstance(value, dict) and _TORCHTUNE in value:
-            raise _refusal(document, "torchtune", f"{key}.{_TORCHTUNE}")
 
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, llama_factory_v1, open_instruct, trl
+from planner.configs import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hf_trainer,
+    llama_factory,
+    llama_factory_v1,
+    open_instruct,
+    torchtune,
+    trl,
+)
 from planner.configs.document import Document, read_document
 from planner.configs.keys import Keys
 from planner.configs.launch import with_launch_file
@@ -49,6 +59,7 @@ _TRAINING = (
     ),
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
     Tool("open-instruct", open_instruct.TOOL, open_instruct.STACK, open_instruct.MARKS, open_instruct.read_open_instruct),
+    Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -98,6 +109,8 @@ def recognise(document: Document) -> Tool:
     Raises:
         InputFileError: no tool's keys, or those of several.
     """
+    if torchtune.is_torchtune(document):
+        return TOOLS["torchtune"]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from planner.configs.read import TOOL_NAMES, read_config
 from planner.configs.reading import Reading, Remark
 from planner.configs.sharding import Beside
+from planner.domain.origin import tool_default
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.request import Given, ScenarioRequest, from_toml, merge
@@ -24,7 +25,7 @@ class ConfigFile:
     ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
     stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
     that asks for it.  ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that
-    could be meant, where none is counted.
+    could be meant, where none is counted.  ``several``: the sharding of several GPUs, where nothing says one.
     """
 
     request: ScenarioRequest
@@ -36,6 +37,7 @@ class ConfigFile:
     tool_name: str = OWN_TOOL
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
+    several: Given | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -82,7 +84,12 @@ def config_of(reading: Reading) -> ConfigFile:
         tool_name=reading.tool_name,
         launch=reading.launch,
         candidates=reading.candidates,
+        several=None if reading.several is None else _several(reading, *reading.several),
     )
+
+
+def _several(reading: Reading, sharding: str, place: str) -> Given:
+    return Given(REQUEST_FIELDS["sharding"].parse(sharding), tool_default(reading.tool), place)
 
 
 def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
@@ -95,6 +102,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
+    if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
+        request = merge(ScenarioRequest({"sharding": config.several}), request)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
 
 

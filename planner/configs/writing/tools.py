@@ -255,6 +255,38 @@ def _open_instruct_optimizer(table: Table, value: Any) -> Settings | None:
     return {("fused_optimizer",): value == "adamw_torch_fused"} if value.startswith("adamw_torch") else None
 
 
+_TUNE_OPTIMIZERS = {
+    "adamw_torch": ("torch.optim.AdamW", False),
+    "adamw_torch_fused": ("torch.optim.AdamW", True),
+    "paged_adamw_8bit": ("bitsandbytes.optim.PagedAdamW8bit", None),
+    "adamw_8bit": ("bitsandbytes.optim.AdamW8bit", None),
+}
+
+
+def _torchtune_optimizer(table: Table, value: Any) -> Settings | None:
+    """A class and, for torch's own, which of its two implementations; an argument that the class has not would end the job."""
+    if value not in _TUNE_OPTIMIZERS:
+        return None
+    name, fused = _TUNE_OPTIMIZERS[value]
+    given = table.get("optimizer")
+    drop = fused is None and isinstance(given, Mapping) and "fused" in given
+    found: dict[tuple[str, ...], Any] = {("optimizer", "_component_"): name}
+    return found if fused is None and not drop else {**found, ("optimizer", "fused"): REMOVED if drop else fused}
+
+
+_TORCHTUNE: Mapping[str, Rule] = {
+    "batch": _key("batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _dotted("tokenizer", "max_seq_len"),
+    "epochs": _key("epochs"),
+    "lora_rank": _dotted("model", "lora_rank"),
+    "optimizer": _torchtune_optimizer,
+    "gradient_checkpointing": _key("enable_activation_checkpointing"),
+    "offload": lambda _, value: {("enable_activation_offloading",): True} if value == "activations" else None,
+    "padding": lambda _, value: {("dataset", "packed"): True} if value == "packed" else None,
+}
+
+
 _OPEN_INSTRUCT: Mapping[str, Rule] = {
     "batch": _key("per_device_train_batch_size"),
     "grad_accum": _key("gradient_accumulation_steps"),
@@ -281,6 +313,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "trl": _TRL,
     "transformers": _TRANSFORMERS,
     "open-instruct": _OPEN_INSTRUCT,
+    "torchtune": _TORCHTUNE,
     "deepspeed": _DEEPSPEED,
     "accelerate": {},
 }

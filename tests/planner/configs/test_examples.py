@@ -140,6 +140,28 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "torchtune_qlora.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "torchtune-compile", "model": "llama-3.1-8b", "method": "lora", "quantization": "nf4", "double_quant": True,
+            "quant_storage": "bf16", "lora_rank": 16, "lora_dropout": 0.0, "batch": 2, "grad_accum": 8, "epochs": 1,
+            "lora_targets": "q_proj;v_proj;o_proj;gate_proj;up_proj;down_proj", "seq": 2048, "padding": "packed",
+            "precision": "bf16", "adapter_dtype": "bf16", "optimizer": "adamw_torch_fused",
+            "gradient_checkpointing": True, "offload": "activations",
+        },
+    ),
+    (
+        "torchtune_full.yaml",
+        {},
+        A100 | {"seq": 1024},
+        {
+            "stack": "torchtune", "model": "qwen2.5-7b", "method": "full", "batch": 1, "grad_accum": 1, "epochs": 1,
+            "precision": "bf16", "load_dtype": "bf16", "optimizer": "adamw_torch", "gradient_checkpointing": False,
+            "sharding": "fsdp",
+        },
+    ),
+    (
         "training_arguments.json",
         {},
         A100 | {"model": "7b", "method": "full", "seq": 512},
