@@ -54,8 +54,8 @@ app.callback(invoke_without_command=True)(with_prediction_options(_root))
 def _check(configs: list[str], **said: Any) -> Outcome:
     """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2, 6, 3, 5, 4, 0.
 
-    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtune, TRL, Transformers, DeepSpeed and Accelerate.
-    Flags win.
+    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtitan, torchtune, TRL, Transformers, DeepSpeed
+    and Accelerate; flags win.
 
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """

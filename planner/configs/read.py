@@ -14,6 +14,7 @@ from planner.configs import (
     llama_factory,
     llama_factory_v1,
     open_instruct,
+    torchtitan,
     torchtune,
     trl,
 )
@@ -60,6 +61,7 @@ _TRAINING = (
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
     Tool("open-instruct", open_instruct.TOOL, open_instruct.STACK, open_instruct.MARKS, open_instruct.read_open_instruct),
     Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
+    Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -111,6 +113,8 @@ def recognise(document: Document) -> Tool:
     """
     if torchtune.is_torchtune(document):
         return TOOLS["torchtune"]
+    if torchtitan.is_torchtitan(document):
+        return TOOLS["torchtitan"]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

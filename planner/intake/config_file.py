@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from planner.configs.document import read_document
 from planner.configs.read import TOOL_NAMES, read_config
 from planner.configs.reading import Reading, Remark
 from planner.configs.sharding import Beside
+from planner.configs.torchtitan import is_torchtitan
 from planner.domain.origin import tool_default
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
@@ -57,7 +59,7 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
     file = Path(path)
     if tool is not None and tool not in TOOL_NAMES:
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
-    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
+    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):
         return ConfigFile(from_toml(file), OWN_TOOL)
     config = config_of(read_config(file, tool, beside))
     left_open = missing_fields(config.request.said, ("model", "recipe"))
@@ -66,6 +68,14 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         config,
         needs=MappingProxyType({**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}),
     )
+
+
+def _is_torchtitan(file: Path) -> bool:
+    """Whether a TOML file is torchtitan's, and not one of plan's own; whoever reads one that cannot be read says so."""
+    try:
+        return is_torchtitan(read_document(file))
+    except InputFileError:
+        return False
 
 
 def config_of(reading: Reading) -> ConfigFile:

@@ -314,6 +314,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "transformers": _TRANSFORMERS,
     "open-instruct": _OPEN_INSTRUCT,
     "torchtune": _TORCHTUNE,
+    "torchtitan": {},
     "deepspeed": _DEEPSPEED,
     "accelerate": {},
 }

@@ -141,7 +141,7 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
     assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
     assert read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
-    others = ("llama-factory-v1", "open-instruct", "torchtune")
+    others = ("llama-factory-v1", "open-instruct", "torchtitan", "torchtune")
     tools = {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate", *others}
     assert set(TOOL_NAMES) == tools
 

@@ -162,6 +162,16 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "torchtitan.toml",
+        {},
+        A100,
+        {
+            "stack": "torchtitan-compile", "model": "llama-3.1-8b", "method": "full", "batch": 1, "grad_accum": 2, "seq": 8192,
+            "precision": "bf16-mixed", "load_dtype": "fp32", "loss": "hf", "gradient_checkpointing": True,
+            "checkpoint_policy": "selective-op", "sharding": "fsdp", "switches": "fsdp_reduces_fp32=true",
+        },
+    ),
+    (
         "training_arguments.json",
         {},
         A100 | {"model": "7b", "method": "full", "seq": 512},
