@@ -38,7 +38,7 @@ def read_document(path: Path) -> Document:
     twice: dict[str, int] = {}
     if not text.strip():
         value = None
-    elif path.suffix == ".json":
+    elif path.suffix in (".json", ".conf"):
         value = json_value(path, text)
     elif path.suffix == ".toml":
         value = toml_table(path, text)

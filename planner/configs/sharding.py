@@ -30,7 +30,7 @@ _HARMLESS = (
     "final_state_dict_type",
     "limit_all_gathers",
 )
-_SUFFIXES = (".json", ".yaml", ".yml")
+_SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
 _UNMODELLED = {

@@ -77,7 +77,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (
             LLAMA_FACTORY + "deepspeed: auto\n",
             InputFileError,
-            "which ends in none of .json, .yaml, .yml; say where it is: --deepspeed",
+            "which ends in none of .json, .yaml, .yml, .conf; say where it is: --deepspeed",
         ),
         (LLAMA_FACTORY + "use_dora: true\n", NotModelledError, "use_dora: DoRA"),
         (LLAMA_FACTORY + "stage: dpo\n", NotModelledError, "stage 'dpo' is not modelled"),
