@@ -49,7 +49,7 @@ def test_a_command_is_checked_beside_files(capsys: pytest.CaptureFixture[str], t
     text = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --num_train_epochs 3 --block_size 128"
     code, out, err = run(capsys, "--command", text, "--gpu", "4090", "--method", "full")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == f"plan check --command '{text}' --gpu 4090 --method full && {text}"
+    assert out.splitlines()[-1] == f"plan check --command '{text}' --method full --gpu 4090 && {text}"
     assert "--config" not in out
     (tmp_path / "job.toml").write_text('model = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 512\n', encoding="utf-8")
     code, out, _ = run(capsys, str(tmp_path / "job.toml"), "--command", text, "--gpu", "4090", "--method", "full")
