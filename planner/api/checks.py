@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.api.commands import COMMAND, SCRIPT_SUFFIX, command_files
 from planner.api.files import CheckOptions, answer_file, flags_of
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.writing import output_of, write_all
 from planner.configs.launch import NO_LAUNCH_FILE, short_path
 from planner.configs.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
+from planner.files.reading import reading_instead
 from planner.intake.config_file import ConfigFile, read_config_file
 from planner.intake.request import ScenarioRequest
 from planner.report.check.checked import Checked, Written
@@ -28,12 +30,19 @@ class CheckJob:
     """One config with its own options.
 
     ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as somebody typed them.
+    ``text``: the command that ``config`` stands for.
     """
 
     config: str
     options: CheckOptions
     named: bool = False
     typed: str = ""
+    text: str = ""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command line, or a script that has one."""
+        return bool(self.text) or self.config.endswith(SCRIPT_SUFFIX)
 
 
 def allowed_codes(words: str | None) -> frozenset[ExitCode]:
@@ -78,7 +87,36 @@ def check_job(job: CheckJob, said: ScenarioRequest, *, advise: bool = True, allo
 
     ``advise``: look for changes of its files that make it fit.
     """
+    if job.is_command:
+        return _check_command(job, said, advise=advise, allow=allow)
     return _answered(job, said, advise=advise, allow=allow)[0]
+
+
+def _check_command(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None) -> Checked:
+    """As a config with the command's arguments, beside a launch file with its launcher's options."""
+    try:
+        files = command_files(job.config, job.text, job.options)
+    except PlannerError as error:
+        return Checked(job.config, failure=str(error), failure_code=error.exit_code)
+    with reading_instead(files.texts):
+        checked = _answered(replace(job, options=files.options), said, advise=advise, allow=allow)[0]
+    flags = job.typed or flags_of(said)
+    words = shlex.join(["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config])
+    start = job.text.strip() if job.text else f"bash {shlex.quote(job.config)}"
+    return replace(
+        checked,
+        remarks=((job.config, files.remark), *checked.remarks),
+        command=f"{words} {flags}".strip(),
+        launch=start,
+        launch_file=job.options.accelerate or "",
+        remedy=(),
+        details=f"plan {checked.flags} --details" if checked.flags else "",
+    )
+
+
+def command_job(text: str, options: CheckOptions) -> CheckJob:
+    """The job that a command line starts."""
+    return CheckJob(COMMAND, options, text=text)
 
 
 def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: str | None = None) -> Checked:
@@ -88,6 +126,8 @@ def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: st
         UsageError: ``target`` cannot be the name of the new file.
         InputFileError: a file cannot be changed or written.
     """
+    if job.is_command:
+        raise UsageError("--write changes a config file, and a command line is none: change its arguments")
     checked, file = _answered(job, said, advise=True, allow=allow)
     if checked.subject is None or file is None:
         return checked

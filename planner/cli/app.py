@@ -51,10 +51,11 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
 app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
-def _check(configs: list[str], **said: Any) -> Outcome:
+def _check(configs: list[str] | None, **said: Any) -> Outcome:
     """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2, 6, 3, 5, 4, 0.
 
-    Reads our own TOML and the files of LLaMA-Factory, Axolotl, TRL, Transformers, DeepSpeed and Accelerate; flags win.
+    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtitan, torchtune, TRL, Transformers, DeepSpeed
+    and Accelerate; flags win.
 
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """
@@ -63,8 +64,8 @@ def _check(configs: list[str], **said: Any) -> Outcome:
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
-    run = CheckRun(said.pop("accelerate") or (), said.pop("allow"), said.pop("write"))
-    return check_configs(configs, said, CheckOptions(output_format, **own), run)
+    run = CheckRun(said.pop("accelerate") or (), said.pop("allow"), said.pop("write"), said.pop("command") or ())
+    return check_configs(configs or (), said, CheckOptions(output_format, **own), run)
 
 
 app.command("check", short_help="Will the jobs of config files fit?")(with_scenario_options(_check, CHECK_OPTIONS))

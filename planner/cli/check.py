@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs
+from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs, command_job
 from planner.api.files import CheckOptions
 from planner.cli.outcome import Outcome, human_text
 from planner.errors import UsageError
@@ -19,11 +19,12 @@ MAX_CONFIGS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What is asked beside how files are read: launch files, what may pass, and where the changed file goes."""
+    """What is asked beside how files are read: launch files, what may pass, where the changed file goes, and commands."""
 
     accelerate: Sequence[str] = ()
     allow: str | None = None
     write: str | None = None
+    commands: Sequence[str] = ()
 
 
 def check_configs(
@@ -36,7 +37,10 @@ def check_configs(
         InputFileError: a changed file cannot be written.
     """
     said, allowed = from_flags(flags), allowed_codes(run.allow)
-    jobs = [replace(job, typed=_typed(flags)) for job in check_jobs(configs, options, run.accelerate)]
+    if not configs and not run.commands:
+        raise UsageError("no config is given: plan check CONFIG..., or plan check --command 'COMMAND'")
+    asked = [*check_jobs(configs, options, run.accelerate), *_command_jobs(options, run)]
+    jobs = [replace(job, typed=_typed(flags)) for job in asked]
     if len(jobs) > MAX_CONFIGS:
         raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(jobs):,} are given")
     checked = _checked(jobs, said, run)
@@ -51,6 +55,11 @@ def check_configs(
 
         return Outcome(to_markdown(sections), code)
     return Outcome(human_text(sections), code)
+
+
+def _command_jobs(options: CheckOptions, run: CheckRun) -> list[CheckJob]:
+    files: list[str | None] = [file for file in run.accelerate if "=" not in file]
+    return [command_job(text, replace(options, accelerate=file)) for text in run.commands for file in files or [None]]
 
 
 def _checked(jobs: Sequence[CheckJob], said: ScenarioRequest, run: CheckRun) -> list[Checked]:

@@ -50,8 +50,27 @@ _ANSWER_OPTIONS: OwnOptions = {
 
 CHECK_OPTIONS: OwnOptions = {
     "configs": (
-        Annotated[list[str], typer.Argument(metavar="CONFIG...", help="Config files: TOML, YAML or JSON", show_default=False)],
-        ...,
+        Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="CONFIG...",
+                help="Config files: TOML, YAML or JSON, or launch scripts (.sh) with one such command",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "command": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--command",
+                metavar="TEXT",
+                help="A command that starts a script with Transformers' or TRL's arguments; it is read, never run",
+                show_default=False,
+            ),
+        ],
+        None,
     ),
     "tool": (
         Annotated[
@@ -60,7 +79,8 @@ CHECK_OPTIONS: OwnOptions = {
                 "--tool",
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
-                "plan, llama-factory, axolotl, trl, transformers, deepspeed or accelerate",
+                "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtitan, torchtune, trl, transformers, "
+                "deepspeed or accelerate",
                 show_default=False,
             ),
         ],

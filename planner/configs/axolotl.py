@@ -86,7 +86,6 @@ _UNMODELLED = {
     "unsloth_lora_o": "Unsloth's kernels inside Axolotl are not modelled",
     "unsloth_rms_norm": "Unsloth's kernels inside Axolotl are not modelled",
     "unsloth_rope": "Unsloth's kernels inside Axolotl are not modelled",
-    "max_packed_sequence_len": "packing to another length than sequence_len is not modelled",
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
@@ -335,8 +334,27 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
 
 
+def _read_old_packing(keys: Keys, reading: Reading) -> None:
+    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``; 0.4.1 and later end at it.
+
+    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03) utils/config/models/input/v0_4_1.
+
+    Raises:
+        NotModelledError: a smaller length than that of samples.
+    """
+    packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
+    if packed is None:
+        return
+    where = keys.where("max_packed_sequence_len")
+    if length is None or packed < length:
+        raise keys.not_modelled("max_packed_sequence_len", "packing to another length than sequence_len is not modelled")
+    reading.say("padding", "packed", where)
+    reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
+
+
 def _read_padding(keys: Keys, reading: Reading) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
+    _read_old_packing(keys, reading)
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):

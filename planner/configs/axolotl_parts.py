@@ -24,7 +24,6 @@ _FLASH_PARTS = {
     "flash_attn_rms_norm": "flash-attn's norm is not modelled",
     "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
-    "use_eaft": "this loss is not modelled",
 }
 # Models whose token table is named wte, and those with embed_in, which Axolotl has known since 2024-01 (pull request 1083).
 _QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
@@ -159,13 +158,31 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     reading.remark(keys.where("base_model"), text)
 
 
+def _read_flash_parts(keys: Keys, reading: Reading) -> None:
+    """Parts of flash-attn take the place of Llama's own; the example files of StableLM have the keys all the same.
+
+    Source: axolotl fbe54be6b (2025-03) utils/models.py:515-545, 905-941, utils/config/__init__.py:178-185; so in 2024-08.
+
+    Raises:
+        NotModelledError: one of them is on for a model that may be a Llama.
+    """
+    other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
+    if not other:
+        keys.refuse_switched_on(_FLASH_PARTS)
+        return
+    for name in _FLASH_PARTS:
+        if keys.flag(name):
+            reading.remark(keys.where(name), "has no effect: Axolotl does this to Llama alone")
+
+
 def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter the loss, Liger's kernels and those of adapters; ``old``: the file is of 0.8 or before.
 
     Raises:
         NotModelledError: a loss that no formula covers.
     """
-    keys.refuse_switched_on(_FLASH_PARTS)
+    _read_flash_parts(keys, reading)
+    keys.refuse_switched_on({"use_eaft": "this loss is not modelled"})
     liger = _liger_keys(keys, reading)
     if "liger_fused_linear_cross_entropy" in liger:
         reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))

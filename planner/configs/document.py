@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.errors import InputFileError
 from planner.files.reading import read_text
-from planner.files.structured import json_value, yaml_value
+from planner.files.structured import json_value, toml_table, yaml_value
 from planner.units import MIB
 
 # A job's file has a few hundred lines; the pure Python parser takes seconds for a megabyte.
@@ -28,18 +28,20 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The table of a YAML or JSON file (by its suffix; what has neither is YAML, of which JSON is nearly a part).
+    """The table of a YAML, JSON or TOML file, by its suffix; what has none is YAML, of which JSON is nearly a part.
 
     Raises:
-        InputFileError: unreadable, too large, not YAML or JSON, empty, not a table, with aliases; JSON with a key given twice,
-            which DeepSpeed refuses too.
+        InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON with a key given
+            twice, which DeepSpeed refuses too.
     """
     text = read_text(path, MAX_DOCUMENT_BYTES)
     twice: dict[str, int] = {}
     if not text.strip():
         value = None
-    elif path.suffix == ".json":
+    elif path.suffix in (".json", ".conf"):
         value = json_value(path, text)
+    elif path.suffix == ".toml":
+        value = toml_table(path, text)
     else:
         value, twice = yaml_value(path, text)
     if value is None:

@@ -135,3 +135,22 @@ AXOLOTL_HARMLESS = _names(
 )
 """Axolotl: data, tokens, schedules, tracking, how models are loaded and saved.  The last lines are details of features that are
 refused by their own switch."""
+
+# allenai/open-instruct e6c3044aa and b08997673 open_instruct/finetune.py FlatArguments, TokenizerConfig of
+# dataset_transformation.py; the last line is what its older files still have.
+OPEN_INSTRUCT_HARMLESS = _names(
+    """
+    exp_name do_not_randomize_output_dir model_revision low_cpu_mem_usage dataset_name dataset_mixer dataset_mixer_list
+    dataset_mixer_list_splits dataset_transform_fn dataset_target_columns dataset_cache_mode dataset_local_cache_dir
+    dataset_config_hash dataset_skip_cache dataset_mix_dir dataset_config_name max_train_samples preprocessing_num_workers
+    overwrite_cache clip_grad_norm learning_rate logging_steps lr_scheduler_type output_dir warmup_ratio final_lr_ratio
+    weight_decay timeout resume_from_checkpoint report_to save_to_hub seed checkpointing_steps keep_last_n_checkpoints
+    load_balancing_weight clean_checkpoints_at_end with_tracking wandb_project_name wandb_entity push_to_hub hf_entity
+    hf_repo_id hf_repo_revision hf_repo_url try_launch_beaker_eval_jobs hf_metadata_dataset try_auto_save_to_beaker
+    gs_bucket_path oe_eval_tasks oe_eval_max_length verbose tokenizer_name_or_path tokenizer_name tokenizer_revision
+    trust_remote_code use_fast use_slow_tokenizer chat_template_name add_bos get_tokenizer_fn tokenizer_files_hash
+    ground_truths_key sft_messages_key
+    train_file run_name overwrite_output_dir
+    """
+)
+"""open-instruct: data, tokens, schedules, tracking, checkpoints and uploads."""

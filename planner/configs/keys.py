@@ -20,8 +20,8 @@ _MATTERS = re.compile(
     "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
     "|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
 )
-# What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``<name>``.
-_PLACEHOLDER = re.compile(r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|<[A-Z][A-Z0-9_]{0,80}>")
+# What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
+_PLACEHOLDER = re.compile(r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>")
 
 
 class Keys:

@@ -58,15 +58,11 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
 
     Several are named in a remark instead, and so are those in the usual folders: which one is launched is not known.
     """
-    if beside.accelerate or beside.deepspeed or not beside.look or any(map(document.table.get, _SHARDS)):
+    if beside.given or not beside.look or any(map(document.table.get, _SHARDS)):
         return beside
     found = find_launch_files(document.path)
     if len(found.beside) == 1:
-        path = found.beside[0]
-        reading.launch = path
-        text = "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate none counts none"
-        reading.remark(str(path), text)
-        return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
+        return take_launch_file(found.beside[0], reading, beside)
     reading.candidates = found.beside + found.usual
     if reading.candidates:
         names = ", ".join(short_path(path) for path in reading.candidates[:_MOST_NAMED])
@@ -80,6 +76,14 @@ def _folders_up(folder: Path) -> Iterator[Path]:
     """The folder and some of those above it."""
     whole = folder.absolute()
     yield from (whole, *whole.parents)[:_MOST_FOLDERS_UP]
+
+
+def take_launch_file(path: Path, reading: Reading, beside: Beside) -> Beside:
+    """``beside`` with a launch file that was found, which is remarked on."""
+    reading.launch = path
+    text = "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate none counts none"
+    reading.remark(str(path), text)
+    return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
 
 
 def short_path(path: Path) -> str:

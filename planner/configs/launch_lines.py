@@ -2,7 +2,7 @@
 
 Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and cli/utils/train.py;
 trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0 commands/launch.py; deepspeed 0.19.8
-launcher/runner.py; torch 2.13.0 distributed/run.py.
+launcher/runner.py; torch 2.13.0 distributed/run.py; allenai/open-instruct e6c3044aa scripts/.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from planner.configs.open_instruct import LAUNCHED_WITH
 
 SCRIPT = "YOUR_SCRIPT.py"
 """Stands for the user's own script where the tool is a library."""
@@ -63,6 +65,15 @@ def _llama_factory(launch: Launch) -> str:
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
+def _llama_factory_v1(launch: Launch) -> str:
+    """v1/launcher.py; the engine is that of ``dist_config``, so neither a launch file nor a DeepSpeed file is handed over."""
+    if launch.accelerate or launch.deepspeed:
+        return ""
+    # Without torchrun one process has no mesh that FSDP2 could divide it over.
+    alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
+    return f"USE_V1=1 {alone}llamafactory-cli sft {launch.file}"
+
+
 def _axolotl(launch: Launch) -> str:
     # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU; options become keys of the config.
     start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
@@ -106,6 +117,18 @@ def _accelerate(launch: Launch) -> str:
     return f"accelerate launch --config_file {launch.file} {SCRIPT}"
 
 
+def _open_instruct(launch: Launch) -> str:
+    """Its scripts/finetune_with_accelerate_config.sh; how a job without an engine is launched is not known here."""
+    end = f"open_instruct/finetune.py {launch.file}"
+    if launch.accelerate:
+        return f"{launch.accelerate_launch} {end}"
+    if not launch.engine:
+        return ""
+    deepspeed = shlex.quote(launch.deepspeed or str(LAUNCHED_WITH))
+    start = f"accelerate launch --mixed_precision bf16 --num_processes {launch.gpus}"
+    return f"{start} --use_deepspeed --deepspeed_config_file {deepspeed} {end}"
+
+
 def _own(launch: Launch) -> str:
     """Our own file is read by nothing else."""
     return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT}" if launch.gpus > 1 else f"python {SCRIPT}"
@@ -113,9 +136,11 @@ def _own(launch: Launch) -> str:
 
 _LINES: Mapping[str, Callable[[Launch], str]] = {
     "llama-factory": _llama_factory,
+    "llama-factory-v1": _llama_factory_v1,
     "axolotl": _axolotl,
     "trl": _trl,
     "transformers": _transformers,
+    "open-instruct": _open_instruct,
     "deepspeed": _deepspeed,
     "accelerate": _accelerate,
     "plan": _own,

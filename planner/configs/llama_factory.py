@@ -10,20 +10,18 @@ from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
+from planner.configs.llama_factory_v1 import MARKS as V1
 from planner.configs.preferences import llama_factory_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.trained import read_freeze
 from planner.configs.trainer import need_precision, read_distribution, read_precision, read_trainer
-from planner.errors import show
+from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
 STACK = "llama-factory"
 # Keys that no other tool has.
-MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}) | {
-    # Those of v1 that no other tool has, so that its files are known too.
-    *("dist_config", "kernel_config", "quant_config", "init_config", "model_class", "sample_backend", "batching_strategy"),
-}
+MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"})
 OLD_STACK = "llama-factory@0.8"
 _OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
 # Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3), with the name that Transformers has dropped by 4.55.
@@ -135,14 +133,15 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _refuse_other_kinds(keys: Keys) -> None:
-    """Files that LLaMA-Factory reads in another way: those of its v1 and of models that see.
+    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool).
 
     Raises:
+        UsageError: a file of v1.
         NotModelledError: names the key.
     """
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
-            raise keys.not_modelled(name, "a file of LLaMA-Factory v1 (llamafactory/v1), which trains otherwise and is not read")
+            raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES and not text_only:
@@ -336,26 +335,6 @@ def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
     elif packing is None and stage == "pt":
         reading.default("padding", "packed", "llamafactory 0.9.5 hparams/parser.py: pre-training packs")
 
-
-V1 = frozenset(
-    {
-        "dist_config",
-        "kernel_config",
-        "peft_config",
-        "quant_config",
-        "init_config",
-        "optim_config",
-        "lr_scheduler_config",
-        "model_class",
-        "sample_backend",
-        "train_dataset",
-        "batching_strategy",
-        "batching_workers",
-        "enable_activation_checkpointing",
-        "global_batch_size",
-    }
-)
-"""Keys of v1: llamafactory 0.9.5 v1/config/model_args.py, training_args.py, data_args.py and sample_args.py."""
 
 _VISION_TEMPLATES = """
     dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl kimi_vl

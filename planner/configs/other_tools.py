@@ -7,19 +7,9 @@ from planner.errors import NotModelledError
 
 # Program -> its own keys.  One is enough: none of them is a key of a tool that is read.
 _MARKS = {
-    # allenai/open-instruct open_instruct/finetune.py and dpo_tune.py; the scripts of Transformers without a Trainer have the
-    # first three as well (examples/pytorch/language-modeling/run_clm_no_trainer.py).
-    "open-instruct or of a script with a loop of its own": frozenset(
-        {
-            "with_tracking",
-            "use_slow_tokenizer",
-            "checkpointing_steps",
-            "dataset_mix_dir",
-            "dataset_mixer_list",
-            "keep_last_n_checkpoints",
-            "hf_metadata_dataset",
-        }
-    ),
+    # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own; open-instruct's files
+    # have none of these.
+    "a script of Transformers without a Trainer": frozenset({"no_keep_linebreaks", "num_warmup_steps"}),
     # OptimalScale/LMFlow src/lmflow/args.py.
     "LMFlow": frozenset(
         {
@@ -57,8 +47,6 @@ _MARKS = {
     # verl 0.9.1 trainer/config/ppo_trainer.yaml; files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
-# Key of a nested table that torchtune's config parser instantiates (torchtune at bd2a0fc config/_instantiate.py).
-_TORCHTUNE = "_component_"
 
 
 def refuse_other_tools(document: Document) -> None:
@@ -70,9 +58,6 @@ def refuse_other_tools(document: Document) -> None:
     for program, marks in _MARKS.items():
         if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
-    for key, value in document.table.items():
-        if isinstance(value, dict) and _TORCHTUNE in value:
-            raise _refusal(document, "torchtune", f"{key}.{_TORCHTUNE}")
 
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, trl
+from planner.configs import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hf_trainer,
+    llama_factory,
+    llama_factory_v1,
+    open_instruct,
+    torchtitan,
+    torchtune,
+    trl,
+)
 from planner.configs.document import Document, read_document
 from planner.configs.keys import Keys
 from planner.configs.launch import with_launch_file
@@ -40,7 +51,17 @@ def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 _TRAINING = (
     Tool("llama-factory", llama_factory.TOOL, llama_factory.STACK, llama_factory.MARKS, llama_factory.read_llama_factory),
+    Tool(
+        "llama-factory-v1",
+        llama_factory_v1.TOOL,
+        llama_factory_v1.STACK,
+        llama_factory_v1.MARKS,
+        llama_factory_v1.read_llama_factory_v1,
+    ),
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
+    Tool("open-instruct", open_instruct.TOOL, open_instruct.STACK, open_instruct.MARKS, open_instruct.read_open_instruct),
+    Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
+    Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -90,6 +111,10 @@ def recognise(document: Document) -> Tool:
     Raises:
         InputFileError: no tool's keys, or those of several.
     """
+    if torchtune.is_torchtune(document):
+        return TOOLS["torchtune"]
+    if torchtitan.is_torchtitan(document):
+        return TOOLS["torchtitan"]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

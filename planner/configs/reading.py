@@ -40,6 +40,7 @@ class Reading:
     samples of one step, with the place that gives it; a factor that the file leaves open follows from it.  ``switches``: those of
     the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
     ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
+    ``several``: the sharding where the job has several GPUs and nothing says one, with the place that settles it.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Reading:
     tool_name: str = ""
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
+    several: tuple[str, str] | None = None
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

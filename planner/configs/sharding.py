@@ -30,7 +30,7 @@ _HARMLESS = (
     "final_state_dict_type",
     "limit_all_gathers",
 )
-_SUFFIXES = (".json", ".yaml", ".yml")
+_SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
 _UNMODELLED = {
@@ -53,6 +53,11 @@ class Beside:
     deepspeed: Path | None = None
     accelerate: Path | None = None
     look: bool = True
+
+    @property
+    def given(self) -> bool:
+        """Whether one of them is there."""
+        return self.deepspeed is not None or self.accelerate is not None
 
 
 def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:

@@ -13,7 +13,7 @@ FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
-LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad"]
+LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -54,6 +54,7 @@ class Stack:
 
     ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT does).
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
+    ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
     ``frozen_layers``: what checkpointing makes of layers that are not trained: the input of the first layer requires a gradient,
     so that backward runs through all of them (``differentiated``); nothing, so that those below the first trained one keep
@@ -82,6 +83,8 @@ class Stack:
     GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
     ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
     ``fsdp_no_sync``: FSDP reduces gradients in the last micro-step only, and they stay whole until then.
+    ``fsdp_loads_whole``: every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
+    reduces 16-bit gradients in fp32.
     ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights.
     ``zero12_flattens_on_gpu``: trained weights of these stages become one flat buffer on the GPU where it has room, not on the
     host; what they lay in before stays cached.
@@ -110,6 +113,7 @@ class Stack:
     else it is whole on every GPU before.
     ``checkpoints_units``: a layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it.
     ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before.
+    ``keeps_outputs``: the training loop refers to what the model returned, with the logits, until the model returns again.
     ``versions``: packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each
     version that was asked for and lies outside those that were read.
     ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
@@ -148,6 +152,8 @@ class Stack:
     zero12_upload: Zero12Upload
     zero12_overlap: bool
     fsdp_no_sync: bool
+    fsdp_loads_whole: bool
+    fsdp_reduces_fp32: bool
     fsdp1_wraps_adapters: bool
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
@@ -169,6 +175,7 @@ class Stack:
     kbit_waits_on_host: bool
     checkpoints_units: bool
     zero_init: bool
+    keeps_outputs: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

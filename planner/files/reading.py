@@ -40,7 +40,7 @@ class Bounds:
 @contextmanager
 def reading_instead(texts: Mapping[Path, str]) -> Iterator[None]:
     """Within it, files (by their resolved paths) are read as if they held these texts: what a change would do is asked so."""
-    token = _INSTEAD.set(texts)
+    token = _INSTEAD.set({**_INSTEAD.get({}), **texts})
     try:
         yield
     finally:

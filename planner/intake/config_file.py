@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from planner.configs.document import read_document
 from planner.configs.read import TOOL_NAMES, read_config
 from planner.configs.reading import Reading, Remark
 from planner.configs.sharding import Beside
+from planner.configs.torchtitan import is_torchtitan
+from planner.domain.origin import tool_default
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.request import Given, ScenarioRequest, from_toml, merge
@@ -24,7 +27,7 @@ class ConfigFile:
     ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
     stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
     that asks for it.  ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that
-    could be meant, where none is counted.
+    could be meant, where none is counted.  ``several``: the sharding of several GPUs, where nothing says one.
     """
 
     request: ScenarioRequest
@@ -36,6 +39,7 @@ class ConfigFile:
     tool_name: str = OWN_TOOL
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
+    several: Given | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
     file = Path(path)
     if tool is not None and tool not in TOOL_NAMES:
         raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
-    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml"):
+    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):
         return ConfigFile(from_toml(file), OWN_TOOL)
     config = config_of(read_config(file, tool, beside))
     left_open = missing_fields(config.request.said, ("model", "recipe"))
@@ -64,6 +68,14 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
         config,
         needs=MappingProxyType({**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}),
     )
+
+
+def _is_torchtitan(file: Path) -> bool:
+    """Whether a TOML file is torchtitan's, and not one of plan's own; whoever reads one that cannot be read says so."""
+    try:
+        return is_torchtitan(read_document(file))
+    except InputFileError:
+        return False
 
 
 def config_of(reading: Reading) -> ConfigFile:
@@ -82,7 +94,12 @@ def config_of(reading: Reading) -> ConfigFile:
         tool_name=reading.tool_name,
         launch=reading.launch,
         candidates=reading.candidates,
+        several=None if reading.several is None else _several(reading, *reading.several),
     )
+
+
+def _several(reading: Reading, sharding: str, place: str) -> Given:
+    return Given(REQUEST_FIELDS["sharding"].parse(sharding), tool_default(reading.tool), place)
 
 
 def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
@@ -95,6 +112,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
+    if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
+        request = merge(ScenarioRequest({"sharding": config.several}), request)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
 
 

@@ -17,7 +17,7 @@ def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
     """
     if task in LANGUAGE_TASKS:
         return model
-    model = replace(model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups))
+    model = replace(model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups))
     return _with_score(model) if task == "reward" else model
 
 

@@ -146,13 +146,26 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     view = ends.layer
     # The wrapper that widens runs autocast inside of it.
     torch.enter(FORWARD_OUT)
-    if _keeps_logits(view):
+    if view.stack.keeps_outputs:
+        torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
+    elif _keeps_logits(view):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
-    elif view.dtypes.autocast and view.stack.model_code != "own":
+    elif _widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
     return loss
+
+
+def _widens(view: LayerView) -> bool:
+    """Whether accelerate's wrapper casts what the model returns to fp32."""
+    return view.dtypes.autocast and view.stack.model_code != "own"
+
+
+def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
+    """Logits as a variable of the training loop has them; ``outputs`` loses them.  Backward frees what their graph has saved."""
+    found = outputs.pop()
+    return (torch.to(found, "fp32") if _widens(view) else found).alias()
 
 
 def _keeps_logits(view: LayerView) -> bool:

@@ -30,6 +30,8 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
     """
     copies = view.stack.loss_forward
     logits = passed.pop()
+    # Alive until this function returns, and the loop's with it.
+    _own = cross_entropy(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide

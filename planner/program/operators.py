@@ -19,9 +19,9 @@ class Operators(Tape):
     parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors that one part of the model makes for others,
     by name; empty again when a part has run.  ``returned`` holds what attention returns beside its output,
     which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
-    training loop refers to until the backward pass is over; ``hooked``: what hooks refer to until then; ``held``: what a loss
-    refers to until it is there.  ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls,
-    which a recomputation begins again.
+    training loop refers to until the backward pass is over, ``bound`` until the model returns again; ``hooked``: what hooks refer
+    to until the end of backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
+    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
@@ -36,6 +36,7 @@ class Operators(Tape):
         self.outputs: list[Tensor] = []
         self.hooked: list[Tensor] = []
         self.held: list[Tensor] = []
+        self.bound: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
         """A weight, whose memory belongs to the model; ``trained``: its gradient stays after the backward pass.

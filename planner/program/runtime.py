@@ -21,6 +21,7 @@ from planner.program.template import (
     FORWARD_LOSS,
     FORWARD_NEXT,
     FORWARD_OUT,
+    RETURNS_AGAIN,
     Template,
 )
 
@@ -64,6 +65,8 @@ class Runtime:
         self.states: list[int] = []
         # The graph that the loop still refers to.
         self._bound: list[Instance] = []
+        # When the model returns again, the loop lets go of these.
+        self._returned: list[int] = []
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -109,6 +112,8 @@ class Runtime:
         for each in made:
             stream.events += each.events(FORWARD_END)
         stream.events += made[-1].events(FORWARD_OUT)
+        stream.events += self._returned
+        self._returned = made[-1].events(RETURNS_AGAIN)
         for each in bound[:-1]:
             stream.events += each.events(BACKWARD_END)
         for aside in first:

@@ -22,7 +22,8 @@ INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
 FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT = "forward", "forward_next", "forward_end", "forward_out"
 FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = "forward_loss", "backward", "backward_out", "backward_end"
-_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END)
+RETURNS_AGAIN = "returns_again"
+_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
 Gradients = Literal["first", "added", "none"]
 _PORTS, _NOWHERE = "ports", ""
 
@@ -51,7 +52,7 @@ class Template:
 
     Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_end``, when autocast ends; ``forward_out``, what
     the head does after that; ``forward_loss``, what is done when other passes have run, too; ``backward``; ``backward_end``, when
-    the graph goes.
+    the graph goes; ``returns_again``, when the model has returned in the next micro-step.
     ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
     and module of each that parameters keep.  ``out``: shape of the output.
 
@@ -153,6 +154,8 @@ def run(
         torch.enter(stage)
         held.clear()
     del root
+    torch.enter(RETURNS_AGAIN)
+    torch.bound.clear()
     torch.enter(_NOWHERE)
     del kept
     shares.update(_shares(torch))

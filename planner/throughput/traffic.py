@@ -232,6 +232,7 @@ def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: Traf
 
 
 # Bytes per logit that each tensor of the loss chain moves: written once, and read as often as the next operators need it.
+# ``model_loss`` is an upcast and a log-softmax, of which no gradient is made.
 _LOSS_TENSORS = {
     "compute": 2.0,
     "float": 2.5,
@@ -240,6 +241,7 @@ _LOSS_TENSORS = {
     "nll_grad": 2.0,
     "log_softmax_grad": 3.0,
     "compute_grad": 1.0,
+    "model_loss": 5.5,
 }
 
 

@@ -44,6 +44,28 @@ def test_each_config_gets_one_line_and_the_worst_code_is_the_exit_code(
     assert "none.yaml: no such file" in out
 
 
+def test_a_command_is_checked_beside_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer ends with the command itself; it cannot be written, and something must be given."""
+    monkeypatch.chdir(tmp_path)
+    text = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --num_train_epochs 3 --block_size 128"
+    code, out, err = run(capsys, "--command", text, "--gpu", "4090", "--method", "full")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"plan check --command '{text}' --method full --gpu 4090 && {text}"
+    assert "--config" not in out
+    Path("job.toml").write_text('model = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 512\n', encoding="utf-8")
+    code, out, _ = run(capsys, "job.toml", "--command", text, "--gpu", "4090", "--method", "full")
+    assert code == 0
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["job.toml", "command"]
+    code, _, err = run(capsys, "--command", text, "--gpu", "4090", "--method", "full", "--write", "a.yaml")
+    assert code == 2
+    assert "--write changes a config file" in err
+    code, _, err = run(capsys, "--gpu", "4090")
+    assert code == 2
+    assert "no config is given" in err
+
+
 def test_the_worst_of_several_codes_follows_the_published_order() -> None:
     """1, 2, 6, 3, 5, 4, 0."""
     order = [ExitCode(code) for code in (1, 2, 6, 3, 5, 4, 0)]

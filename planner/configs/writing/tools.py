@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.configs.open_instruct import OLD_KEYS
 from planner.configs.trainer import OPTIMIZERS
 from planner.configs.writing.edits import REMOVED, Settings
 
@@ -117,6 +118,30 @@ _LLAMA_FACTORY: Mapping[str, Rule] = {
 }
 
 
+def _v1_precision(table: Table, value: Any) -> Settings | None:
+    """Under FSDP2 alone: without it nothing casts."""
+    dist = table.get("dist_config")
+    fsdp = isinstance(dist, Mapping) and dist.get("name") == "fsdp2"
+    return {("bf16",): value == "bf16-mixed"} if fsdp and value in ("bf16-mixed", "fp32") else None
+
+
+def _v1_padding(_: Table, value: Any) -> Settings | None:
+    return {("batching_strategy",): "normal"} if value == "longest" else None
+
+
+_LLAMA_FACTORY_V1: Mapping[str, Rule] = {
+    "batch": _key("micro_batch_size"),
+    # The accumulation is what the global batch leaves, where the file says one.
+    "grad_accum": lambda table, _: {} if table.get("global_batch_size") else None,
+    "seq": _key("cutoff_len"),
+    "epochs": _key("num_train_epochs"),
+    "precision": _v1_precision,
+    "gradient_checkpointing": _key("enable_activation_checkpointing"),
+    "attention": _words("flash_attn", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
+    "padding": _v1_padding,
+}
+
+
 def _trl_method(_: Table, value: Any) -> Settings | None:
     """Double quantisation is off unless it is asked for; ``qlora`` means it."""
     quantised = {"qlora": "load_in_4bit", "int8": "load_in_8bit"}
@@ -216,6 +241,65 @@ _AXOLOTL: Mapping[str, Rule] = {
     "padding": _packing("sample_packing"),
 }
 
+
+def _open_instruct_method(_: Table, value: Any) -> Settings | None:
+    if value not in ("full", "lora", "qlora"):
+        return None
+    return {("use_lora",): value != "full", ("use_qlora",): True if value == "qlora" else REMOVED}
+
+
+def _open_instruct_optimizer(table: Table, value: Any) -> Settings | None:
+    """Over 4 bits one key chooses between the paged ones, else between torch's two."""
+    if table.get("use_qlora"):
+        return {("use_8bit_optimizer",): value == "paged_adamw_8bit"} if value.startswith("paged_adamw") else None
+    return {("fused_optimizer",): value == "adamw_torch_fused"} if value.startswith("adamw_torch") else None
+
+
+_TUNE_OPTIMIZERS = {
+    "adamw_torch": ("torch.optim.AdamW", False),
+    "adamw_torch_fused": ("torch.optim.AdamW", True),
+    "paged_adamw_8bit": ("bitsandbytes.optim.PagedAdamW8bit", None),
+    "adamw_8bit": ("bitsandbytes.optim.AdamW8bit", None),
+}
+
+
+def _torchtune_optimizer(table: Table, value: Any) -> Settings | None:
+    """A class and, for torch's own, which of its two implementations; an argument that the class has not would end the job."""
+    if value not in _TUNE_OPTIMIZERS:
+        return None
+    name, fused = _TUNE_OPTIMIZERS[value]
+    given = table.get("optimizer")
+    drop = fused is None and isinstance(given, Mapping) and "fused" in given
+    found: dict[tuple[str, ...], Any] = {("optimizer", "_component_"): name}
+    return found if fused is None and not drop else {**found, ("optimizer", "fused"): REMOVED if drop else fused}
+
+
+_TORCHTUNE: Mapping[str, Rule] = {
+    "batch": _key("batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _dotted("tokenizer", "max_seq_len"),
+    "epochs": _key("epochs"),
+    "lora_rank": _dotted("model", "lora_rank"),
+    "optimizer": _torchtune_optimizer,
+    "gradient_checkpointing": _key("enable_activation_checkpointing"),
+    "offload": lambda _, value: {("enable_activation_offloading",): True} if value == "activations" else None,
+    "padding": lambda _, value: {("dataset", "packed"): True} if value == "packed" else None,
+}
+
+
+_OPEN_INSTRUCT: Mapping[str, Rule] = {
+    "batch": _key("per_device_train_batch_size"),
+    "grad_accum": _key("gradient_accumulation_steps"),
+    "seq": _key("max_seq_length"),
+    "epochs": _key("num_train_epochs"),
+    "method": _open_instruct_method,
+    "lora_rank": _key("lora_rank"),
+    "optimizer": _open_instruct_optimizer,
+    "gradient_checkpointing": _key("gradient_checkpointing"),
+    # Its versions of 2024 have no such key (efa36849b of 2025-03-11).
+    "loss": lambda table, value: {("use_liger_kernel",): True} if value == "liger" and not OLD_KEYS & table.keys() else None,
+}
+
 _DEEPSPEED: Mapping[str, Rule] = {
     "batch": _key("train_micro_batch_size_per_gpu"),
     "grad_accum": _key("gradient_accumulation_steps"),
@@ -224,9 +308,13 @@ _DEEPSPEED: Mapping[str, Rule] = {
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "llama-factory": _LLAMA_FACTORY,
+    "llama-factory-v1": _LLAMA_FACTORY_V1,
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "transformers": _TRANSFORMERS,
+    "open-instruct": _OPEN_INSTRUCT,
+    "torchtune": _TORCHTUNE,
+    "torchtitan": {},
     "deepspeed": _DEEPSPEED,
     "accelerate": {},
 }

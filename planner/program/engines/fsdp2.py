@@ -5,6 +5,8 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.program.engines.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, part_of
 from planner.program.job import Job
@@ -99,10 +101,12 @@ class Fsdp2(Fsdp):
         if group.gradients:
             self.free(self._replicating)
             self._replicating = None
-            elements, dtype = sum(each.elements for each in group.gradients), group.gradients[0].dtype
+            first = group.gradients[0]
+            first = replace(first, dtype="fp32") if self.job.stack.fsdp_reduces_fp32 else first
+            elements, dtype = sum(each.elements for each in group.gradients), first.dtype
             self._sent = self.take(elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input")
             self.free(*(each.slot for each in group.gradients))
-            first, group.gradients = group.gradients[0], []
+            group.gradients = []
             self._keep_part(group, elements / self.sizes.n, first)
 
     def _keep_part(self, group: Group, part: float, first: Gradient) -> None:

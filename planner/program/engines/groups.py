@@ -114,11 +114,13 @@ def part_of(weight: Weight) -> str:
 def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
     """Each parameter whole, and then its shard; some versions of Transformers load the whole of a k-bit model before that.
 
+    Some stacks load the whole of any model (``fsdp_loads_whole``).
     Gives the shards, and what is not divided.  Offloaded shards are on the host.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``);
     torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict, which packs and divides one parameter at a time.
     """
-    if job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host:
+    loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
+    if loads_packed or job.stack.fsdp_loads_whole:
         weights = load_whole(stream, job)
         for each in sorted(weights, key=lambda each: each.slot):
             if sizes.divides(each):

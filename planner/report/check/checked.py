@@ -83,6 +83,7 @@ class Checked:
     that was read in any case.  ``candidates``: those that could be meant where none was read.  ``command``:
     the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers, ``None`` where nobody
     looked.  ``remedy``: changes that together make it fit.
+    ``details``: how to ask for all of it, where that is not by ``--config``.
     """
 
     config: str
@@ -101,6 +102,7 @@ class Checked:
     fixes: tuple[Fix, ...] | None = None
     remedy: tuple[Fix, ...] = ()
     written: Written | None = None
+    details: str = ""
 
     @property
     def exit_code(self) -> ExitCode:

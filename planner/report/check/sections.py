@@ -70,7 +70,7 @@ def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tupl
 def _end(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> Iterator[Block]:
     """How to ask for more, then the line for a launch script, or else what to do and the verdict once more."""
     if not each.launch_file:
-        yield Note(f"More: plan --config {each.config} --details, with the same flags", "dim")
+        yield Note(f"More: {each.details or f'plan --config {each.config} --details, with the same flags'}", "dim")
     if each.written is not None:
         yield from _written(each)
     elif each.exit_code in (ExitCode.FITS, *allowed):

@@ -112,7 +112,16 @@ def live_peaks(torch: types.ModuleType, forward: Any, elements: int) -> tuple[fl
     return first / elements, count.peak / elements
 
 
-COPY_BYTES = {"compute": 2, "float": 4, "shifted": 4, "log_softmax": 4, "nll_grad": 4, "log_softmax_grad": 4, "compute_grad": 2}
+COPY_BYTES = {
+    "compute": 2,
+    "float": 4,
+    "shifted": 4,
+    "log_softmax": 4,
+    "nll_grad": 4,
+    "log_softmax_grad": 4,
+    "compute_grad": 2,
+    "model_loss": 4,
+}
 VOCAB, SEQ = 6000, 32
 
 
@@ -171,6 +180,28 @@ def test_logits_copies_of_transformers_4(batch: int) -> None:
 
     peak_forward, peak_backward = live_peaks(torch, forward, batch * SEQ * VOCAB)
     stack = load_stack("hf-trainer@4")
+    copies = [name for name in stack.loss_forward if name != "shifted" or batch > 1]
+    assert peak_forward == pytest.approx(sum(COPY_BYTES[name] for name in copies), rel=0.05)
+    assert peak_backward == pytest.approx(sum(COPY_BYTES[name] for name in stack.loss_backward), rel=0.05)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_logits_copies_of_llama_factory_v1(batch: int) -> None:
+    """``compute_log_probs``: the model has taken its own loss, whose graph lives as long as ``outputs``."""
+    torch = import_or_skip("torch")
+    loss_utils = import_or_skip("transformers.loss.loss_utils")
+    hidden, weight, labels = head(torch, batch)
+
+    def forward() -> tuple[Any]:
+        returned = torch.nn.functional.linear(hidden, weight)
+        outputs = loss_utils.ForCausalLMLoss(returned, labels, VOCAB), returned
+        logits = outputs[1].float()
+        shift_labels = labels[..., 1:].contiguous().view(-1)
+        shift_logits = logits[..., :-1, :].contiguous().view(shift_labels.size(0), -1)
+        return (torch.nn.functional.cross_entropy(shift_logits, shift_labels, reduction="none").sum(),)
+
+    peak_forward, peak_backward = live_peaks(torch, forward, batch * SEQ * VOCAB)
+    stack = load_stack("llama-factory-v1")
     copies = [name for name in stack.loss_forward if name != "shifted" or batch > 1]
     assert peak_forward == pytest.approx(sum(COPY_BYTES[name] for name in copies), rel=0.05)
     assert peak_backward == pytest.approx(sum(COPY_BYTES[name] for name in stack.loss_backward), rel=0.05)

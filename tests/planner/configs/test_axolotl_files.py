@@ -155,6 +155,8 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
         ("relora_steps: 150\n", "relora_steps: ReLoRA"),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
+        ("flash_attn_rms_norm: true\n", "flash_attn_rms_norm: flash-attn's norm"),
+        ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
         ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
         ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
         ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
@@ -278,3 +280,22 @@ def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) ->
     """Sharding over 4 of 8 GPUs needs more on each, so the reader must know which number is counted."""
     config = read(tmp_path, BASE + "use_ray: true\nray_num_workers: 4\n")
     assert any(remark.origin.endswith("ray_num_workers") for remark in config.remarks)
+
+
+def test_what_axolotl_does_to_llama_alone_has_no_effect_on_stablelm(tmp_path: Path) -> None:
+    """The example files of StableLM 2 have the keys."""
+    text = (
+        BASE.replace("Qwen/Qwen2.5-0.5B", "stabilityai/stablelm-2-1_6b")
+        + "flash_attn_rms_norm: true\nflash_attn_fuse_mlp: true\n"
+    )
+    config = read(tmp_path, text)
+    assert sum("Axolotl does this to Llama alone" in remark.text for remark in config.remarks) == 2
+    with pytest.raises(NotModelledError, match="flash-attn's norm"):
+        read(tmp_path, text + "is_llama_derived_model: true\n")
+
+
+def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> None:
+    """A longer one is cut to it; a shorter one is refused."""
+    config = read(tmp_path, BASE + "max_packed_sequence_len: 1024\n")
+    assert config.request.get("padding") == "packed"
+    assert any("versions since 2024 end at this key" in remark.text for remark in config.remarks)

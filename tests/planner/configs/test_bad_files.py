@@ -77,7 +77,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (
             LLAMA_FACTORY + "deepspeed: auto\n",
             InputFileError,
-            "which ends in none of .json, .yaml, .yml; say where it is: --deepspeed",
+            "which ends in none of .json, .yaml, .yml, .conf; say where it is: --deepspeed",
         ),
         (LLAMA_FACTORY + "use_badam: true\n", NotModelledError, "use_badam: BAdam"),
         (LLAMA_FACTORY + "stage: rm\n", NotModelledError, "stage 'rm' is not modelled"),
@@ -141,7 +141,9 @@ def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
     assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
     assert read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
-    assert set(TOOL_NAMES) == {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate"}
+    others = ("llama-factory-v1", "open-instruct", "torchtitan", "torchtune")
+    tools = {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate", *others}
+    assert set(TOOL_NAMES) == tools
 
 
 def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:

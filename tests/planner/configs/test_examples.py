@@ -51,6 +51,17 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "llama_factory_v1_lora.yaml",
+        {},
+        A100,
+        {
+            "stack": "llama-factory-v1", "model": "qwen3-4b", "method": "lora", "lora_rank": 16, "lora_dropout": 0.05,
+            "lora_targets": "all-linear", "seq": 4096, "batch": 2, "grad_accum": 2, "epochs": 3, "precision": "bf16-mixed",
+            "attention": "flash2", "padding": "packed", "sharding": "fsdp", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False, "switches": "fsdp_loads_whole=false",
+        },
+    ),
+    (
         "axolotl_qlora.yml",
         {},
         {"gpu": "4090"},
@@ -104,6 +115,60 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "stack": "trl", "model": "qwen2.5-0.5b", "method": "full", "seq": 1024, "batch": 8, "grad_accum": 1, "epochs": 3,
             "precision": "bf16-mixed", "sharding": "zero2", "gpus": 8, "nodes": 2,
             "switches": "zero12_bucket_elements=500000000;zero12_overlap=false",
+        },
+    ),
+    (
+        "open_instruct_full.yaml",
+        {},
+        A100,
+        {
+            "stack": "open-instruct@2024", "model": "llama-3.1-8b", "method": "full", "seq": 4096, "batch": 1, "grad_accum": 2,
+            "epochs": 2, "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2", "padding": "longest",
+            "gradient_checkpointing": True, "checkpoint_reentrant": True, "optimizer": "adamw_torch_fused", "sharding": "zero3",
+            "switches": "zero_auto_buckets=true",
+        },
+    ),
+    (
+        "open_instruct_qlora.yaml",
+        {},
+        {"gpu": "4090", "precision": "bf16-mixed"},
+        {
+            "stack": "open-instruct", "model": "llama-3.1-8b", "method": "qlora", "seq": 2048, "batch": 2, "grad_accum": 1,
+            "epochs": 2, "lora_rank": 32, "lora_dropout": 0.1, "optimizer": "paged_adamw_8bit", "attention": "flash2",
+            "lora_targets": "q_proj;o_proj;v_proj;k_proj;gate_proj;up_proj;down_proj", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False, "load_dtype": "bf16",
+        },
+    ),
+    (
+        "torchtune_qlora.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "torchtune-compile", "model": "llama-3.1-8b", "method": "lora", "quantization": "nf4", "double_quant": True,
+            "quant_storage": "bf16", "lora_rank": 16, "lora_dropout": 0.0, "batch": 2, "grad_accum": 8, "epochs": 1,
+            "lora_targets": "q_proj;v_proj;o_proj;gate_proj;up_proj;down_proj", "seq": 2048, "padding": "packed",
+            "precision": "bf16", "adapter_dtype": "bf16", "optimizer": "adamw_torch_fused",
+            "gradient_checkpointing": True, "offload": "activations",
+        },
+    ),
+    (
+        "torchtune_full.yaml",
+        {},
+        A100 | {"seq": 1024},
+        {
+            "stack": "torchtune", "model": "qwen2.5-7b", "method": "full", "batch": 1, "grad_accum": 1, "epochs": 1,
+            "precision": "bf16", "load_dtype": "bf16", "optimizer": "adamw_torch", "gradient_checkpointing": False,
+            "sharding": "fsdp",
+        },
+    ),
+    (
+        "torchtitan.toml",
+        {},
+        A100,
+        {
+            "stack": "torchtitan-compile", "model": "llama-3.1-8b", "method": "full", "batch": 1, "grad_accum": 2, "seq": 8192,
+            "precision": "bf16-mixed", "load_dtype": "fp32", "loss": "hf", "gradient_checkpointing": True,
+            "checkpoint_policy": "selective-op", "sharding": "fsdp", "switches": "fsdp_reduces_fp32=true",
         },
     ),
     (

@@ -135,14 +135,9 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
     assert config.request.get("checkpoint_reentrant") is (version == 1)
 
 
-V1 = "model: Qwen/Qwen3-4B\nmodel_class: llm\ntemplate: qwen3_nothink\ncutoff_len: 2048\nmicro_batch_size: 1\n"
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (V1 + "flash_attn: flash_attention_2\n", "model_class: a file of LLaMA-Factory v1"),
-        ("model: Qwen/Qwen3-4B\ndist_config: {name: fsdp2}\nbf16: true\n", "dist_config: a file of LLaMA-Factory v1"),
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
         (BASE.replace("qwen\n", "qwen2_vl\n"), "template: 'qwen2_vl' is for a model that sees or hears"),

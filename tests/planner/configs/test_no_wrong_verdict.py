@@ -127,10 +127,9 @@ def test_stock_files_of_another_machine_are_known(tmp_path: Path, named: str, sh
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        (TRL + "with_tracking: true\nuse_lora: true\nuse_qlora: true\n", "open-instruct"),
+        (TRL + "with_tracking: true\nnum_warmup_steps: 10\n", "a script of Transformers without a Trainer"),
         (TRAINER + "do_dpo_align: true\nreference_model_name_or_path: gpt2\n", "LMFlow"),
         (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
-        ("tokenizer:\n  _component_: torchtune.models.llama3\n", "torchtune"),
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
     ],
 )

@@ -85,6 +85,20 @@ def test_copies_of_table_and_head_that_are_trained_keep_a_gradient_each() -> Non
     assert (128_256 * 4096 * 2, "optimizer_step") in lives(asked, "lm_head", "mm")
 
 
+def test_logits_that_a_loop_refers_to_lie_beside_those_of_the_next_forward() -> None:
+    """``outputs = model(**batch)``: the fp32 logits of one micro-step go when the model has returned in the next one."""
+    asked = job(method="full", precision="bf16", stack="open-instruct@2024", attention="flash2")
+    stream, values, phase = step_of(asked), unit_values(asked), ""
+    begins, made, gone = dict(stream.phases), dict[int, str](), dict[int, str]()
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        (made if event >= 0 else gone)[event if event >= 0 else ~event] = phase
+    n_bytes = {slot: round(float(stream.unit_bytes[slot] * values[stream.units[slot]])) for slot in made}
+    logits = BATCH * SEQ * 128_256 * 4
+    wide = [slot for slot in made if stream.place(slot) == ("head", "", "to") and n_bytes[slot] == logits]
+    assert [(made[slot], gone.get(slot)) for slot in wide[:2]] == [("loss", "loss_2"), ("loss_2", None)]
+
+
 def test_an_evaluation_makes_nothing_backward() -> None:
     """Nothing needs a gradient, and nothing is recomputed."""
     for part in evaluation_of(job(method="lora", gradient_checkpointing=True)):

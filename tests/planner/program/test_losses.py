@@ -93,3 +93,14 @@ def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
     assert not has("aten::cross_entropy_loss", "AutocastCUDA")
     assert has("aten::log_softmax.int", "AutocastCUDA")
     assert has("aten::nll_loss", "AutocastCUDA")
+
+
+def test_a_shifted_copy_lies_beside_the_fp32_one_that_it_is_made_of() -> None:
+    """Transformers 4.46 to 4.48: 2 bytes of the model, 4 of the upcast, 4 of its part, 4 of the log-softmax."""
+    asked = lora(stack="hf-trainer@4", versions="transformers==4.47.0", load_dtype="bf16")
+    assert peak(asked) == TOKENS * VOCABULARY * 14
+
+
+def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> None:
+    """LLaMA-Factory v1: the same, and 4 bytes of the model's own loss."""
+    assert peak(lora(stack="llama-factory-v1", lora_dropout=0)) == TOKENS * VOCABULARY * 18

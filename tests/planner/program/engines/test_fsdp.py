@@ -161,3 +161,30 @@ def test_a_module_is_found_among_the_events_of_a_part() -> None:
     events = [slots[0], slots[1], ~slots[0], slots[2]]
     assert around(stream, events, "lm_head") == ([slots[0]], [slots[1], ~slots[0]], [slots[2]])
     assert around(stream, events, "embed_tokens") == ([], [], events)
+
+
+def test_a_model_that_is_whole_before_it_is_divided() -> None:
+    """Every parameter is on the card when the first shard is made; otherwise one at a time."""
+    most = {}
+    for switch in ("false", "true"):
+        subject = job(switches=f"fsdp_loads_whole={switch}")
+        stream, values = step_of(subject), unit_values(subject)
+        end = next(begin for begin, phase in stream.phases if phase == "forward")
+        alive = peak = 0
+        for event in stream.events[:end]:
+            slot = event if event >= 0 else ~event
+            n_bytes = round(float(stream.unit_bytes[slot] * values[stream.units[slot]]))
+            alive += n_bytes if event >= 0 else -n_bytes
+            peak = max(peak, alive)
+        most[switch] = peak
+    whole = 2 * (2 * TABLE + WIDTH + LAYERS * LAYER)
+    assert most["true"] >= whole
+    assert most["false"] < whole
+
+
+def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> None:
+    """Four bytes of each are sent, and what is received is kept."""
+    found = rows(job(switches="fsdp_reduces_fp32=true"), "backward_2")
+    assert ("reduce_scatter_input", 4 * LAYER, 0) in found
+    assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
+    assert "sharded gradient" not in {op for op, _, _ in found}

@@ -1,0 +1,90 @@
+"""Shell text as commands of words.  Nothing is run, and no variable or substitution is expanded.
+
+Source: POSIX.1-2017 chapter 2, as far as launch scripts use it: quotes, line continuation, comments, assignments before a
+command, operators between commands, redirections behind them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.errors import InputFileError
+
+# What a shell would replace by the output of another command; it stands as a placeholder that is never filled in.
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_UNKNOWN = "${command}"
+_BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+# Programs that start another one, with the words that they take before it.
+_WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
+
+
+def commands(path: Path, text: str) -> Iterator[list[str]]:
+    """Each simple command of ``text`` as its words, without assignments, wrappers and redirections.
+
+    Raises:
+        InputFileError: quotes that are not closed.
+    """
+    pending = ""
+    for line in _logical_lines(text):
+        pending = f"{pending}\n{line}" if pending else line
+        try:
+            words = _words(pending)
+        except ValueError:
+            # A quote that goes on in the next line.
+            continue
+        pending = ""
+        yield from _split(words)
+    if pending:
+        raise InputFileError(path, "a quote is opened and not closed")
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines with those behind a backslash joined; a comment ends its line, whatever its last character is."""
+    before = ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            yield before
+            before = ""
+        elif line.endswith("\\"):
+            before += line[:-1] + " "
+        else:
+            yield before + line
+            before = ""
+    yield before
+
+
+def _words(text: str) -> list[str]:
+    while (shorter := _SUBSTITUTION.sub(_UNKNOWN, text)) != text:
+        text = shorter
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(lexer)
+
+
+def _split(words: list[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in words:
+        if word.startswith("#"):
+            break
+        if word in _BETWEEN:
+            yield _bare(command)
+            command = []
+        else:
+            command.append(word)
+    yield _bare(command)
+
+
+def _bare(command: list[str]) -> list[str]:
+    """A command without what stands before its program, and without redirections."""
+    words = list(command)
+    while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
+        del words[: 1 + _WRAPPERS.get(words[0], 0)]
+    end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
+    # The number of a stream belongs to what follows it.
+    if end < len(words) and end > 0 and words[end - 1] in ("1", "2"):
+        end -= 1
+    return words[:end]

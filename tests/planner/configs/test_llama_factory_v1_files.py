@@ -1,0 +1,129 @@
+"""Files of LLaMA-Factory's v1: what a key means there, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.configs.read import read_config
+from planner.configs.reading import Reading
+from planner.configs.sharding import Beside
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
+
+EXAMPLES = Path(__file__).parent / "examples"
+BASE = {"model": "Qwen/Qwen3-4B", "model_class": "llm", "cutoff_len": 2048, "train_dataset": "data/v1_sft_demo.yaml"}
+FSDP2 = {"dist_config": {"name": "fsdp2"}}
+LORA = {"peft_config": {"name": "lora", "r": 16, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}}
+
+
+def read(folder: Path, table: dict[str, Any], beside: Beside | None = None, tool: str | None = None) -> Reading:
+    """What such a file says."""
+    path = folder / "train.yaml"
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    return read_config(path, tool, beside)
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ({"quant_config": {"name": "bnb", "quantization_bit": 4}}, "quantised bases of LLaMA-Factory v1"),
+        ({"optim_config": {"name": "muon"}}, "Muon"),
+        ({"cp_size": 2}, "a context-parallel degree of 2"),
+        ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
+        ({"model_class": "cls"}, "models other than language models"),
+        ({"kernel_config": {"name": "auto, liger_kernel"}}, "kernels 'liger_kernel'"),
+        ({"peft_config": {"name": "freeze"}}, "'freeze' is not modelled; lora and full are"),
+        ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
+        ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
+        ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
+        ({"train_dataset": "data/v1_dpo_demo.yaml"}, "sounds like preference data"),
+        ({"pref_beta": 0.1}, "preference training"),
+        ({"expert_parallel": 2}, "unknown key"),
+        ({"dist_config": {"name": "fsdp2", "shard_experts": True}}, "unknown key"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], text: str) -> None:
+    """Each by a sentence of its own."""
+    with pytest.raises(NotModelledError, match=text):
+        read(tmp_path, BASE | FSDP2 | added)
+
+
+@pytest.mark.parametrize(
+    ("added", "error", "text"),
+    [
+        ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
+        ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
+        ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
+        (LORA | {"init_config": {"name": "init_on_meta"}}, UsageError, "does not load a base of adapters by init_on_meta"),
+    ],
+)
+def test_values_that_cannot_be_used(tmp_path: Path, added: dict[str, Any], error: type[PlannerError], text: str) -> None:
+    """As v1 itself refuses them."""
+    with pytest.raises(error, match=text):
+        read(tmp_path, BASE | FSDP2 | added)
+
+
+def test_the_older_reader_sends_its_files_here(tmp_path: Path) -> None:
+    """Where --tool says llama-factory all the same."""
+    with pytest.raises(UsageError, match="a key of LLaMA-Factory v1: say --tool llama-factory-v1"):
+        read(tmp_path, BASE | FSDP2, tool="llama-factory")
+
+
+def test_precision_is_what_its_engine_makes_of_it(tmp_path: Path) -> None:
+    """FSDP2 casts to bf16 unless told otherwise; without an engine nothing does, whatever ``bf16`` says."""
+    assert read(tmp_path, BASE | FSDP2).value("precision") == "bf16-mixed"
+    assert read(tmp_path, BASE | FSDP2 | {"bf16": False}).value("precision") == "fp32"
+    assert read(tmp_path, BASE | {"bf16": True}).value("precision") == "fp32"
+    assert "say it, such as --precision bf16" in read(tmp_path, BASE | LORA).needs["precision"]
+
+
+def test_fsdp2_and_its_words(tmp_path: Path) -> None:
+    """Sharding, offload, and where the weights are before."""
+    assert read(tmp_path, BASE | FSDP2).value("sharding") == "fsdp"
+    kept = read(tmp_path, BASE | {"dist_config": {"name": "fsdp2", "reshard_after_forward": False, "offload_params": True}})
+    assert (kept.value("sharding"), kept.value("offload")) == ("fsdp-grad-op", "optimizer+params")
+    assert "fsdp_loads_whole" not in read(tmp_path, BASE | FSDP2).switches
+    assert read(tmp_path, BASE | FSDP2 | {"init_config": {"name": "init_on_meta"}}).switches["fsdp_loads_whole"][0] == "false"
+
+
+def test_deepspeed_by_the_file_that_it_names_or_one_beside_it(tmp_path: Path) -> None:
+    """In which auto, or nothing, means bf16; fp16 is refused there."""
+    table = BASE | {"dist_config": {"name": "deepspeed", "config_file": "examples/deepspeed/ds_z3_config.json"}}
+    found = read(tmp_path, table)
+    assert (found.value("sharding"), found.value("precision")) == ("zero3", "bf16-mixed")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}', encoding="utf-8")
+    assert read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json")).value("sharding") == "zero2"
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', encoding="utf-8")
+    with pytest.raises(UsageError, match="refuses fp16 under DeepSpeed"):
+        read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json"))
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": false}}', encoding="utf-8")
+    with pytest.raises(NotModelledError, match="without mixed precision"):
+        read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json"))
+
+
+def test_batches_and_sizes(tmp_path: Path) -> None:
+    """A dynamic strategy fills each micro-batch; the total batch gives the accumulation."""
+    strategies = {"normal": None, "padding_free": None, "dynamic_batching": "max_length", "dynamic_padding_free": "packed"}
+    for strategy, padding in strategies.items():
+        assert read(tmp_path, BASE | FSDP2 | {"batching_strategy": strategy}).value("padding") == padding
+    found = read(tmp_path, {"model": "Qwen/Qwen3-4B", "model_class": "llm"} | FSDP2)
+    assert [found.value(name) for name in ("batch", "seq", "epochs", "grad_accum")] == [1, 2048, 3, 1]
+    total = read(tmp_path, BASE | FSDP2 | {"global_batch_size": 64})
+    assert total.total_batch is not None
+    assert total.total_batch[0] == 64
+    assert total.value("grad_accum") is None
+    assert read(tmp_path, BASE | FSDP2 | {"max_steps": 10}).value("epochs") is None
+    assert read(tmp_path, BASE | FSDP2 | {"enable_activation_checkpointing": False}).value("gradient_checkpointing") is False
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """Rank, targets and copies of modules."""
+    found = read(tmp_path, BASE | FSDP2 | LORA)
+    assert [found.value(name) for name in ("method", "lora_rank", "lora_targets", "modules_to_save")] == [
+        "lora", 16, ("q_proj", "v_proj"), ("lm_head",),
+    ]  # fmt: skip
+    with_base = read(tmp_path, BASE | FSDP2 | {"peft_config": {"name": "lora", "adapter_name_or_path": "out"}})
+    assert "whatever it was made with" in "; ".join(remark.text for remark in with_base.remarks)

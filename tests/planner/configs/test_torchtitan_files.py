@@ -1,0 +1,143 @@
+"""Files of torchtitan: what a key means there, what is refused, and how they differ from plan's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.read import read_config
+from planner.configs.reading import Reading
+from planner.errors import InputFileError, NotModelledError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+
+MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
+TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
+BASE = MODEL + TRAINING
+
+
+def read(folder: Path, text: str) -> Reading:
+    """What such a file says."""
+    path = folder / "train.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (BASE + "[parallelism]\ntensor_parallel_degree = 2\n", "a tensor-parallel degree of 2"),
+        (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
+        (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
+        (BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n", "2 replicas of FSDP's shards"),
+        (MODEL + 'converters = ["float8"]\n' + TRAINING, "converter changes"),
+        (BASE + "[float8]\nenable_float8_linear = true\n", "training in fp8"),
+        (MODEL.replace("8B", "debugmodel") + TRAINING, "llama3 debugmodel is not modelled"),
+        (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
+        (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
+        (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
+        (BASE + '[optimizer]\nimplementation = "for-loop"\n', "'for-loop' is not modelled"),
+        (BASE + '[activation_checkpoint]\nmode = "memory_budget"\n', "'memory_budget' is not modelled"),
+        (BASE + '[compile]\nenable = true\ncomponents = ["loss"]\n', "a model that is not compiled"),
+        (BASE + "[fault_tolerance]\nenable = true\n", "tolerates faults"),
+        (BASE + '[experimental]\ncustom_import = "mine"\n', "code of one's own"),
+        (BASE + '[job]\ncustom_config_module = "mine"\n', "a configuration of one's own"),
+        (BASE + "[parallelism]\nexpert_shard_degree = 2\n", "unknown key"),
+        (BASE + "moe_capacity = 2\n", "unknown key"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    """Each by a sentence of its own."""
+    with pytest.raises(NotModelledError, match=sentence):
+        read(tmp_path, text)
+
+
+def test_values_that_cannot_be_used(tmp_path: Path) -> None:
+    """A dtype and a way of checkpointing that torchtitan has not."""
+    with pytest.raises(InputFileError, match="float32 or bfloat16"):
+        read(tmp_path, BASE + 'dtype = "float16"\n')
+    with pytest.raises(InputFileError, match="op, or a whole number"):
+        read(tmp_path, BASE + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "all"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("", "torchtitan"),
+        ("[compile]\nenable = false\n", "torchtitan"),
+        ("[compile]\nenable = true\n", "torchtitan-compile"),
+        ('[compile]\nenable = true\ncomponents = ["model"]\n', "torchtitan-compile@2024"),
+    ],
+)
+def test_what_is_compiled_decides_the_stack(tmp_path: Path, text: str, stack: str) -> None:
+    """A loss that is not compiled takes what it took in 2024."""
+    found = read(tmp_path, BASE + text)
+    assert (found.value("stack"), found.value("loss")) == (stack, "hf")
+
+
+def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
+    """``batch_size``, ``compile`` and the degrees in ``training``; its optimizer was the foreach one."""
+    old = "[training]\nbatch_size = 2\nwarmup_steps = 200\ndata_parallel_shard_degree = 4\ncompile = false\n"
+    found = read(tmp_path, MODEL + old)
+    assert [found.value(name) for name in ("stack", "batch", "optimizer", "sharding", "seq")] == [
+        "torchtitan@2024", 2, "adamw_torch", "fsdp", 2048,
+    ]  # fmt: skip
+    assert read(tmp_path, MODEL + old + "[optimizer]\nfused = true\n").value("optimizer") == "adamw_torch_fused"
+    assert read(tmp_path, MODEL + old.replace("false", "true")).value("stack") == "torchtitan-compile@2024"
+
+
+@pytest.mark.parametrize(
+    ("text", "checkpointing", "policy", "every"),
+    [
+        ("", True, "full", 2),
+        ('[activation_checkpoint]\nmode = "none"\n', False, None, None),
+        ('[activation_checkpoint]\nmode = "full"\n', True, "full", None),
+        ('[activation_checkpoint]\nselective_ac_option = "op"\n', True, "selective-op", None),
+        ('[activation_checkpoint]\nselective_ac_option = "3"\n', True, "full", 3),
+    ],
+)
+def test_checkpoints(tmp_path: Path, text: str, checkpointing: bool, policy: str | None, every: int | None) -> None:
+    """Without the table every second layer."""
+    found = read(tmp_path, BASE + text)
+    assert [found.value(name) for name in ("gradient_checkpointing", "checkpoint_policy", "checkpoint_every")] == [
+        checkpointing, policy, every,
+    ]  # fmt: skip
+
+
+def test_how_state_is_divided(tmp_path: Path) -> None:
+    """Over all GPUs where there are several; a degree of one with replicas is DDP."""
+    read(tmp_path, BASE)
+    config = read_config_file(tmp_path / "train.toml")
+    assert with_flags(config, from_flags({"gpu": "h100-sxm"})).get("sharding") is None
+    assert with_flags(config, from_flags({"gpu": "h100-sxm:8"})).get("sharding") == "fsdp"
+    never = BASE + '[parallelism]\nfsdp_reshard_after_forward = "never"\ndata_parallel_shard_degree = 8\n'
+    assert read(tmp_path, never).value("sharding") == "fsdp-grad-op"
+    copies = "[parallelism]\ndata_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
+    assert read(tmp_path, BASE + copies).value("sharding") == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "loads"),
+    [
+        ("", "bf16-mixed", "fp32"),
+        ('mixed_precision_param = "float32"\n', "fp32", "fp32"),
+        ('dtype = "bfloat16"\n', "bf16", "bf16"),
+    ],
+)
+def test_dtypes(tmp_path: Path, text: str, precision: str, loads: str) -> None:
+    """Weights in fp32 that FSDP2 or autocast narrows, or all in bf16."""
+    found = read(tmp_path, BASE + text)
+    assert (found.value("precision"), found.value("load_dtype")) == (precision, loads)
+
+
+def test_a_file_of_plan_is_none_of_torchtitan(tmp_path: Path) -> None:
+    """It has keys and no tables; --tool says otherwise."""
+    own = tmp_path / "job.toml"
+    own.write_text('model = "7b"\nmethod = "qlora"\n', encoding="utf-8")
+    assert read_config_file(own).tool_name == "plan"
+    own.write_text(BASE, encoding="utf-8")
+    assert read_config_file(own).tool_name == "torchtitan"
+    own.write_text("model = [", encoding="utf-8")
+    with pytest.raises(InputFileError, match=r"job\.toml"):
+        read_config_file(own)

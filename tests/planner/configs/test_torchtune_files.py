@@ -1,0 +1,130 @@
+"""Files of torchtune: what a key means there, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.configs.read import read_config
+from planner.configs.reading import Reading
+from planner.errors import InputFileError, NotModelledError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+
+LORA = {
+    "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
+    "lora_attn_modules": ["q_proj", "output_proj"],
+    "apply_lora_to_output": True,
+    "lora_rank": 8,
+}
+BASE: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 1024},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset"},
+    "batch_size": 2,
+    "epochs": 1,
+    "gradient_accumulation_steps": 1,
+    "optimizer": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
+    "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+    "dtype": "bf16",
+}
+
+
+def read(folder: Path, table: dict[str, Any]) -> Reading:
+    """What such a file says."""
+    path = folder / "train.yaml"
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    return read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ({"optimizer_in_bwd": True}, "steps inside of the backward pass"),
+        ({"ac_mode": "selective"}, "selective checkpointing"),
+        ({"quantizer": {"_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"}}, "QAT"),
+        ({"teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "distillation"),
+        ({"ref_checkpointer": {"checkpoint_dir": "a"}}, "preference training is not modelled; supervised fine-tuning is"),
+        ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}, "preference training is not modelled"),
+        ({"loss": {"_component_": "torch.nn.CrossEntropyLoss"}}, "the loss torch.nn.CrossEntropyLoss is not modelled"),
+        ({"loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss", "num_output_chunks": 4}}, "eight pieces"),
+        ({"num_generations": 4}, "reinforcement learning"),
+        ({"tensor_parallel_dim": 2}, "a tensor-parallel degree of 2"),
+        ({"model": {"_component_": "torchtune.models.phi3.phi3_mini"}}, "phi3_mini is not modelled"),
+        ({"model": {"_component_": "mine.models.model"}}, "not a builder of torchtune.models"),
+        ({"model": LORA | {"use_dora": True}}, "DoRA"),
+        ({"optimizer": {"_component_": "torchao.optim.AdamW4bit"}}, "optimizer torchao.optim.AdamW4bit is not modelled"),
+        ({"optimizer": {"_component_": "torch.optim.SGD", "momentum": 0.9}}, "a state more than usual"),
+        ({"enable_fp8_training": True}, "fp8"),
+        ({"activation_offload_streams": 2}, "unknown key"),
+        ({"model": LORA | {"lora_layers": 2}}, "unknown key"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], text: str) -> None:
+    """Each by a sentence of its own."""
+    with pytest.raises(NotModelledError, match=text):
+        read(tmp_path, BASE | added)
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ({"dtype": "fp16"}, "bf16 or fp32"),
+        ({"model": LORA | {"lora_attn_modules": ["o_proj"]}}, "q_proj, k_proj, v_proj, output_proj"),
+    ],
+)
+def test_values_that_cannot_be_used(tmp_path: Path, added: dict[str, Any], text: str) -> None:
+    """As torchtune refuses them."""
+    with pytest.raises(InputFileError, match=text):
+        read(tmp_path, BASE | added)
+
+
+def test_the_builder_says_model_and_method(tmp_path: Path) -> None:
+    """Adapters by the names of Transformers; a 4-bit base by the builder or by its argument."""
+    assert read(tmp_path, BASE).value("method") == "full"
+    lora = read(tmp_path, BASE | {"model": LORA})
+    assert lora.value("lora_targets") == ("q_proj", "o_proj", "lm_head")
+    assert lora.value("quantization") is None
+    assert read(tmp_path, BASE | {"model": LORA | {"quantize_base": True}}).value("quantization") == "nf4"
+    mistral = LORA | {"_component_": "torchtune.models.mistral.qlora_mistral_7b", "apply_lora_to_mlp": True}
+    found = read(tmp_path, BASE | {"model": mistral})
+    assert (found.value("model"), found.value("quantization")) == ("mistralai/Mistral-7B-v0.1", "nf4")
+
+
+def test_several_gpus_mean_fsdp2(tmp_path: Path) -> None:
+    """Also where no key of the distributed recipes is there; one card alone is the single-device recipe."""
+    read(tmp_path, BASE)
+    config = read_config_file(tmp_path / "train.yaml")
+    for flags, sharding in (({"gpu": "h100-sxm"}, None), ({"gpu": "h100-sxm:8"}, "fsdp")):
+        assert with_flags(config, from_flags(flags)).get("sharding") == sharding
+    assert with_flags(config, from_flags({"gpu": "h100-sxm:8", "sharding": "ddp"})).get("sharding") == "ddp"
+    assert read(tmp_path, BASE | {"custom_sharded_layers": ["output"]}).value("sharding") == "fsdp"
+    kept = read(tmp_path, BASE | {"fsdp_reshard_after_forward": False, "fsdp_cpu_offload": True})
+    assert (kept.value("sharding"), kept.value("offload")) == ("fsdp-grad-op", "optimizer+params")
+
+
+def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
+    """Batch and accumulation; the length, where the tokenizer has none."""
+    table = {name: value for name, value in BASE.items() if name not in ("batch_size", "gradient_accumulation_steps")}
+    found = read(tmp_path, table | {"tokenizer": {"_component_": "a", "max_seq_len": None}})
+    assert found.needs.keys() == {"batch", "grad_accum", "seq"}
+
+
+def test_a_newer_loss_is_counted_as_the_older_one(tmp_path: Path) -> None:
+    """Its logits are made piece by piece, which takes less."""
+    found = read(tmp_path, BASE | {"loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}})
+    assert "which is more" in found.remarks[0].text
+
+
+def test_optimizers_by_their_class(tmp_path: Path) -> None:
+    """Torch's own has two implementations."""
+    for kind, fused, ours in (
+        ("torch.optim.AdamW", True, "adamw_torch_fused"),
+        ("torch.optim.AdamW", False, "adamw_torch"),
+        ("bitsandbytes.optim.PagedAdamW8bit", None, "paged_adamw_8bit"),
+    ):
+        table = {"_component_": kind} if fused is None else {"_component_": kind, "fused": fused}
+        assert read(tmp_path, BASE | {"optimizer": table}).value("optimizer") == ours
