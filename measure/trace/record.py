@@ -11,7 +11,7 @@ HostName = Literal[
 ]
 OUTSIDE = -1
 """Number of the layer of what is outside of the decoder layers."""
-Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step"]
+Stage = Literal["load", "adapters", "forward", "backward", "optimizer_step", "eval"]
 Role = Literal[
     "",
     "weights",

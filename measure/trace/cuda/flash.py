@@ -72,26 +72,6 @@ def flash_attn_varlen_func(
     return _attend((q, k, v), (cu_seqlens_q, max_seqlen_q), options)
 
 
-def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
-    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``; per-head dk and dv where heads are grouped.
-
-    Rows are rounded to 128 per sample; without padding their number is the tokens plus 128 for each sample.
-    """
-    del grad_out
-    edges = rest[3]
-    heads, width = query.size(-2), query.size(-1)
-    rounded = -(-width // 32) * 32 if width <= 192 else 256
-    rows = query.size(0) * (-(-query.size(1) // 128) * 128) if edges is None else query.size(0) + 128 * (edges.numel() - 1)
-    sizes = [rows * heads * 4, rows * heads * rounded * 4]
-    if key.size(-2) != heads:
-        expanded = key.numel() // key.size(-2) * heads * key.element_size()
-        sizes += [expanded, expanded]
-    return sizes
-
-
-FLASH_WORKSPACES: dict[Any, Callable[..., list[int]]] = {_aten._flash_attention_backward.default: flash_workspace}
-
-
 def _answer_unpadding(real_tokens: int, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """``_get_unpad_data``: which tokens are real, where samples begin, and the longest of them; the batch knows how many."""
     indices = torch.zeros(real_tokens, dtype=torch.int64)

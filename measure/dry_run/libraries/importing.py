@@ -1,0 +1,44 @@
+"""Changes to a module at the moment when the program itself imports it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[ModuleType], None]
+
+
+class OnImport(importlib.abc.MetaPathFinder):
+    """Runs a change right after the code of a module has run.  Nothing is imported that the program does not import."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, Change] = {}
+
+    def add(self, name: str, change: Change) -> None:
+        """Change the module ``name`` when it comes, or now if it is there."""
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            self._changes[name] = change
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec, whose loader runs the change at the end."""
+        del path, target
+        change = self._changes.pop(fullname, None)
+        if change is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def run(module: ModuleType) -> None:
+            load(module)
+            change(module)
+
+        spec.loader.exec_module = run  # type: ignore[method-assign]
+        return spec
