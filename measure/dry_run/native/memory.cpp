@@ -88,7 +88,8 @@ struct CardAllocator final : c10::Allocator {
     block->on_card = true;
     block->n_bytes = static_cast<int64_t>(n);
     block->stream = current_stream();
-    block->real = block->n_bytes <= REAL_BYTES;
+    // What was just allocated counts as known: kernels write it before anything reads it.
+    block->real = block->known = block->n_bytes <= REAL_BYTES;
     std::lock_guard<std::mutex> hold(lock);
     block->data = block->real ? std::calloc(n, 1) : unmapped(n);
     block->id = log_alloc(block->n_bytes, block->stream, running_op);
