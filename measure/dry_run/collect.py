@@ -21,7 +21,7 @@ class _Collector:
         self._native, self._stages = native, stages
         self._blocks: dict[int, TracedBlock] = {}
         self._names: dict[int, str] = {}
-        self._last_path = ""
+        self._last_path, self._place = "", Place("load", 0)
 
     def run(self) -> list[AllocEvent]:
         records: list[Record] = []
@@ -36,25 +36,25 @@ class _Collector:
 
     def _record(self, event: NativeEvent) -> Record:
         stage, micro_step, path = self._stages.places[event.place]
-        from_python = bool(path)
+        if (stage, micro_step) != (self._place.stage, self._place.micro_step):
+            self._last_path, self._place = "", Place(stage, micro_step)
+        if event.kind != ALLOC:
+            return Record(False, self._blocks[event.id], self._place)
+        recomputed = stage == "backward" and bool(path)
         if not path and stage == "backward":
             path = self._path_of_node(event.node)
-        place = Place(stage, micro_step, self._stages.modules.layer_of(path))
-        if event.kind == ALLOC:
-            block = TracedBlock(
-                event.id, event.n_bytes, place, self._operator(event.op), path, stage == "backward" and from_python, stream=event.stream
-            )
-            block.role = self._role(event, block)
-            self._blocks[event.id] = block
-        return Record(event.kind == ALLOC, self._blocks[event.id], place)
+        self._last_path, self._place = path, Place(stage, micro_step, self._stages.modules.layer_of(path))
+        operator = self._operator(event.op)
+        block = TracedBlock(event.id, event.n_bytes, self._place, operator, path, recomputed, stream=event.stream)
+        block.role = self._role(event, block)
+        self._blocks[event.id] = block
+        return Record(True, block, self._place)
 
     def _path_of_node(self, node: int) -> str:
         """Module that made an autograd node; one that accumulates a gradient belongs to the node before it."""
-        if node < ACCUMULATES:
-            return ""
-        if node != ACCUMULATES:
-            self._last_path = self._stages.modules.path_at(node)
-        return self._last_path
+        if node == ACCUMULATES:
+            return self._last_path
+        return self._stages.modules.path_at(node) if node >= 0 else ""
 
     def _operator(self, number: int) -> str:
         if number not in self._names:

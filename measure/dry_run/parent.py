@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO
 
 from measure.dry_run.guesses import Assumed
@@ -92,7 +92,7 @@ def _run_child(job: Job, folder: Path) -> int:
         errors="backslashreplace",
         start_new_session=True,
     ) as child:
-        shown = threading.Thread(target=_show, args=(child.stdout,), daemon=True)
+        shown = threading.Thread(target=_show, args=(child.stdout, f"{work}/"), daemon=True)
         shown.start()
         try:
             code = child.wait(job.timeout_s + _GRACE_S)
@@ -106,10 +106,10 @@ def _run_child(job: Job, folder: Path) -> int:
     return code
 
 
-def _show(stream: IO[str] | None) -> None:
-    """The program's own words go to standard error: standard output has the result alone."""
+def _show(stream: IO[str] | None, work: str) -> None:
+    """The program's own words go to standard error, with its files by their own names: the result alone is on standard output."""
     for line in stream or ():
-        sys.stderr.write(line)
+        sys.stderr.write(line.replace(work, ""))
     sys.stderr.flush()
 
 
@@ -135,7 +135,7 @@ def _answer_in(folder: Path) -> Answer | None:
     path = folder / ANSWER_FILE
     if not path.is_file():
         return None
-    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
     return Answer(**{**fields, "assumed": tuple(fields["assumed"])})
 
 
@@ -153,4 +153,4 @@ def _without_answer(code: int, folder: Path, timeout_s: float) -> PlannerError:
 def _places(stacks: str) -> Iterator[str]:
     for file, line, function in _PLACE.findall(stacks):
         if not any(part in file for part in _PASSES_ON):
-            yield f"{file}:{line} ({function})"
+            yield f"{PurePath(file).name}:{line} ({function})"

@@ -29,13 +29,12 @@ class Followed(ModuleStack):
     def __init__(self, moved: Callable[[], None], began: Callable[[nn.Module], None]) -> None:
         super().__init__()
         self._moved, self._began = moved, began
-        self._known: set[int] = set()
 
     def _name_of(self, module: nn.Module) -> str:
         if not self._stack:
-            if id(module) not in self._known:
+            # A layer that is computed again in the backward pass is called from outside as well, and has its name.
+            if id(module) not in self._names:
                 self.learn(module, longest_list(module))
-                self._known.add(id(module))
             self._began(module)
         return super()._name_of(module)
 
