@@ -18,6 +18,7 @@ from typing import IO
 
 from measure.dry_run.guesses import Assumed
 from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Job
+from measure.dry_run.sandbox import view_of
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.errors import NotModelledError, PlannerError
 
@@ -79,7 +80,7 @@ def dry_run(job: Job) -> DryRun:
 
 
 def _run_child(job: Job, folder: Path) -> int:
-    work = _view_of(Path.cwd(), folder / "work")
+    work = view_of(Path.cwd(), folder / "work")
     command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(job.to_fields())]
     with subprocess.Popen(
         command,
@@ -111,14 +112,6 @@ def _show(stream: IO[str] | None, work: str) -> None:
     for line in stream or ():
         sys.stderr.write(line.replace(work, ""))
     sys.stderr.flush()
-
-
-def _view_of(folder: Path, work: Path) -> Path:
-    """A folder that shows the files of ``folder``, in which new ones are made instead."""
-    work.mkdir()
-    for each in folder.iterdir():
-        (work / each.name).symlink_to(each)
-    return work
 
 
 def _environment(folder: Path) -> Mapping[str, str]:

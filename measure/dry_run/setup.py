@@ -45,7 +45,7 @@ def set_up(native: Native, job: Job) -> Pretended:
 
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
-    bitsandbytes_library.install(imports)
+    bitsandbytes_library.install(imports, guesses)
     saving.install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     _see_other_threads(native)

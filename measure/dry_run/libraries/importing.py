@@ -6,10 +6,12 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 Change = Callable[[ModuleType], None]
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 class OnImport(importlib.abc.MetaPathFinder):
@@ -17,6 +19,7 @@ class OnImport(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._changes: dict[str, Change] = {}
+        self._around: dict[str, Around] = {}
 
     def add(self, name: str, change: Change) -> None:
         """Change the module ``name`` when it comes, or now if it is there."""
@@ -25,11 +28,15 @@ class OnImport(importlib.abc.MetaPathFinder):
         else:
             self._changes[name] = change
 
+    def wrap(self, name: str, around: Around) -> None:
+        """Run the code of the module ``name`` inside a context."""
+        self._around[name] = around
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """The module's own spec, whose loader runs the change at the end."""
         del path, target
-        change = self._changes.pop(fullname, None)
-        if change is None:
+        change, around = self._changes.pop(fullname, None), self._around.pop(fullname, nullcontext)
+        if change is None and around is nullcontext:
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
@@ -37,8 +44,10 @@ class OnImport(importlib.abc.MetaPathFinder):
         load = spec.loader.exec_module
 
         def run(module: ModuleType) -> None:
-            load(module)
-            change(module)
+            with around():
+                load(module)
+            if change is not None:
+                change(module)
 
         spec.loader.exec_module = run  # type: ignore[method-assign]
         return spec

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +22,7 @@ _WEIGHTS = "weights-without-content.safetensors"
 
 
 class Checkpoints:
-    """Stands in for the files of checkpoints.  Their dtype is what ``config.json`` says, else bf16."""
+    """Stands in for the files of checkpoints.  Their dtype is what ``config.json`` says; old ones say nothing and hold fp32."""
 
     def __init__(self, guesses: Guesses) -> None:
         self._guesses = guesses
@@ -29,6 +32,7 @@ class Checkpoints:
         """Change Transformers when the program imports it."""
         imports.add("transformers.configuration_utils", self._read_configurations)
         imports.add("transformers.modeling_utils", self._load_models)
+        imports.add("transformers.generation.utils", _without_generation_files)
 
     def _read_configurations(self, module: ModuleType) -> None:
         base: Any = module.PreTrainedConfig
@@ -38,44 +42,70 @@ class Checkpoints:
             try:
                 found, rest = read(cls, name, **kwargs)
             except OSError:
-                found, rest = self._catalog_fields(str(name)), kwargs
-                if found is None:
+                folder = self._from_catalog(str(name))
+                if folder is None:
                     raise
+                found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
             self._note_dtype(str(name), found)
             return found, rest
 
         base._get_config_dict = classmethod(from_catalog)
 
-    def _catalog_fields(self, name: str) -> dict[str, Any] | None:
+    def _from_catalog(self, name: str) -> str | None:
+        """A temporary folder with the ``config.json`` that the catalog has, if it has one."""
         try:
             entry = model_entry(name)
         except UnknownNameError:
             return None
         self._guesses.assume("config.json of a model", f"the catalog's {entry.id}", name)
-        return entry.config_fields()
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(entry.config_fields()), encoding="utf-8")
+        return str(folder)
 
     def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
-        said = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        said = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
         found = getattr(torch, said, None)
-        self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.bfloat16
+        self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.float32
 
     def _load_models(self, module: ModuleType) -> None:
         def no_files(pretrained_model_name_or_path: Any, *_: Any, **__: Any) -> tuple[list[str], None]:
             return [str(PurePath(str(pretrained_model_name_or_path), _WEIGHTS))], None
 
         base: Any = module.PreTrainedModel
-        load = base._load_pretrained_model
+        load, read = base._load_pretrained_model, module.load_state_dict
+
+        def one_tensor(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
+            # Asked for the dtype of the whole.
+            if not str(checkpoint_file).endswith(_WEIGHTS):
+                return read(checkpoint_file, *args, **kwargs)
+            return {"weight": torch.empty(1, dtype=self._dtype_of(checkpoint_file), device="meta")}
 
         def without_files(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
             if state_dict is None and checkpoint_files and checkpoint_files[0].endswith(_WEIGHTS):
-                name = str(PurePath(checkpoint_files[0]).parent)
-                dtype = self._dtypes.get(name, torch.bfloat16)
-                self._guesses.assume("weights of a checkpoint", f"none, in {str(dtype).removeprefix('torch.')}", name)
+                dtype = self._dtype_of(checkpoint_files[0])
+                said = f"none, in {str(dtype).removeprefix('torch.')}"
+                self._guesses.assume("weights of a checkpoint", said, str(PurePath(checkpoint_files[0]).parent))
                 state_dict, checkpoint_files = _content_free(model, dtype), None
             return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
+        module.load_state_dict = one_tensor  # type: ignore[attr-defined]
         module._get_resolved_checkpoint_files = no_files  # type: ignore[attr-defined]
         base._load_pretrained_model = staticmethod(without_files)
+
+    def _dtype_of(self, file: str) -> torch.dtype:
+        return self._dtypes.get(str(PurePath(file).parent), torch.float32)
+
+
+def _without_generation_files(module: ModuleType) -> None:
+    """Settings of text generation, which lie beside weights that are not there, change nothing of a training step."""
+    base: Any = module.GenerationMixin
+    adjust = base.adjust_generation_fn
+
+    def where_there(self: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(OSError):
+            adjust(self, *args, **kwargs)
+
+    base.adjust_generation_fn = where_there
 
 
 def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
