@@ -59,7 +59,9 @@ def _run(job: Job) -> tuple[Ending, str, int]:
 def _from_program(error: BaseException) -> Any:
     """The traceback without the frames that started the program."""
     found = error.__traceback__
-    while found is not None and ("runpy" in found.tb_frame.f_code.co_filename or __package__.replace(".", "/") in found.tb_frame.f_code.co_filename):
+    while found is not None and (
+        "runpy" in found.tb_frame.f_code.co_filename or __package__.replace(".", "/") in found.tb_frame.f_code.co_filename
+    ):
         found = found.tb_next
     return found or error.__traceback__
 
@@ -69,7 +71,9 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> A
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
         ending, reason = "refused", f"operator {op} {why}, at {place}"
-    assumed = tuple({"name": each.name, "value": each.value, "origin": each.origin, "note": each.note} for each in guesses.listed())
+    assumed = tuple(
+        {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note} for each in guesses.listed()
+    )
     return Answer(ending, reason, code, stages.steps_done, stages.micro_steps, assumed)
 
 

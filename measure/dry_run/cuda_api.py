@@ -40,11 +40,12 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, own)
     for module in (torch.cuda, torch.cuda.streams):
-        module.Stream, module.Event = Stream, Event  # type: ignore[misc,assignment]
+        setattr(module, "Stream", Stream)  # noqa: B010 - types of torch do not allow it
+        setattr(module, "Event", Event)  # noqa: B010
     torch.cuda.StreamContext = StreamContext  # type: ignore[misc,assignment]
     torch.cuda.device = torch.cuda.device_of = torch.cuda._DeviceGuard = OnDevice  # type: ignore[misc,assignment]
     torch.cuda._initialized = True
-    torch.cuda.default_generators = (torch.default_generator,) * facts.n_cards
+    torch.cuda.default_generators = (torch.default_generator,) * facts.n_cards  # type: ignore[assignment]
     torch.version.cuda = _CUDA_VERSION
     for name, function in _bindings(native, facts).items():
         setattr(torch._C, name, _own(function))
@@ -206,9 +207,9 @@ def _bindings(native: Native, facts: CardFacts) -> dict[str, _Call]:
 def _beside(facts: CardFacts) -> None:
     """What lies outside of ``torch.cuda``: accelerators, marks for profilers, pinned memory, graphs."""
     torch.backends.cuda.is_built = _always(True)
-    torch.accelerator.is_available = _always(True)  # type: ignore[assignment]
+    torch.accelerator.is_available = _always(True)
     torch.accelerator.device_count = _always(facts.n_cards)
-    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    torch.Tensor.is_pinned = _always(False)  # type: ignore[method-assign,assignment]
+    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.Tensor.is_pinned = _always(False)  # type: ignore[method-assign]
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _own(_nothing))

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from measure.trace.assumed import Assumed
 
 # Files that only pass a question on.
 _OWN = str(Path(__file__).resolve().parent)
 _PASSES_ON = ("/torch/", "/contextlib.py")
-
-
-@dataclass(frozen=True, slots=True)
-class Assumed:
-    """Something that was assumed, how often, and where it was asked for.  ``name`` says what, ``value`` what was taken for it."""
-
-    name: str
-    value: str
-    origin: str
-    note: str = ""
 
 
 _TAKEN = {

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO
 
-from measure.dry_run.guesses import Assumed
 from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Job
 from measure.dry_run.sandbox import view_of
+from measure.trace.assumed import Assumed
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.errors import NotModelledError, PlannerError
 

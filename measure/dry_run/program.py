@@ -22,7 +22,9 @@ def check_program(command: Sequence[str]) -> None:
         NotModelledError: one that starts other processes.
     """
     name = PurePath(command[0]).name
-    if name in _SEVERAL or (name.startswith(_INTERPRETERS) and command[1:3] in (["-m", "torch.distributed.run"], ["-m", "accelerate.commands.launch"])):
+    if name in _SEVERAL or (
+        name.startswith(_INTERPRETERS) and command[1:3] in (["-m", "torch.distributed.run"], ["-m", "accelerate.commands.launch"])
+    ):
         raise NotModelledError(f"'{name}' starts processes of its own, which a dry run cannot follow yet; name the script itself")
     if name.startswith(_INTERPRETERS):
         rest = [each for each in command[1:] if not each.startswith("-") or each in ("-m", "-c")]

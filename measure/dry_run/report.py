@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from measure.dry_run.guesses import Assumed
 from measure.dry_run.parent import DryRun
+from measure.trace.assumed import Assumed
 
 _MOST_LINES = 12
 

@@ -28,7 +28,12 @@ def view_of(folder: Path, work: Path) -> Path:
         source, target = waiting.pop()
         for each in os.scandir(source):
             left -= 1
-            if each.is_dir(follow_symlinks=False) and not each.name.startswith(".") and left > 0 and Path(each.path) not in work.parents:
+            if (
+                each.is_dir(follow_symlinks=False)
+                and not each.name.startswith(".")
+                and left > 0
+                and Path(each.path) not in work.parents
+            ):
                 (target / each.name).mkdir()
                 waiting.append((Path(each.path), target / each.name))
             else:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from measure.dry_run import cuda_api
 from measure.dry_run.card import LiveAllocator
 from measure.dry_run.guesses import Guesses

@@ -45,7 +45,9 @@ class Followed(ModuleStack):
 
 def longest_list(model: nn.Module) -> str:
     """Name of the list that holds most modules, the outermost of equals: the layers of most models; empty for none."""
-    lists = [(len(each), name) for name, each in model.named_modules() if isinstance(each, nn.ModuleList | nn.Sequential) and name]
+    lists = [
+        (len(each), name) for name, each in model.named_modules() if isinstance(each, nn.ModuleList | nn.Sequential) and name
+    ]
     return max(lists, key=lambda found: (found[0], -found[1].count(".")))[1] if lists else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -67,7 +67,7 @@ class Stream(_Waits):
     def __hash__(self) -> int:
         return hash(self.stream_id)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self._before.append(self.native.stream)
         self.native.stream = self.stream_id
         return self
@@ -117,5 +117,5 @@ def device_index(device: Any) -> int:
         return device
     if isinstance(device, torch.Tensor):
         return device.get_device()
-    index = torch.device(device).index
+    index: int | None = torch.device(device).index
     return -1 if index is None else index

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from measure.dry_run.guesses import Assumed
+from measure.trace.assumed import Assumed
 from measure.trace.host import NO_HOST_MEMORY, HostMemory
 from planner.allocator.summary import Summary
 from planner.allocator.timeline import Moment

@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional
 
 from measure.trace.cuda.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
-from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
 from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
 from measure.trace.cuda.shims import SHIMS, Situation

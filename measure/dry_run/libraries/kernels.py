@@ -13,9 +13,10 @@ from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
 
 
-def install(native: Native) -> torch.library.Library:
+def install(native: Native) -> Any:
     """Put the kernels in place; they last as long as what is returned."""
-    library = torch.library.Library("aten", "IMPL")
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention_on_cuda, key)
     library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)

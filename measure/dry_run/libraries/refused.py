@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.importing import Change, OnImport
 
 
 def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> None:
@@ -42,7 +43,7 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
         imports.add("transformers.dynamic_module_utils", _without_remote_code(refuse))
 
 
-def _without_remote_code(refuse: Any) -> Any:
+def _without_remote_code(refuse: Callable[[str, str], NoReturn]) -> Change:
     def change(module: ModuleType) -> None:
         def get_class(class_reference: Any, *_: Any, **__: Any) -> NoReturn:
             refuse(str(class_reference), "is code that comes with a checkpoint; --trust-remote-code allows it")

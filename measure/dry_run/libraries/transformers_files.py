@@ -38,7 +38,7 @@ class Checkpoints:
         base: Any = module.PreTrainedConfig
         read = base._get_config_dict.__func__
 
-        def from_catalog(cls: Any, name: Any, **kwargs: Any) -> Any:
+        def from_catalog(cls: Any, name: Any, /, **kwargs: Any) -> Any:
             try:
                 found, rest = read(cls, name, **kwargs)
             except OSError:
