@@ -18,6 +18,7 @@ from typing import IO
 
 from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Job
 from measure.dry_run.sandbox import view_of
+from measure.output import write_foreign
 from measure.trace.assumed import Assumed
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.errors import NotModelledError, PlannerError
@@ -110,8 +111,7 @@ def _run_child(job: Job, folder: Path) -> int:
 def _show(stream: IO[str] | None, work: str) -> None:
     """The program's own words go to standard error, with its files by their own names: the result alone is on standard output."""
     for line in stream or ():
-        sys.stderr.write(line.replace(work, ""))
-    sys.stderr.flush()
+        write_foreign(line.replace(work, ""))
 
 
 def _environment(folder: Path) -> Mapping[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from measure.dry_run import cuda_api
 from measure.dry_run.card import LiveAllocator
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.job import Job
-from measure.dry_run.libraries import bitsandbytes_library, kernels, refused, saving
+from measure.dry_run.libraries import bitsandbytes_library, flash_attention, kernels, refused, saving
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
 from measure.dry_run.native import Native
@@ -39,13 +41,14 @@ def set_up(native: Native, job: Job) -> Pretended:
     stages.install()
     library = kernels.install(native)
     imports = OnImport()
-    import sys
-
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
     bitsandbytes_library.install(imports, guesses)
+    flash_attention.install(imports, guesses)
     saving.install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
+    if find_spec("triton") is None:
+        guesses.assume("triton", "not installed", "this environment: a GPU installation has it, and libraries may run otherwise")
     _see_other_threads(native)
     native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
     # Imported libraries hold some million objects, which every collection would look at.

@@ -108,7 +108,7 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
         return "weights"
     if born == "optimizer_step":
         return "optimizer_temporaries"
-    if born in ("loss", "loss_2"):
+    if born in ("loss", "loss_2") or (born == "eval" and block.place.layer == _OUTSIDE):
         return "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):

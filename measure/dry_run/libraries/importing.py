@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -18,7 +19,7 @@ class OnImport(importlib.abc.MetaPathFinder):
     """Runs a change right after the code of a module has run.  Nothing is imported that the program does not import."""
 
     def __init__(self) -> None:
-        self._changes: dict[str, Change] = {}
+        self._changes: dict[str, list[Change]] = defaultdict(list)
         self._around: dict[str, Around] = {}
 
     def add(self, name: str, change: Change) -> None:
@@ -26,7 +27,7 @@ class OnImport(importlib.abc.MetaPathFinder):
         if name in sys.modules:
             change(sys.modules[name])
         else:
-            self._changes[name] = change
+            self._changes[name].append(change)
 
     def wrap(self, name: str, around: Around) -> None:
         """Run the code of the module ``name`` inside a context."""
@@ -35,8 +36,8 @@ class OnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """The module's own spec, whose loader runs the change at the end."""
         del path, target
-        change, around = self._changes.pop(fullname, None), self._around.pop(fullname, nullcontext)
-        if change is None and around is nullcontext:
+        changes, around = self._changes.pop(fullname, []), self._around.pop(fullname, nullcontext)
+        if not changes and around is nullcontext:
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
@@ -46,7 +47,7 @@ class OnImport(importlib.abc.MetaPathFinder):
         def run(module: ModuleType) -> None:
             with around():
                 load(module)
-            if change is not None:
+            for change in changes:
                 change(module)
 
         spec.loader.exec_module = run  # type: ignore[method-assign]
