@@ -54,6 +54,10 @@ class Native:
         self._library.dry_install()
         self._library.dry_begin(ctypes.c_int64(product_workspace_bytes))
 
+    def choose(self, share: int) -> None:
+        """Where nobody knows which elements are special, one in ``share`` is from now on; none is for 0."""
+        self._library.dry_choose(ctypes.c_int64(share))
+
     def see_thread(self) -> None:
         """See every operator of the thread that calls."""
         self._library.dry_see_thread()

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from planner.errors import NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.files.reading import read_bytes
+from planner.units import MIB
 
 _INTERPRETERS = ("python", "python3", "pypy")
+# The commands that pip makes have a few lines.
+_MAX_COMMAND_BYTES = MIB
 _SEVERAL = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 
 
@@ -34,8 +38,18 @@ def check_program(command: Sequence[str]) -> None:
             raise UsageError(f"there is no script '{rest[0]}' here")
     elif not name.endswith(".py") and shutil.which(command[0]) is None:
         raise UsageError(f"there is no program '{command[0]}' here; for a script: -- python train.py")
+    elif not name.endswith(".py") and not _is_python(Path(shutil.which(command[0]) or "")):
+        raise UsageError(f"'{command[0]}' is no Python program; name the script: -- python train.py")
     elif name.endswith(".py") and not Path(command[0]).is_file():
         raise UsageError(f"there is no script '{command[0]}' here")
+
+
+def _is_python(path: Path) -> bool:
+    """Whether the first line of an installed command names Python."""
+    try:
+        return b"python" in read_bytes(path, _MAX_COMMAND_BYTES).partition(b"\n")[0]
+    except InputFileError:
+        return False
 
 
 def run_program(command: Sequence[str]) -> None:

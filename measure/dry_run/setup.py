@@ -43,12 +43,12 @@ def set_up(native: Native, job: Job) -> Pretended:
     imports = OnImport()
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)
-    bitsandbytes_library.install(imports, guesses)
+    bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     if find_spec("triton") is None:
-        guesses.assume("triton", "not installed", "this environment: a GPU installation has it, and libraries may run otherwise")
+        guesses.assume("triton", "not installed; a GPU installation has it, and libraries may run otherwise", "this environment")
     _see_other_threads(native)
     native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
     # Imported libraries hold some million objects, which every collection would look at.

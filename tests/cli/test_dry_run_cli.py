@@ -190,6 +190,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         (["--gpu", "4090", "--model", "7b", "--", "python", "train.py"], 2, "--model cannot be joined with a program"),
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
+        (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
         (["--gpu", "4090:2", "--", "python", "train.py"], 6, "2 cards"),
         (["--gpu", "4090", "--", "torchrun", "train.py"], 6, "name the script itself"),
         (["--gpu", "m3-max", "--", "python", "train.py"], 2, "no CUDA card"),

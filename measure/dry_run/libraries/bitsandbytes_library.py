@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.importing import Change, OnImport
+from measure.dry_run.native import Native
+from measure.trace.cuda.outliers import OUTLIER_SHARE
 
 
-def install(imports: OnImport, guesses: Guesses) -> None:
+def install(imports: OnImport, native: Native, guesses: Guesses) -> None:
     """Change bitsandbytes when the program imports it."""
     imports.wrap("bitsandbytes.cextension", _other_library)
     imports.add("bitsandbytes.functional", _managed_memory(guesses))
+    imports.add("bitsandbytes.functional", _outliers(native))
 
 
 class _NoKernels:
@@ -58,7 +61,7 @@ def _other_library() -> Iterator[None]:
         ctypes.cdll.LoadLibrary = load  # type: ignore[method-assign]
 
 
-def _managed_memory(guesses: Guesses) -> Callable[[ModuleType], None]:
+def _managed_memory(guesses: Guesses) -> Change:
     """Paged states are managed memory, which torch's allocator does not know: tensors of the host stand for them."""
 
     def change(module: ModuleType) -> None:
@@ -70,5 +73,23 @@ def _managed_memory(guesses: Guesses) -> Callable[[ModuleType], None]:
             return made  # type: ignore[no-any-return]
 
         module.get_paged = get_paged  # type: ignore[attr-defined]
+
+    return change
+
+
+def _outliers(native: Native) -> Change:
+    """int8 layers look for columns with large values: the trace's share of them is found, in each layer."""
+
+    def change(module: ModuleType) -> None:
+        quantize = module.int8_vectorwise_quant
+
+        def with_outliers(*args: Any, **kwargs: Any) -> Any:
+            native.choose(OUTLIER_SHARE)
+            try:
+                return quantize(*args, **kwargs)
+            finally:
+                native.choose(0)
+
+        module.int8_vectorwise_quant = with_outliers  # type: ignore[attr-defined]
 
     return change
