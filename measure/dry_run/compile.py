@@ -23,7 +23,7 @@ def compiled_library() -> Path:
     """Path of the library for the installed torch, compiled now if it is not in the cache.
 
     Raises:
-        UsageError: no torch, no compiler, or one that fails; says what to do.
+        UsageError: no torch or a CUDA build of it, no compiler, or one that fails; says what to do.
     """
     torch = _torch_folder()
     sources = sorted(SOURCES.iterdir())
@@ -39,7 +39,13 @@ def _torch_folder() -> Path:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise UsageError(f"torch is not installed; {how_to_install('measure')}")
-    return Path(spec.origin).parent
+    folder = Path(spec.origin).parent
+    if any((folder / "lib").glob("libtorch_cuda.*")):
+        raise UsageError(
+            "the installed torch is a CUDA build, where the place of the card is taken: dry runs of programs need the CPU build "
+            "in another environment (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
+        )
+    return folder
 
 
 def _cache_folder() -> Path:

@@ -100,15 +100,10 @@ def requests(events: list[AllocEvent]) -> list[int]:
 
 
 def assert_alike(dry: list[AllocEvent], traced: list[AllocEvent]) -> None:
-    """The same requests in the same order, and peaks within 0.01 % (or what small requests make up in a tiny model)."""
+    """The same requests in the same order, and a peak within 0.01 % (or what small requests make up in a tiny model)."""
     assert requests(dry) == requests(traced)
-    one, other = replay(dry), replay(traced)
-    allowed = max(1e-4 * other.peak_allocated_bytes, 512 * KIB)
-    assert abs(one.peak_allocated_bytes - other.peak_allocated_bytes) <= allowed
-    theirs = {each.phase: each for each in other.phases}
-    for phase in one.phases:
-        if phase.phase in ("forward", *LATER):
-            assert abs(phase.allocated_bytes - theirs[phase.phase].allocated_bytes) <= allowed, phase.phase
+    one, other = (max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER) for events in (dry, traced))
+    assert abs(one - other) <= max(1e-4 * other, 512 * KIB)
 
 
 JOBS = {
@@ -172,3 +167,28 @@ def test_a_script_asks_for_what_the_traced_step_asks_for(name: str, folder: Path
 def test_more_scripts_ask_for_what_the_traced_step_asks_for(name: str, folder: Path) -> None:
     """The same for more methods, and for a real width."""
     assert_alike(*streams(*MORE_JOBS[name]))
+
+
+@pytest.mark.slow
+def test_int8_layers_ask_for_what_their_stand_ins_ask_for(folder: Path) -> None:
+    """bitsandbytes' own code against the trace's stand-in: requests alone, because the stand-in keeps its last input longer."""
+    program = ("--method=int8", "--mixed", "--checkpointing=not")
+    dry, traced = streams(LLAMA, program, ("--method=int8", "--gradient-checkpointing"))
+    assert requests(dry) == requests(traced)
+
+
+def test_the_trainer_asks_for_what_the_traced_step_asks_for(folder: Path) -> None:
+    """The Trainer with LoRA, which also evaluates, saves and has workers that load; nothing is written to the folder."""
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    script = str(PROGRAM.with_name("trainer.py"))
+    code, out, err = run("trace", "--gpu", "a100-80-sxm", "--events", "dry.jsonl", "--json", "--", "python", script, "model")
+    assert code == 0, err
+    document = json.loads(out)
+    assert "eval" in {each["phase"] for each in document["phases"]}
+    assert {path.name for path in folder.iterdir()} == {"model", "dry.jsonl"}
+    job = ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing", "--lora-rank", "8")
+    size = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--seq", "128", "--batch", "2")
+    assert run("trace", "--gpu", "a100-80-sxm", "--events", "trace.jsonl", *size, *job)[0] == 0
+    # What the first evaluation leaves in the cache is no part of our own step, but its requests change none of a micro-step.
+    assert requests(_one_step(read_jsonl("dry.jsonl"))) == requests(_one_step(read_jsonl("trace.jsonl")))

@@ -165,8 +165,10 @@ void write_guess(const Tensor& tensor, const Operator& op, int64_t choices) {
     values.copy_(at::arange(values.numel(), values.options()).remainder_(choices).view(values.sizes()));
   } else if (values.scalar_type() == at::kBool) {
     values.fill_(op.name == "aten::all");
-    if (chosen_share > 0 && op.name == "aten::any") {
-      values.flatten().narrow(0, 0, std::max<int64_t>(values.numel() / chosen_share, 1)).fill_(true);
+    if (chosen_share > 0) {
+      // Whole columns of a matrix, or elements of a row.
+      const int64_t n_columns = values.dim() > 0 ? values.size(-1) : 1;
+      values.view({-1, n_columns}).narrow(1, 0, (n_columns + chosen_share - 1) / chosen_share).fill_(true);
     }
   } else {
     values.fill_(1);

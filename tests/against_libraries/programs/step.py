@@ -20,11 +20,13 @@ if args.method == "qlora":
     options["quantization_config"] = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
     )
+if args.method == "int8":
+    options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
 full_in_fp32 = args.method == "full" and args.mixed
 model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32 if full_in_fp32 else torch.bfloat16, **options)
 model.config.use_cache = False
 again = {"use_reentrant": args.checkpointing == "reentrant"}
-if args.method == "qlora":
+if args.method in ("qlora", "int8"):
     from peft import prepare_model_for_kbit_training
 
     model = prepare_model_for_kbit_training(
