@@ -15,6 +15,12 @@ def write_result(text: str) -> None:
     sys.stdout.write(printable_lines(text))
 
 
+def write_foreign(line: str) -> None:
+    """A line that a user's program wrote, on standard error as it is: the program is the user's own."""
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
 def write_remark(text: str) -> None:
     """``measure: text`` on standard error, in one line."""
     sys.stderr.write(f"measure: {printable(text)}\n")

@@ -18,13 +18,14 @@ from planner.allocator.summary import Summary, summarize, timeline_of, timeline_
 from planner.catalog.hf_config import model_from_config
 from planner.domain.job_line import picture_title
 from planner.domain.model import ModelSpec
-from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, UnknownArchitectureError
 from planner.files.writing import check_writable
 from planner.intake.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+# With states of the optimizer in the second, and little more than a minute of patience times ten.
+_STEPS, _TIMEOUT_S = 2, 600.0
 OPTIONS: OwnOptions = {
     "config": (Config, None),
     "force": (Force, False),
@@ -47,6 +48,25 @@ OPTIONS: OwnOptions = {
     ),
     "all_layers": (Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")], False),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write JSON")], False),
+    "steps": (
+        Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Of a program: optimizer steps before it is stopped")],
+        _STEPS,
+    ),
+    "timeout_s": (
+        Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Of a program: give up after this")],
+        _TIMEOUT_S,
+    ),
+    "trust_remote_code": (
+        Annotated[bool, typer.Option("--trust-remote-code", help="Of a program: run the code that comes with a checkpoint")],
+        False,
+    ),
+    "program": (
+        Annotated[
+            list[str] | None,
+            typer.Argument(metavar="[-- PROGRAM ARGUMENTS...]", help="A program to run as it is, such as python train.py"),
+        ],
+        None,
+    ),
 }
 
 
@@ -61,31 +81,62 @@ class TraceOutput:
     events: str | None
     all_layers: bool
     as_json: bool
+    steps: int
+    timeout_s: float
+    trust_remote_code: bool
 
 
 def trace(**said: Any) -> int:
-    """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU."""
+    """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU.
+
+    With a program after -- that program runs instead, as it is, on a card that is not there.
+    """
+    program = said.pop("program")
     answer = TraceOutput(**{field.name: said.pop(field.name) for field in fields(TraceOutput)})
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     settings = parse_settings(answer.allocator or "")
-    said_apart = {"config": said.pop("config"), "force": said.pop("force")}
-    scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
     for path in (answer.plot, answer.export, answer.events):
         if path is not None:
             check_writable(path)
     if answer.plot is not None:
         need("plots", "matplotlib")
+    if program:
+        return _trace_program(program, said, answer, limit_bytes)
+    said_apart = {"config": said.pop("config"), "force": said.pop("force")}
+    scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
     from measure.trace.program import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
-    events, host = traced.events, traced.host
-    summary = summarize(events, limit_bytes, settings)
-    _write_files(answer, scenario, events, summary)
-    timeline = timeline_of(events, summary)
+    summary = summarize(traced.events, limit_bytes, settings)
+    _write_files(answer, picture_title(scenario), traced.events, summary)
+    timeline = timeline_of(traced.events, summary)
+    host = traced.host
     write_result(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
+    return _exit_code(summary)
+
+
+def _trace_program(program: list[str], said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None) -> int:
+    """The same of the user's own program.  Where no ``--fits`` is said, the limit is what the card makes visible."""
+    from measure.cli.dry_run import card_of, run
+
+    del said["force"]
+    card = card_of(said)
+    from measure.dry_run.report import to_text as what_was_assumed
+
+    ran = run(program, card, answer)
+    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, parse_settings(answer.allocator or ""))
+    _write_files(answer, f"{' '.join(program)[:80]}, {card.id}", ran.events, summary)
+    if answer.as_json:
+        write_result(to_json(summary, timeline_of(ran.events, summary), ran.assumed))
+    else:
+        write_result(to_text(summary) + what_was_assumed(ran))
+    return _exit_code(summary)
+
+
+def _exit_code(summary: Summary) -> int:
     full = summary.verdict is not None and summary.verdict.out_of_memory is not None
     return int(ExitCode.GPU_MEMORY_SHORT if full else ExitCode.FITS)
 
@@ -104,11 +155,11 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
     return model
 
 
-def _write_files(answer: TraceOutput, scenario: Scenario, events: list[AllocEvent], summary: Summary) -> None:
+def _write_files(answer: TraceOutput, title: str, events: list[AllocEvent], summary: Summary) -> None:
     if answer.plot is not None:
         from planner.allocator.picture import PICTURE_MOMENTS, draw_timeline
 
-        draw_timeline(answer.plot, picture_title(scenario), timeline_over(events, summary, PICTURE_MOMENTS))
+        draw_timeline(answer.plot, title, timeline_over(events, summary, PICTURE_MOMENTS))
     if answer.export is not None:
         from planner.allocator.export import write_snapshot
 

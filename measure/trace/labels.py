@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from measure.trace.record import Record, TracedBlock
 
 _OUTSIDE = -1  # as in modules.py, which imports torch
-_OF_THEIR_OWN: dict[str, Phase] = {"load": "load", "adapters": "adapters", "optimizer_step": "optimizer_step"}
+_OF_THEIR_OWN: dict[str, Phase] = {
+    "load": "load",
+    "adapters": "adapters",
+    "optimizer_step": "optimizer_step",
+    "eval": "eval",
+}
 _ROLE_TERMS: dict[str, TermName] = {
     "weights": "weights",
     "quantization_constants": "quantization_constants",
@@ -117,10 +122,11 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
         return "optimizer_temporaries"
     if born in ("loss", "loss_2"):
         return "block_recompute" if block.place.stage in ASIDES and block.place.layer != _OUTSIDE else "logits_and_loss"
+    if born == "eval" and block.place.layer == _OUTSIDE:
+        return "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):
             return "saved_activations"
         if block.place.layer == _OUTSIDE:
             return "saved_activations" if freed is not None and freed.startswith("loss") else "other_temporaries"
-        return "block_recompute"
     return "block_recompute"

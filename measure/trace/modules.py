@@ -45,16 +45,27 @@ class ModuleStack:
     @contextmanager
     def watching(self, models: Iterable[torch.nn.Module], layer_list: str) -> Iterator[None]:
         """Follow the calls of all modules of ``models``, which are alike; ``layer_list``: name of the list of decoder layers."""
+        for model in models:
+            self.learn(model, layer_list)
+        with self.following():
+            yield
+
+    def learn(self, model: torch.nn.Module, layer_list: str) -> None:
+        """Take the names of the modules of ``model``; ``layer_list`` is as in :meth:`watching`, empty for none."""
         prefix = f"{layer_list}."
-        for name, module in (each for model in models for each in model.named_modules()):
+        for name, module in model.named_modules():
             self._names[id(module)] = name
-            if name.startswith(prefix):
+            if layer_list and name.startswith(prefix):
                 self._layers[name] = int(name[len(prefix) :].partition(".")[0])
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the calls of all modules."""
         original = torch.nn.Module.__call__
         stack = self
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            stack._enter(stack._names.get(id(module), stack.path))
+            stack._enter(stack._name_of(module))
             try:
                 return original(module, *args, **kwargs)
             finally:
@@ -74,6 +85,9 @@ class ModuleStack:
             yield
         finally:
             self._stack.pop()
+
+    def _name_of(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module), self.path)
 
     def _enter(self, name: str) -> None:
         self._stack.append(name)

@@ -11,7 +11,6 @@ from typing import Any
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from measure.trace.build import Built, build_on_meta, make_config, materialize, prediction_answers
-from measure.trace.cuda.flash import FLASH_WORKSPACES
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.expansion import repeat
@@ -119,7 +118,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         NotModelledError: a module that cannot run on fake tensors, with its name and the operator.
     """
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
-    recorder = Recorder(KERNEL_WORKSPACES | FLASH_WORKSPACES, product_workspace_bytes=products)
+    recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
     situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
     if _is_sharded(scenario):

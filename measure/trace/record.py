@@ -11,7 +11,9 @@ HostName = Literal[
 ]
 OUTSIDE = -1
 """Number of the layer of what is outside of the decoder layers."""
-Stage = Literal["load", "adapters", "forward", "divergence", "reference", "reference_2", "metrics", "backward", "optimizer_step"]
+Stage = Literal[
+    "load", "adapters", "forward", "divergence", "reference", "reference_2", "metrics", "backward", "optimizer_step", "eval"
+]
 ASIDES = frozenset({"divergence", "reference", "reference_2"})
 """Stages of passes without gradients beside the one that is trained."""
 Role = Literal[

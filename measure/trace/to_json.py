@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from measure.trace.assumed import Assumed
 from measure.trace.host import NO_HOST_MEMORY, HostMemory
 from planner.allocator.summary import Summary
 from planner.allocator.timeline import Moment
@@ -14,7 +15,7 @@ from planner.domain.scenario import Assumption
 
 
 def to_json(
-    summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[Assumption], host: HostMemory = NO_HOST_MEMORY
+    summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[Assumption | Assumed], host: HostMemory = NO_HOST_MEMORY
 ) -> str:
     """The summary as JSON; ``terms`` are those of :data:`planner.domain.term.TermName`, in its order."""
     shared = ("allocated_peak_bytes", "reserved_peak_bytes", "peak", "reserved_peak", "phases")

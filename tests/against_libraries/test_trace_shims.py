@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional
 
 from measure.trace.cuda.autocast import FP32_OPS, FP32_RESULT_OPS, LOW_PRECISION_OPS, WIDEST_OPS
-from measure.trace.cuda.flash import FLASH_WORKSPACES
 from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES
 from measure.trace.cuda.shims import SHIMS, Situation
@@ -291,7 +290,7 @@ def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
     from transformers.integrations.flash_attention import flash_attention_forward
 
     batch, tokens, real, heads, grouped, width = 2, 64, 100, 4, 2, 32
-    recorder = Recorder(FLASH_WORKSPACES)
+    recorder = Recorder(KERNEL_WORKSPACES)
     situation = Situation(padded, recorder, real)
     module = torch.nn.Linear(1, 1)
     module.config, module.is_causal = LlamaConfig(attn_implementation="eager"), True  # type: ignore[assignment]

@@ -9,8 +9,7 @@ mha_varlen_bwd.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -20,76 +19,10 @@ import torch
 from transformers import masking_utils
 from transformers import modeling_flash_attention_utils as flash
 
-_HEAD_MULTIPLE = 8
-# Of flash_attn_varlen_func in flash-attn 2.8, but for query, key and value.
-_PARAMETERS = (
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "dropout_p",
-    "softmax_scale",
-    "causal",
-    "window_size",
-    "softcap",
-    "alibi_slopes",
-    "deterministic",
-    "return_attn_probs",
-    "block_table",
-)
+from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
+
 # Where Transformers 5.17 to 5.23 keep what they loaded.
 _KEPT = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
-_aten = torch.ops.aten
-_kernel = _aten._flash_attention_forward
-
-
-def _attend(inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None, int], options: dict[str, Any]) -> torch.Tensor:
-    query, key, value = inputs
-    edges, longest = bounds
-    width = query.size(-1)
-    missing = -width % _HEAD_MULTIPLE
-    scale = options.get("softmax_scale") or width**-0.5
-    if missing:
-        query, key, value = (torch.nn.functional.pad(each, (0, missing)) for each in inputs)
-    dropout, causal = options.get("dropout_p", 0.0), options.get("causal", True)
-    out: torch.Tensor = _kernel(query, key, value, edges, edges, longest, longest, dropout, causal, False, scale=scale)[0]
-    return out[..., :width] if missing else out
-
-
-def flash_attn_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, **options: Any
-) -> torch.Tensor:
-    """The package's function for batches without padding; tensors are (batch, tokens, heads, width)."""
-    causal = bool(options.get("causal", False))
-    said = {"dropout_p": dropout_p, "softmax_scale": softmax_scale, "causal": causal}
-    return _attend((q, k, v), (None, q.size(1)), said)
-
-
-def flash_attn_varlen_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, **options: Any
-) -> torch.Tensor:
-    """The package's function for tokens of many samples without padding; tensors are (tokens, heads, width)."""
-    return _attend((q, k, v), (cu_seqlens_q, max_seqlen_q), options)
-
-
-def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
-    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``; per-head dk and dv where heads are grouped.
-
-    Rows are rounded to 128 per sample; without padding their number is the tokens plus 128 for each sample.
-    """
-    del grad_out
-    edges = rest[3]
-    heads, width = query.size(-2), query.size(-1)
-    rounded = -(-width // 32) * 32 if width <= 192 else 256
-    rows = query.size(0) * (-(-query.size(1) // 128) * 128) if edges is None else query.size(0) + 128 * (edges.numel() - 1)
-    sizes = [rows * heads * 4, rows * heads * rounded * 4]
-    if key.size(-2) != heads:
-        expanded = key.numel() // key.size(-2) * heads * key.element_size()
-        sizes += [expanded, expanded]
-    return sizes
-
-
-FLASH_WORKSPACES: dict[Any, Callable[..., list[int]]] = {_aten._flash_attention_backward.default: flash_workspace}
 
 
 def _answer_unpadding(real_tokens: int, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -112,16 +45,6 @@ def _not_packed(*_: object, **__: object) -> bool:
     return False
 
 
-class _Varlen:
-    """The package's function with its parameters, from which Transformers sees what it may pass."""
-
-    __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _PARAMETERS])
-
-    def __call__(self, *inputs: Any, **options: Any) -> torch.Tensor:
-        """Attention of many samples in one row of tokens."""
-        return flash_attn_varlen_func(*inputs, **options)
-
-
 @contextmanager
 def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
     """Inside, ``flash_attention_2`` of Transformers runs without the package, on fake tensors too.
@@ -129,7 +52,7 @@ def flash_attention(*, padded: bool, real_tokens: int) -> Iterator[None]:
     Questions to values are answered from the batch: whether it is padded, how many tokens are real.  Positions never start anew,
     because the Trainer's collator passes none.
     """
-    functions = (flash_attn_func, _Varlen(), None, flash._pad_input, flash._unpad_input)
+    functions = (flash_attn_func, Varlen(), None, flash._pad_input, flash._unpad_input)
 
     def load(*_: object, **__: object) -> Any:
         return functions

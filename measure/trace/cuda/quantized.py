@@ -19,6 +19,7 @@ import torch
 import transformers
 from torch import nn
 
+from measure.trace.cuda.outliers import OUTLIER_SHARE
 from planner.domain.recipe import Numerics, Recipe
 from planner.errors import NotModelledError
 
@@ -198,13 +199,6 @@ def _scales(layer: Any, *, in_place: bool) -> torch.Tensor | None:
 #
 # On a CPU the real layer trains through another class (``MatMul8bitFp``), so the CUDA path is written out here, step by step,
 # from bitsandbytes 0.50: autograd/_functions.py ``MatMul8bitLt``, backends/cuda/ops.py and backends/default/ops.py.
-
-OUTLIER_SHARE = 1000
-"""One input column in so many holds a value at or above the threshold (arXiv 2208.07339, section 4: about 0.1 %).
-
-The true number depends on the data.  What matters to memory is that there are any: the layer then adds a product in the 16-bit
-dtype of autocast, which its output keeps.
-"""
 
 
 def int8_stand_in(layer: Any, loaded: torch.dtype) -> None:

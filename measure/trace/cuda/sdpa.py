@@ -131,6 +131,23 @@ def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *
     return [batch * heads * length * 4, batch * heads * tiles * (tile_rows * tile_columns * 4 + 16)]
 
 
+def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
+    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``; per-head dk and dv where heads are grouped.
+
+    Rows are rounded to 128 per sample; without padding their number is the tokens plus 128 for each sample.
+    """
+    del grad_out
+    edges = rest[3]
+    heads, width = query.size(-2), query.size(-1)
+    rounded = -(-width // 32) * 32 if width <= 192 else 256
+    rows = query.size(0) * (-(-query.size(1) // 128) * 128) if edges is None else query.size(0) + 128 * (edges.numel() - 1)
+    sizes = [rows * heads * 4, rows * heads * rounded * 4]
+    if key.size(-2) != heads:
+        expanded = key.numel() // key.size(-2) * heads * key.element_size()
+        sizes += [expanded, expanded]
+    return sizes
+
+
 def cublas_workspace_bytes(compute_capability: str) -> int:
     """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on, 8.125 MiB before and on a card that is not known.
 
@@ -149,5 +166,6 @@ KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten.logsumexp.default: _logsumexp_workspace,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
+    _aten._flash_attention_backward.default: flash_workspace,
 }
 """Bytes that CUDA kernels take and return inside one operator, by the operator."""

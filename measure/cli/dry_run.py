@@ -1,0 +1,64 @@
+"""``measure trace -- PROGRAM``: the user's own program on a pretended card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from measure.cli.said import need
+from measure.output import write_remark
+from planner.catalog.gpus import load_gpu
+from planner.domain.hardware import GpuSpec
+from planner.errors import NotModelledError, UsageError
+from planner.intake.fields import split_count
+
+# What a program can be joined with; all else the program says itself.
+_TAKEN = ("gpu",)
+_ASSUMED_GPU = "a100-80-sxm"
+# Where nobody says how many a card has: what torch calls their number decides about tiles, not about sizes.
+_ASSUMED_MULTIPROCESSORS = 108
+
+
+def card_of(said: dict[str, Any]) -> GpuSpec:
+    """The card that was named, or an A100 with a remark.
+
+    Raises:
+        UsageError: flags that a program says itself, or no CUDA card.
+        NotModelledError: several cards.
+    """
+    left = sorted(name for name, value in said.items() if value is not None and name not in _TAKEN)
+    if left:
+        raise UsageError(f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; leave it out")
+    name, count = split_count(said.get("gpu") or _ASSUMED_GPU)
+    if said.get("gpu") is None:
+        write_remark(f"no --gpu was said: {_ASSUMED_GPU} is assumed")
+    if count not in (None, 1):
+        raise NotModelledError(f"a program on {count} cards cannot be dry-run yet; use --gpu {name}")
+    card = load_gpu(name)
+    if not card.is_cuda or card.visible_memory_bytes is None:
+        raise UsageError(f"card '{card.id}' is no CUDA card of known size; plan gpus lists them")
+    return card
+
+
+def run(command: Sequence[str], card: GpuSpec, how: Any) -> Any:
+    """The dry run of ``command``; ``how`` has ``steps``, ``timeout_s``, ``allocator`` and ``trust_remote_code``.
+
+    Raises:
+        PlannerError: as :func:`measure.dry_run.parent.dry_run`.
+    """
+    from measure.dry_run.card import CardFacts
+    from measure.dry_run.compile import compiled_library
+    from measure.dry_run.job import Job
+    from measure.dry_run.parent import dry_run
+    from measure.dry_run.program import check_program
+
+    check_program(command)
+    need("measure", "torch")
+    major, minor = (int(each) for each in card.compute_capability.split("."))
+    facts = CardFacts(
+        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, card.multiprocessors or _ASSUMED_MULTIPROCESSORS
+    )
+    job = Job(
+        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code
+    )
+    return dry_run(job)

@@ -1,0 +1,92 @@
+"""The process of a dry run: the pretended card first, then torch, then the program.  ``python -m measure.dry_run.child JOB``."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Ending, Job
+from measure.dry_run.native import Native
+
+if TYPE_CHECKING:
+    from measure.dry_run.guesses import Guesses
+    from measure.dry_run.stages import Stages
+
+
+def main(text: str) -> None:
+    """Run one job and leave the answer in its folder."""
+    job = Job.of_fields(json.loads(text))
+    folder = Path(job.folder)
+    stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
+    faulthandler.enable(stacks)
+    faulthandler.dump_traceback_later(job.timeout_s, exit=True, file=stacks)
+    native = Native(Path(job.library))
+    from measure.dry_run.setup import set_up
+
+    pretended = set_up(native, job)
+    ending, reason, code = _run(job)
+    faulthandler.cancel_dump_traceback_later()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _leave(folder, native, pretended.stages, _answer((ending, reason, code), pretended.guesses, pretended.stages))
+    # Without what programs do at exit: nothing that they would upload or join is there.
+    os._exit(0)
+
+
+def _run(job: Job) -> tuple[Ending, str, int]:
+    """Run the program; how it ended, why, and its own exit code."""
+    from measure.dry_run.program import run_program
+    from measure.dry_run.stages import StepsDone
+
+    try:
+        run_program(job.command)
+    except StepsDone:
+        return "steps", "", 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return ("failed", f"it ended with exit code {code}", code) if code else ("ended", "", 0)
+    except BaseException as error:  # noqa: BLE001 - whatever the program raises is its own
+        traceback.print_exception(error.with_traceback(_from_program(error)))
+        return "failed", f"{type(error).__name__}: {error}".partition("\n")[0][:300], 1
+    return "ended", "", 0
+
+
+def _from_program(error: BaseException) -> Any:
+    """The traceback without the frames that started the program."""
+    found = error.__traceback__
+    while found is not None and (
+        "runpy" in found.tb_frame.f_code.co_filename or __package__.replace(".", "/") in found.tb_frame.f_code.co_filename
+    ):
+        found = found.tb_next
+    return found or error.__traceback__
+
+
+def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> Answer:
+    ending, reason, code = run
+    if guesses.refusals:
+        (op, why), place = next(iter(guesses.refusals.items()))
+        ending, reason = "refused", f"operator {op} {why}, at {place}"
+    assumed = tuple(
+        {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note} for each in guesses.listed()
+    )
+    return Answer(ending, reason, code, stages.steps_done, stages.micro_steps, assumed)
+
+
+def _leave(folder: Path, native: Native, stages: Stages, answer: Answer) -> None:
+    from dataclasses import asdict
+
+    from measure.dry_run.collect import events_of
+    from planner.allocator.events import write_jsonl
+
+    if answer.ending in ("steps", "ended"):
+        write_jsonl(folder / EVENTS_FILE, events_of(native, stages))
+    (folder / ANSWER_FILE).write_text(json.dumps(asdict(answer)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,82 @@
+"""The log of the pretended card -> the records and events that every trace has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from measure.dry_run.native import ACCUMULATES, ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native, NativeEvent
+from measure.dry_run.stages import Stages
+from measure.trace.labels import to_events
+from measure.trace.record import Place, Record, Role, TracedBlock
+from planner.allocator.events import AllocEvent
+
+
+def events_of(native: Native, stages: Stages) -> list[AllocEvent]:
+    """All events in order, with phase, term, operator and module."""
+    return _Collector(native, stages).run()
+
+
+class _Collector:
+    def __init__(self, native: Native, stages: Stages) -> None:
+        self._native, self._stages = native, stages
+        self._blocks: dict[int, TracedBlock] = {}
+        self._names: dict[int, str] = {}
+        self._last_path, self._place = "", Place("load", 0)
+
+    def run(self) -> list[AllocEvent]:
+        records: list[Record] = []
+        waits: list[bool] = []
+        for row in self._native.rows().tolist():
+            event = NativeEvent(*row)
+            if event.kind == EMPTY_CACHE:
+                continue
+            records.append(self._record(event))
+            waits.append(event.kind == FREE_REQUESTED)
+        return _with_waits(records, waits)
+
+    def _record(self, event: NativeEvent) -> Record:
+        stage, micro_step, path = self._stages.places[event.place]
+        if (stage, micro_step) != (self._place.stage, self._place.micro_step):
+            self._last_path, self._place = "", Place(stage, micro_step)
+        if event.kind != ALLOC:
+            return Record(False, self._blocks[event.id], self._place)
+        recomputed = stage == "backward" and bool(path)
+        if not path and stage == "backward":
+            path = self._path_of_node(event.node)
+        self._last_path, self._place = path, Place(stage, micro_step, self._stages.modules.layer_of(path))
+        operator = self._operator(event.op)
+        block = TracedBlock(event.id, event.n_bytes, self._place, operator, path, recomputed, stream=event.stream)
+        block.role = self._role(event, block)
+        self._blocks[event.id] = block
+        return Record(True, block, self._place)
+
+    def _path_of_node(self, node: int) -> str:
+        """Module that made an autograd node; one that accumulates a gradient belongs to the node before it."""
+        if node == ACCUMULATES:
+            return self._last_path
+        return self._stages.modules.path_at(node) if node >= 0 else ""
+
+    def _operator(self, number: int) -> str:
+        if number not in self._names:
+            self._names[number] = self._native.operator(number)
+        return self._names[number]
+
+    def _role(self, event: NativeEvent, block: TracedBlock) -> Role:
+        known = self._stages.roles.get(event.id)
+        if known is not None:
+            return known
+        if block.op.endswith("workspace"):
+            return "workspace"
+        if block.place.stage in ("forward", "backward"):
+            source = self._blocks.get(event.source)
+            if block.op == "aten._to_copy.default" and source is not None and source.role in ("weights", "adapters"):
+                return "autocast_copies"
+            if block.op.startswith("bitsandbytes.") and "dequantize" in block.op:
+                return "dequantization"
+        return ""
+
+
+def _with_waits(records: list[Record], waits: list[bool]) -> list[AllocEvent]:
+    """Events of ``records``; a free that waits for another stream is the request, and a second one follows it."""
+    labelled = to_events(records)
+    return [replace(event, action="free_requested") if wait else event for event, wait in zip(labelled, waits, strict=True)]

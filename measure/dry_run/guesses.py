@@ -1,0 +1,70 @@
+"""What was assumed: each value that nobody has, by the line of the program or of a library that asked for it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+from measure.trace.assumed import Assumed
+
+# Files that only pass a question on.
+_OWN = str(Path(__file__).resolve().parent)
+_PASSES_ON = ("/torch/", "/contextlib.py")
+
+
+_TAKEN = {
+    "a value": "1 for numbers, no for questions",
+    "values copied to the host": "1 for numbers, no for questions",
+    "how many elements are chosen": "all of them",
+}
+
+
+class Guesses:
+    """Counts guesses and refusals while the program runs."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._files: Counter[tuple[str, str, str]] = Counter()
+        self.refusals: dict[tuple[str, str], str] = {}
+
+    def guess(self, what: str, op: str) -> None:
+        """Count a value that was taken for one that nobody has."""
+        self._counts[what, op, _call_site()] += 1
+
+    def assume(self, what: str, value: str, of: str) -> None:
+        """Note something that was put in place of a file."""
+        self._files[what, value, of] += 1
+
+    def refuse(self, why: str, op: str) -> None:
+        """Remember an operator that cannot be pretended."""
+        self.refusals.setdefault((op, why), _call_site())
+
+    def listed(self) -> list[Assumed]:
+        """All guesses, the most frequent first."""
+        files = [Assumed(what, value, of, f"{count} times") for (what, value, of), count in self._files.items()]
+        return files + [
+            Assumed(what, _TAKEN.get(what, "nothing"), place, f"{count} times, by {op}")
+            for (what, op, place), count in self._counts.most_common()
+        ]
+
+
+def _call_site() -> str:
+    """The innermost line outside of torch and of this package."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no public way to walk up the stack as cheaply
+    last = "unknown place"
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            last = f"{_short(file)}:{frame.f_lineno} ({frame.f_code.co_name})"
+            if not file.startswith("<") and all(part not in file for part in _PASSES_ON):
+                return last
+        frame = frame.f_back
+    return last
+
+
+def _short(file: str) -> str:
+    """A path below the folder of installed packages, or the name of the program's own file."""
+    _, found, rest = file.rpartition("site-packages/")
+    return rest if found else Path(file).name

@@ -1,0 +1,55 @@
+"""What the child is told and what it answers, as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from measure.dry_run.card import CardFacts
+
+Ending = Literal["steps", "ended", "failed", "refused"]
+EVENTS_FILE, ANSWER_FILE, STACKS_FILE = "events.jsonl", "answer.json", "stacks.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program and the card that it runs on.
+
+    ``library``: the compiled part.  ``folder``: where the answer goes, the program's own folders are below.
+    ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.
+    """
+
+    library: str
+    folder: str
+    command: tuple[str, ...]
+    card: CardFacts
+    n_steps: int
+    timeout_s: float
+    allocator: str
+    trust_remote_code: bool
+
+    def to_fields(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def of_fields(fields: dict[str, Any]) -> Job:
+        """From plain values."""
+        card = dict(fields["card"])
+        card["compute_capability"] = tuple(card["compute_capability"])
+        return Job(**{**fields, "command": tuple(fields["command"]), "card": CardFacts(**card)})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
+
+    ``steps``: optimizer steps that ran.  ``exit_code``: the program's own, if it ended itself.
+    """
+
+    ending: Ending
+    reason: str
+    exit_code: int
+    steps: int
+    micro_steps: int
+    assumed: tuple[dict[str, str], ...]

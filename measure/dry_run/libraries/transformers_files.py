@@ -1,0 +1,118 @@
+"""``from_pretrained`` without weights: the configuration from a file, the cache or our catalog, and tensors without content."""
+
+# ruff: noqa: SLF001 - what Transformers calls private here has no public name
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.importing import OnImport
+from planner.catalog.models import model_entry
+from planner.errors import UnknownNameError
+
+_WEIGHTS = "weights-without-content.safetensors"
+
+
+class Checkpoints:
+    """Stands in for the files of checkpoints.  Their dtype is what ``config.json`` says; old ones say nothing and hold fp32."""
+
+    def __init__(self, guesses: Guesses) -> None:
+        self._guesses = guesses
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def install(self, imports: OnImport) -> None:
+        """Change Transformers when the program imports it."""
+        imports.add("transformers.configuration_utils", self._read_configurations)
+        imports.add("transformers.modeling_utils", self._load_models)
+        imports.add("transformers.generation.utils", _without_generation_files)
+
+    def _read_configurations(self, module: ModuleType) -> None:
+        base: Any = module.PreTrainedConfig
+        read = base._get_config_dict.__func__
+
+        def from_catalog(cls: Any, name: Any, /, **kwargs: Any) -> Any:
+            try:
+                found, rest = read(cls, name, **kwargs)
+            except OSError:
+                folder = self._from_catalog(str(name))
+                if folder is None:
+                    raise
+                found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
+            self._note_dtype(str(name), found)
+            return found, rest
+
+        base._get_config_dict = classmethod(from_catalog)
+
+    def _from_catalog(self, name: str) -> str | None:
+        """A temporary folder with the ``config.json`` that the catalog has, if it has one."""
+        try:
+            entry = model_entry(name)
+        except UnknownNameError:
+            return None
+        self._guesses.assume("config.json of a model", f"the catalog's {entry.id}", name)
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(entry.config_fields()), encoding="utf-8")
+        return str(folder)
+
+    def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
+        said = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
+        found = getattr(torch, said, None)
+        self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.float32
+
+    def _load_models(self, module: ModuleType) -> None:
+        def no_files(pretrained_model_name_or_path: Any, *_: Any, **__: Any) -> tuple[list[str], None]:
+            return [str(PurePath(str(pretrained_model_name_or_path), _WEIGHTS))], None
+
+        base: Any = module.PreTrainedModel
+        load, read = base._load_pretrained_model, module.load_state_dict
+
+        def one_tensor(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
+            # Asked for the dtype of the whole.
+            if not str(checkpoint_file).endswith(_WEIGHTS):
+                return read(checkpoint_file, *args, **kwargs)
+            return {"weight": torch.empty(1, dtype=self._dtype_of(checkpoint_file), device="meta")}
+
+        def without_files(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
+            if state_dict is None and checkpoint_files and checkpoint_files[0].endswith(_WEIGHTS):
+                dtype = self._dtype_of(checkpoint_files[0])
+                said = f"none, in {str(dtype).removeprefix('torch.')}"
+                self._guesses.assume("weights of a checkpoint", said, str(PurePath(checkpoint_files[0]).parent))
+                state_dict, checkpoint_files = _content_free(model, dtype), None
+            return load(model, state_dict, checkpoint_files, *args, **kwargs)
+
+        module.load_state_dict = one_tensor  # type: ignore[attr-defined]
+        module._get_resolved_checkpoint_files = no_files  # type: ignore[attr-defined]
+        base._load_pretrained_model = staticmethod(without_files)
+
+    def _dtype_of(self, file: str) -> torch.dtype:
+        return self._dtypes.get(str(PurePath(file).parent), torch.float32)
+
+
+def _without_generation_files(module: ModuleType) -> None:
+    """Settings of text generation, which lie beside weights that are not there, change nothing of a training step."""
+    base: Any = module.GenerationMixin
+    adjust = base.adjust_generation_fn
+
+    def where_there(self: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(OSError):
+            adjust(self, *args, **kwargs)
+
+    base.adjust_generation_fn = where_there
+
+
+def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A tensor in host memory for each one that the checkpoint would have; tied ones it has once."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    return {
+        name: torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu")
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }

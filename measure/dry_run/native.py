@@ -1,0 +1,129 @@
+"""The compiled part as Python calls it: events, blocks, streams, and what it says about values that nobody has."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+FREE: Final = 0
+ALLOC: Final = 1
+EMPTY_CACHE: Final = 2
+FREE_REQUESTED: Final = 3
+N_COLUMNS: Final = 8
+ACCUMULATES: Final = -1
+"""Node number of one that accumulates a gradient, which has no place in the forward pass."""
+
+_Said = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+_NUMBERS = (
+    "dry_n_events", "dry_block_at", "dry_take", "dry_stream", "dry_new_stream", "dry_device", "dry_install",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NativeEvent:
+    """One row of the log; see ``native/memory.h``."""
+
+    kind: int
+    id: int
+    n_bytes: int
+    stream: int
+    place: int
+    node: int
+    op: int
+    source: int
+
+
+class Native:
+    """The library, loaded.  It has to be before torch is imported: torch asks for hooks of CUDA only once."""
+
+    def __init__(self, library: Path) -> None:
+        self._library: Any = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        for name in _NUMBERS:
+            getattr(self._library, name).restype = ctypes.c_int64
+        self._library.dry_events.restype = ctypes.POINTER(ctypes.c_int64)
+        self._library.dry_operator.restype = ctypes.c_char_p
+        self._heard: tuple[Any, ...] = ()
+
+    def begin(self, product_workspace_bytes: int) -> None:
+        """Put card and host memory in place, and see every operator of this thread from now on."""
+        self._library.dry_install()
+        self._library.dry_begin(ctypes.c_int64(product_workspace_bytes))
+
+    def choose(self, share: int) -> None:
+        """Where nobody knows which elements are special, one in ``share`` is from now on; none is for 0."""
+        self._library.dry_choose(ctypes.c_int64(share))
+
+    def see_thread(self) -> None:
+        """See every operator of the thread that calls."""
+        self._library.dry_see_thread()
+
+    def listen(self, guess: Callable[[str, str], None], refusal: Callable[[str, str], None]) -> None:
+        """Call ``guess`` for each value that stands in for one that nobody has, ``refusal`` where there is no shape function."""
+        self._heard = tuple(_Said(_with_text(each)) for each in (guess, refusal))
+        self._library.dry_listen(*self._heard)
+
+    def rows(self, start: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of the log from number ``start`` on, of eight numbers each."""
+        n_events = self._library.dry_n_events()
+        if n_events <= start:
+            return np.empty((0, N_COLUMNS), np.int64)
+        return np.ctypeslib.as_array(self._library.dry_events(), (n_events, N_COLUMNS))[start:].copy()
+
+    def operator(self, number: int) -> str:
+        """Name of an operator in the log."""
+        name: bytes = self._library.dry_operator(ctypes.c_int64(number))
+        return name.decode()
+
+    def set_place(self, number: int) -> None:
+        """Say where the program is; the number comes back in the rows."""
+        self._library.dry_set_place(ctypes.c_int64(number))
+
+    def block_at(self, address: int) -> int:
+        """Number of the block that begins at an address of the card, or -1."""
+        return int(self._library.dry_block_at(ctypes.c_void_p(address)))
+
+    def take(self, n_bytes: int, op: str) -> int:
+        """Record memory that a kernel takes while it runs; its number is for :meth:`give_back`."""
+        return int(self._library.dry_take(ctypes.c_int64(n_bytes), op.encode()))
+
+    def give_back(self, block: int, n_bytes: int) -> None:
+        """Record that a kernel gave its memory back."""
+        self._library.dry_give_back(ctypes.c_int64(block), ctypes.c_int64(n_bytes))
+
+    def empty_cache(self) -> None:
+        """Record that the program asked torch to give its cache back."""
+        self._library.dry_empty_cache()
+
+    @property
+    def stream(self) -> int:
+        """Number of the stream that work goes to."""
+        return int(self._library.dry_stream())
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._library.dry_set_stream(ctypes.c_int64(number))
+
+    def new_stream(self) -> int:
+        """Number of a stream that nobody has used."""
+        return int(self._library.dry_new_stream())
+
+    @property
+    def device(self) -> int:
+        """Number of the current card."""
+        return int(self._library.dry_device())
+
+    @device.setter
+    def device(self, index: int) -> None:
+        self._library.dry_set_device(ctypes.c_int64(index))
+
+
+def _with_text(call: Callable[[str, str], None]) -> Callable[[bytes, bytes], None]:
+    def run(what: bytes, op: bytes) -> None:
+        call(what.decode(), op.decode().replace("::", "."))
+
+    return run

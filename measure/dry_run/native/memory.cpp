@@ -1,0 +1,186 @@
+#include "memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <sys/mman.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace dry {
+namespace {
+
+std::mutex lock;
+std::vector<Event> events;
+std::vector<std::pair<int64_t, int64_t>> requested;  // freed while another stream may still use them
+std::vector<std::string> operator_names{""};
+std::unordered_map<std::string, int64_t> operator_numbers{{"", 0}};
+std::unordered_map<const void*, const Block*> live;
+std::atomic<int64_t> place{0};
+int64_t next_id = 0;
+thread_local int64_t running_op = 0, running_source = -1;
+thread_local int64_t depth = 0;
+
+// Addresses that nothing is mapped at: a kernel that reads or writes them stops the process instead of computing nonsense.
+constexpr size_t ADDRESSES = size_t(64) << 40;
+char* next_address = nullptr;
+char* last_address = nullptr;
+
+void* unmapped(size_t n_bytes) {
+  if (next_address == nullptr) {
+    void* base = mmap(nullptr, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    TORCH_CHECK(base != MAP_FAILED, "no addresses for the pretended card: is the virtual memory of this process limited?");
+    next_address = static_cast<char*>(base);
+    last_address = next_address + ADDRESSES;
+  }
+  const size_t size = (n_bytes + 511) / 512 * 512;
+  TORCH_CHECK(next_address + size < last_address, "the addresses of the pretended card are used up; run fewer steps");
+  void* found = next_address;
+  next_address += size;
+  return found;
+}
+
+int64_t node_number() {
+  auto node = torch::autograd::get_current_node();
+  return node ? static_cast<int64_t>(node->sequence_nr()) : -2;
+}
+
+void log_locked(int64_t kind, int64_t id, int64_t n_bytes, int64_t stream, int64_t op) {
+  events.push_back({kind, id, n_bytes, stream, place.load(), node_number(), op, running_source});
+}
+
+int64_t log_alloc(int64_t n_bytes, int64_t stream, int64_t op) {
+  for (auto& [id, size] : requested) log_locked(FREE, id, size, 0, op);
+  requested.clear();
+  const int64_t id = next_id++;
+  log_locked(ALLOC, id, n_bytes, stream, op);
+  return id;
+}
+
+void free_on_card(void* context) {
+  auto* block = static_cast<Block*>(context);
+  {
+    std::lock_guard<std::mutex> hold(lock);
+    log_locked(block->other_stream ? FREE_REQUESTED : FREE, block->id, block->n_bytes, block->stream, running_op);
+    live.erase(block->data);
+    if (block->other_stream) requested.emplace_back(block->id, block->n_bytes);
+  }
+  if (block->real) std::free(block->data);
+  delete block;
+}
+
+void free_hollow(void* context) {
+  auto* block = static_cast<Block*>(context);
+  munmap(block->data, block->n_bytes);
+  delete block;
+}
+
+struct CardAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t n) override {
+    const c10::Device device(c10::DeviceType::CUDA, 0);
+    if (n == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
+    auto* block = new Block();
+    block->on_card = true;
+    block->n_bytes = static_cast<int64_t>(n);
+    block->stream = current_stream();
+    // What was just allocated counts as known: kernels write it before anything reads it.
+    block->real = block->known = block->n_bytes <= REAL_BYTES;
+    std::lock_guard<std::mutex> hold(lock);
+    block->data = block->real ? std::calloc(n, 1) : unmapped(n);
+    block->id = log_alloc(block->n_bytes, block->stream, running_op);
+    live[block->data] = block;
+    return {block->data, block, &free_on_card, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {}
+};
+
+// Host memory: small blocks as ever; large ones are pages of zeros that take no memory as long as nothing is written.
+struct HostAllocator final : c10::Allocator {
+  c10::Allocator* usual = c10::GetDefaultCPUAllocator();
+  c10::DataPtr allocate(size_t n) override {
+    if (static_cast<int64_t>(n) < HOLLOW_BYTES) return usual->allocate(n);
+    void* data = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    TORCH_CHECK(data != MAP_FAILED, "no addresses for ", n, " bytes of host memory");
+    auto* block = new Block();
+    block->data = data;
+    block->n_bytes = static_cast<int64_t>(n);
+    block->real = block->known = true;
+    return {data, block, &free_hollow, c10::Device(c10::DeviceType::CPU)};
+  }
+  void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
+};
+
+CardAllocator card;
+HostAllocator host;
+}  // namespace
+
+Block* block_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  const auto& pointer = tensor.storage().data_ptr();
+  const auto deleter = pointer.get_deleter();
+  return deleter == &free_on_card || deleter == &free_hollow ? static_cast<Block*>(pointer.get_context()) : nullptr;
+}
+
+c10::Allocator* card_allocator() { return &card; }
+c10::Allocator* host_allocator() { return &host; }
+
+int64_t number_of_operator(const std::string& name) {
+  std::lock_guard<std::mutex> hold(lock);
+  const auto [found, is_new] = operator_numbers.emplace(name, static_cast<int64_t>(operator_names.size()));
+  if (is_new) operator_names.push_back(name);
+  return found->second;
+}
+
+InOperator::InOperator(int64_t number, int64_t source) {
+  if (depth++ == 0) running_op = number, running_source = source;
+}
+
+InOperator::~InOperator() { --depth; }
+
+int64_t take(int64_t n_bytes, int64_t op) {
+  std::lock_guard<std::mutex> hold(lock);
+  return log_alloc(n_bytes, current_stream(), op);
+}
+
+void give_back(int64_t id, int64_t n_bytes) {
+  std::lock_guard<std::mutex> hold(lock);
+  log_locked(FREE, id, n_bytes, 0, running_op);
+}
+
+void record_stream(const void* context, int64_t stream) {
+  auto* block = static_cast<Block*>(const_cast<void*>(context));
+  if (block != nullptr && block->stream != stream) block->other_stream = true;
+}
+
+}  // namespace dry
+
+// What Python calls, through ctypes.
+extern "C" {
+int64_t dry_n_events() { return static_cast<int64_t>(dry::events.size()); }
+const int64_t* dry_events() { return reinterpret_cast<const int64_t*>(dry::events.data()); }
+const char* dry_operator(int64_t number) { return dry::operator_names.at(number).c_str(); }
+void dry_set_place(int64_t number) { dry::place.store(number); }
+void dry_empty_cache() {
+  std::lock_guard<std::mutex> hold(dry::lock);
+  dry::log_locked(dry::EMPTY_CACHE, -1, 0, 0, 0);
+}
+int64_t dry_take(int64_t n_bytes, const char* op) { return dry::take(n_bytes, dry::number_of_operator(op)); }
+void dry_give_back(int64_t id, int64_t n_bytes) { dry::give_back(id, n_bytes); }
+// The number of the block that begins at this address of the card, or -1.
+int64_t dry_block_at(const void* address) {
+  std::lock_guard<std::mutex> hold(dry::lock);
+  const auto found = dry::live.find(address);
+  return found == dry::live.end() ? -1 : found->second->id;
+}
+int64_t dry_install() {
+  c10::SetAllocator(c10::DeviceType::CUDA, dry::card_allocator(), 100);
+  c10::SetCPUAllocator(dry::host_allocator(), 100);
+  return 0;
+}
+}

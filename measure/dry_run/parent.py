@@ -1,0 +1,149 @@
+"""Starts the child of a dry run in a folder of its own, shows what it prints, and reads its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import IO
+
+from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Job
+from measure.dry_run.sandbox import view_of
+from measure.output import write_foreign
+from measure.trace.assumed import Assumed
+from planner.allocator.events import AllocEvent, read_jsonl
+from planner.errors import NotModelledError, PlannerError
+
+_GRACE_S = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
+# No network, no reports to anyone, and no threads that load weights while others run.
+_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+_PLACE = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_PASSES_ON = ("/torch/", "/measure/dry_run/", "/runpy.py", "<frozen")
+
+
+class ProgramError(PlannerError):
+    """The program ended with an error of its own, or did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a program allocates: its events, what was assumed, and how far it came."""
+
+    events: list[AllocEvent]
+    assumed: tuple[Assumed, ...]
+    steps: int
+    micro_steps: int
+
+
+def dry_run(job: Job) -> DryRun:
+    """Run ``job`` in a temporary folder.
+
+    Raises:
+        ProgramError: the program failed by itself, or came to no end in time; its own words went to standard error.
+        NotModelledError: it needs something that cannot be pretended; names the operator and the place.
+    """
+    with tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        code = _run_child(replace(job, folder=str(folder)), folder)
+        answer = _answer_in(folder)
+        if answer is None:
+            raise _without_answer(code, folder, job.timeout_s)
+        if answer.ending == "refused":
+            raise NotModelledError(f"the program cannot be dry-run: {answer.reason}")
+        if answer.ending == "failed":
+            raise ProgramError(f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}")
+        if answer.steps == 0:
+            raise NotModelledError(
+                "the program ended without an optimizer step of torch, so its training was not seen; name the script that trains"
+            )
+        events = read_jsonl(folder / EVENTS_FILE)
+    return DryRun(events, tuple(Assumed(**each) for each in answer.assumed), answer.steps, answer.micro_steps)
+
+
+def _run_child(job: Job, folder: Path) -> int:
+    work = view_of(Path.cwd(), folder / "work")
+    command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(job.to_fields())]
+    with subprocess.Popen(
+        command,
+        cwd=work,
+        env=_environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+        start_new_session=True,
+    ) as child:
+        shown = threading.Thread(target=_show, args=(child.stdout, f"{work}/"), daemon=True)
+        shown.start()
+        try:
+            code = child.wait(job.timeout_s + _GRACE_S)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        finally:
+            # Whatever the program started goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        shown.join(_GRACE_S)
+    return code
+
+
+def _show(stream: IO[str] | None, work: str) -> None:
+    """The program's own words go to standard error, with its files by their own names: the result alone is on standard output."""
+    for line in stream or ():
+        write_foreign(line.replace(work, ""))
+
+
+def _environment(folder: Path) -> Mapping[str, str]:
+    """The caller's variables with a home and temporary files of its own; the Hub's cache is read where it is."""
+    home = folder / "home"
+    home.mkdir()
+    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"HOME": str(home), "TMPDIR": str(home), "HF_HOME": hub, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **_VARIABLES, **own}
+
+
+def _answer_in(folder: Path) -> Answer | None:
+    path = folder / ANSWER_FILE
+    if not path.is_file():
+        return None
+    fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
+    return Answer(**{**fields, "assumed": tuple(fields["assumed"])})
+
+
+def _without_answer(code: int, folder: Path, timeout_s: float) -> PlannerError:
+    """Why a child ended without an answer: a kernel that touched memory, too little time, or an end from outside."""
+    stacks = (folder / STACKS_FILE).read_text(encoding="utf-8") if (folder / STACKS_FILE).is_file() else ""
+    place = next(_places(stacks), "an unknown place")
+    if "Timeout" in stacks or code == -signal.SIGKILL:
+        return ProgramError(f"the program came to no end in {timeout_s:g} seconds (--timeout); it was at {place}")
+    if code in (-signal.SIGSEGV, -signal.SIGBUS):
+        return NotModelledError(f"the program cannot be dry-run: a kernel that has no stand-in read or wrote memory, at {place}")
+    return ProgramError(f"the program ended the process by itself (code {code}), so there is no answer")
+
+
+def _places(stacks: str) -> Iterator[str]:
+    for file, line, function in _PLACE.findall(stacks):
+        if not any(part in file for part in _PASSES_ON):
+            yield f"{PurePath(file).name}:{line} ({function})"

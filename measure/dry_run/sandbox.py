@@ -1,0 +1,107 @@
+"""What the program may do to the machine: read anything, write only to temporary folders, and talk to nobody."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+_CHANGES = frozenset({"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"})
+_ALWAYS = ("/dev/", "/proc/")
+_LOCAL = ("127.", "::1", "localhost")
+_MOST_LINKS = 20_000
+
+
+def view_of(folder: Path, work: Path) -> Path:
+    """A folder ``work`` that shows the files of ``folder``: links in folders of its own, so that new files are made there.
+
+    Hidden folders, and what is left after 20,000 files, are links as a whole.
+    """
+    left = _MOST_LINKS
+    work.mkdir()
+    waiting = [(folder, work)]
+    while waiting:
+        source, target = waiting.pop()
+        for each in os.scandir(source):
+            left -= 1
+            if (
+                each.is_dir(follow_symlinks=False)
+                and not each.name.startswith(".")
+                and left > 0
+                and Path(each.path) not in work.parents
+            ):
+                (target / each.name).mkdir()
+                waiting.append((Path(each.path), target / each.name))
+            else:
+                (target / each.name).symlink_to(each.path)
+    return work
+
+
+class Walls:
+    """Refuses what would change anything outside of ``folder``.  A link below it gives way to a new file when it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inside = f"{folder.resolve()}/"
+
+    def check_open(self, args: tuple[Any, ...]) -> None:
+        """A file is opened."""
+        path, mode, flags = args
+        if isinstance(path, int) or path is None:
+            return
+        writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool((flags or 0) & _WRITES)
+        if not writes or self._is_inside(os.path.realpath(os.fsdecode(path))):
+            return
+        if not self._is_own_link(path):
+            raise _refused(path)
+        target = Path(os.fsdecode(path))
+        content = target.read_bytes() if isinstance(mode, str) and "w" not in mode and target.is_file() else None
+        target.unlink()
+        if content is not None:
+            target.write_bytes(content)
+
+    def check_change(self, args: tuple[Any, ...]) -> None:
+        """A name is made, moved or taken away.  A link is made at its second path; all others change the first."""
+        for path in args[:2] if len(args) > 1 and isinstance(args[1], str | bytes | os.PathLike) else args[:1]:
+            if not isinstance(path, int) and not self._is_own_link(path):
+                raise _refused(path)
+
+    def _is_own_link(self, path: Any) -> bool:
+        """Whether the name itself, wherever it leads, lies below the folder."""
+        text = os.fsdecode(path)
+        parent = os.path.realpath(os.path.dirname(text) or ".")  # noqa: PTH120 - of any path-like value, in a hook that runs often
+        return self._is_inside(f"{parent}/{os.path.basename(text)}")  # noqa: PTH119
+
+    def _is_inside(self, path: str) -> bool:
+        return f"{path}/".startswith((self._inside, *_ALWAYS))
+
+
+def close_in(folder: Path) -> None:
+    """From now on this process writes only below ``folder`` and connects only to itself; for good."""
+    walls = Walls(folder)
+    checks: dict[str, Callable[[tuple[Any, ...]], None]] = {"open": walls.check_open, "socket.connect": _connected}
+    checks |= dict.fromkeys(_CHANGES, walls.check_change)
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        check = checks.get(event)
+        if check is not None:
+            check(args)
+
+    tempfile.tempdir = None
+    sys.addaudithook(watch)
+
+
+def _refused(path: Any) -> PermissionError:
+    return PermissionError(
+        f"a dry run writes nothing outside of its temporary folder, but the program wants to write {os.fsdecode(path)!r}: "
+        "give it a relative output folder"
+    )
+
+
+def _connected(args: tuple[Any, ...]) -> None:
+    address = args[1]
+    if isinstance(address, tuple) and not str(address[0]).startswith(_LOCAL):
+        raise ConnectionRefusedError(f"a dry run has no network, but the program wants to reach {address[0]}")

@@ -1,0 +1,68 @@
+"""Puts everything in place before the program runs: card, kernels, libraries, stages, and the walls around it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from measure.dry_run import cuda_api
+from measure.dry_run.card import LiveAllocator
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.job import Job
+from measure.dry_run.libraries import bitsandbytes_library, flash_attention, kernels, refused, saving
+from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.transformers_files import Checkpoints
+from measure.dry_run.native import Native
+from measure.dry_run.sandbox import close_in
+from measure.dry_run.stages import Stages
+from measure.trace.cuda.sdpa import cublas_workspace_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pretended:
+    """What was put in place and is asked again at the end; ``kept`` only has to stay alive."""
+
+    stages: Stages
+    guesses: Guesses
+    kept: tuple[Any, ...]
+
+
+def set_up(native: Native, job: Job) -> Pretended:
+    """Everything, in this process and for good."""
+    guesses = Guesses()
+    native.listen(guesses.guess, guesses.refuse)
+    cuda_api.install(native, job.card, LiveAllocator(native, job.allocator))
+    stages = Stages(native, job.n_steps)
+    stages.install()
+    library = kernels.install(native)
+    imports = OnImport()
+    sys.meta_path.insert(0, imports)
+    Checkpoints(guesses).install(imports)
+    bitsandbytes_library.install(imports, native, guesses)
+    flash_attention.install(imports, guesses)
+    saving.install(imports)
+    refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
+    if find_spec("triton") is None:
+        guesses.assume("triton", "not installed; a GPU installation has it, and libraries may run otherwise", "this environment")
+    _see_other_threads(native)
+    native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
+    # Imported libraries hold some million objects, which every collection would look at.
+    gc.freeze()
+    close_in(Path(job.folder))
+    return Pretended(stages, guesses, (library, imports))
+
+
+def _see_other_threads(native: Native) -> None:
+    """Threads that the program starts are seen as well."""
+    start: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]  # noqa: SLF001 - subclasses replace run
+
+    def run(thread: threading.Thread) -> None:
+        native.see_thread()
+        start(thread)
+
+    threading.Thread._bootstrap_inner = run  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,0 +1,166 @@
+"""Where the program is: its pass, its module, its step; and which tensors are weights, gradients and optimizer states."""
+
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from measure.dry_run.native import Native
+from measure.trace.modules import ModuleStack
+from measure.trace.record import Role, Stage
+
+_CONSTANTS = ("absmax", "code", "offset", "SCB")
+_ADAPTER_MARKS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_")
+
+
+class StepsDone(BaseException):
+    """As many optimizer steps as were asked for have run.  No error, so that programs do not catch it."""
+
+
+class Followed(ModuleStack):
+    """Follows every module that is called, without being told which ones there are."""
+
+    def __init__(self, moved: Callable[[], None], began: Callable[[nn.Module], None]) -> None:
+        super().__init__()
+        self._moved, self._began = moved, began
+
+    def _name_of(self, module: nn.Module) -> str:
+        if not self._stack:
+            # A layer that is computed again in the backward pass is called from outside as well, and has its name.
+            if id(module) not in self._names:
+                self.learn(module, longest_list(module))
+            self._began(module)
+        return super()._name_of(module)
+
+    def _note(self) -> None:
+        super()._note()
+        self._moved()
+
+
+def longest_list(model: nn.Module) -> str:
+    """Name of the list that holds most modules, the outermost of equals: the layers of most models; empty for none."""
+    lists = [
+        (len(each), name) for name, each in model.named_modules() if isinstance(each, nn.ModuleList | nn.Sequential) and name
+    ]
+    return max(lists, key=lambda found: (found[0], -found[1].count(".")))[1] if lists else ""
+
+
+class Stages:
+    """Tells the log where the program is, and keeps roles of blocks by their numbers.
+
+    ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
+    """
+
+    def __init__(self, native: Native, n_steps: int) -> None:
+        self.native = native
+        self.modules = Followed(self._moved, self._began)
+        self.places: list[tuple[Stage, int, str]] = []
+        self.roles: dict[int, Role] = {}
+        self.steps_done = self.micro_steps = 0
+        self.backwards = 0
+        self._numbers: dict[tuple[Stage, int, str], int] = {}
+        self._n_steps = n_steps
+        self._stage: Stage = "load"
+        self._models: dict[int, nn.Module] = {}
+        self._moved()
+
+    def install(self) -> None:
+        """Follow modules, backward passes and optimizers, in this process and for good."""
+        self._following = self.modules.following()
+        self._following.__enter__()
+        self._follow_backward()
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def enter(self, stage: Stage) -> None:
+        """Say which pass begins."""
+        self._stage = stage
+        self._moved()
+
+    def _moved(self) -> None:
+        place = self._stage, max(self.micro_steps - 1, 0), self.modules.path
+        number = self._numbers.get(place)
+        if number is None:
+            number = self._numbers[place] = len(self.places)
+            self.places.append(place)
+        self.native.set_place(number)
+
+    def _began(self, module: nn.Module) -> None:
+        """A module is called from outside of all others: the model, or a loss that is a module."""
+        if self.backwards or next(module.parameters(), None) is None:
+            return
+        if id(module) not in self._models:
+            self._models[id(module)] = module
+            self._mark_weights(module)
+        if torch.is_grad_enabled() and module.training:
+            self.micro_steps += 1
+            self.enter("forward")
+        else:
+            self.enter("eval")
+
+    def _follow_backward(self) -> None:
+        run = torch.autograd.graph._engine_run_backward
+
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            if self.backwards == 0:
+                self.enter("backward")
+            self.backwards += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.backwards -= 1
+                if self.backwards == 0:
+                    self._mark_gradients()
+                    self.enter("optimizer_step")
+
+        torch.autograd._engine_run_backward = follow  # type: ignore[attr-defined]
+        torch.autograd.graph._engine_run_backward = follow
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        del optimizer
+        self._mark_gradients()
+        self.enter("optimizer_step")
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    self._mark(value, "optimizer_states")
+        self.steps_done += 1
+        if self.steps_done >= self._n_steps:
+            raise StepsDone
+
+    def _mark(self, tensor: torch.Tensor, role: Role) -> None:
+        if tensor.is_cuda:
+            block = self.native.block_at(tensor.untyped_storage().data_ptr())
+            if block >= 0:
+                self.roles.setdefault(block, role)
+
+    def _mark_weights(self, model: nn.Module) -> None:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            adapter = any(mark in name for mark in _ADAPTER_MARKS)
+            self._mark(tensor, "adapters" if adapter else "weights")
+            self._mark_constants(getattr(tensor, "quant_state", None))
+            self._mark_constants(tensor)
+
+    def _mark_constants(self, holder: Any) -> None:
+        """The constants of a quantised matrix, which bitsandbytes keeps as attributes of it and of its state."""
+        for name in _CONSTANTS:
+            value = getattr(holder, name, None)
+            if isinstance(value, torch.Tensor):
+                self._mark(value, "quantization_constants")
+        nested = getattr(holder, "state2", None)
+        if nested is not None:
+            self._mark_constants(nested)
+
+    def _mark_gradients(self) -> None:
+        for model in self._models.values():
+            for tensor in model.parameters():
+                if tensor.grad is not None:
+                    self._mark(tensor.grad, "gradients")

@@ -1,0 +1,194 @@
+"""The dry run of a training script against the traced step of the same job: request by request."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from measure.cli.main import main
+from planner.allocator.events import AllocEvent, read_jsonl
+from planner.allocator.replay import replay
+from planner.allocator.settings import rounded_bytes
+from planner.units import KIB
+from tests.extras import needs
+
+pytestmark = [
+    needs("torch", "transformers", "peft", "accelerate"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
+PROGRAM = Path(__file__).resolve().parent / "programs" / "step.py"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+QWEN = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True}
+REAL = {
+    **LLAMA,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+FULL = ("--precision", "bf16")
+MIXED = ("--precision", "bf16-mixed")
+LATER = ("forward_2", "loss_2", "backward_2")
+# Smaller ones are counts, scalars and masks, of which a script and our own step have not the same.
+LEAST_BYTES = 32 * KIB
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def streams(config: dict[str, object], program: Sequence[str], job: Sequence[str]) -> tuple[list[AllocEvent], list[AllocEvent]]:
+    """Events of the script and of the traced step, up to the end of the micro-step after the first optimizer step."""
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
+    # bitsandbytes multiplies up to 1,536 tokens without expanding the matrix on some cards, which the traced step leaves out.
+    seq = "1024" if "--method=qlora" in job else "128"
+    size = ("--seq", seq, "--batch", "2", *(() if "--method=full" in job else ("--lora-rank", "8")))
+    card = ("--gpu", "a100-80-sxm")
+    program = (*program, "--seq", seq)
+    code, _, err = run("trace", *card, "--events", "dry.jsonl", "--", "python", str(PROGRAM), "--model", "model", *program)
+    assert code == 0, err
+    traced = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--events", "trace.jsonl")
+    code, _, err = run("trace", *card, *traced, *size, *job)
+    assert code == 0, err
+    return _one_step(read_jsonl("dry.jsonl")), _one_step(read_jsonl("trace.jsonl"))
+
+
+def _one_step(events: list[AllocEvent]) -> list[AllocEvent]:
+    last = max(number for number, event in enumerate(events) if event.phase == "backward_2")
+    return events[: last + 1]
+
+
+def requests(events: list[AllocEvent]) -> list[int]:
+    """Sizes in order, in the micro-step that finds what all later ones find."""
+    return [
+        rounded_bytes(event.n_bytes)
+        for event in events
+        if event.action == "alloc" and event.phase in LATER and event.n_bytes >= LEAST_BYTES
+    ]
+
+
+def assert_alike(dry: list[AllocEvent], traced: list[AllocEvent]) -> None:
+    """The same requests in the same order, and a peak within 0.01 % (or what small requests make up in a tiny model)."""
+    assert requests(dry) == requests(traced)
+    one, other = (max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER) for events in (dry, traced))
+    assert abs(one - other) <= max(1e-4 * other, 512 * KIB)
+
+
+JOBS = {
+    "llama full": (LLAMA, (), ("--method=full", *FULL, "--no-gradient-checkpointing")),
+    "llama lora checkpointed": (
+        LLAMA,
+        ("--method=lora", "--mixed", "--checkpointing=not"),
+        ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing"),
+    ),
+    "qwen qlora checkpointed": (
+        QWEN,
+        ("--method=qlora", "--mixed", "--checkpointing=not"),
+        ("--method=qlora", "--gradient-checkpointing"),
+    ),
+}
+MORE_JOBS = {
+    "qwen full": (QWEN, (), ("--method=full", *FULL, "--no-gradient-checkpointing")),
+    "llama full mixed checkpointed": (
+        LLAMA,
+        ("--mixed", "--checkpointing=not"),
+        ("--method=full", *MIXED, "--load-dtype=fp32", "--gradient-checkpointing"),
+    ),
+    "qwen lora": (
+        QWEN,
+        ("--method=lora", "--mixed"),
+        ("--method=lora", *MIXED, "--load-dtype=bf16", "--no-gradient-checkpointing"),
+    ),
+    "llama lora reentrant": (
+        LLAMA,
+        ("--method=lora", "--mixed", "--checkpointing=reentrant"),
+        ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing", "--checkpoint-reentrant"),
+    ),
+    "llama qlora": (LLAMA, ("--method=qlora", "--mixed"), ("--method=qlora", "--no-gradient-checkpointing")),
+    "real full": (REAL, (), ("--method=full", *FULL, "--no-gradient-checkpointing")),
+    "real full checkpointed": (
+        REAL,
+        ("--checkpointing=not",),
+        ("--method=full", *FULL, "--gradient-checkpointing"),
+    ),
+    "real lora checkpointed": (
+        REAL,
+        ("--method=lora", "--mixed", "--checkpointing=not"),
+        ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing"),
+    ),
+    "real qlora checkpointed": (
+        REAL,
+        ("--method=qlora", "--mixed", "--checkpointing=not"),
+        ("--method=qlora", "--gradient-checkpointing"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_script_asks_for_what_the_traced_step_asks_for(name: str, folder: Path) -> None:
+    """The same sizes in the same order."""
+    assert_alike(*streams(*JOBS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_JOBS)
+def test_more_scripts_ask_for_what_the_traced_step_asks_for(name: str, folder: Path) -> None:
+    """The same for more methods, and for a real width."""
+    assert_alike(*streams(*MORE_JOBS[name]))
+
+
+@pytest.mark.slow
+def test_int8_layers_ask_for_what_their_stand_ins_ask_for(folder: Path) -> None:
+    """bitsandbytes' own code against the trace's stand-in: requests alone, because the stand-in keeps its last input longer."""
+    program = ("--method=int8", "--mixed", "--checkpointing=not")
+    dry, traced = streams(LLAMA, program, ("--method=int8", "--gradient-checkpointing"))
+    assert requests(dry) == requests(traced)
+
+
+def test_the_trainer_asks_for_what_the_traced_step_asks_for(folder: Path) -> None:
+    """The Trainer with LoRA, which also evaluates, saves and has workers that load; nothing is written to the folder."""
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    script = str(PROGRAM.with_name("trainer.py"))
+    code, out, err = run("trace", "--gpu", "a100-80-sxm", "--events", "dry.jsonl", "--json", "--", "python", script, "model")
+    assert code == 0, err
+    document = json.loads(out)
+    assert "eval" in {each["phase"] for each in document["phases"]}
+    assert {path.name for path in folder.iterdir()} == {"model", "dry.jsonl"}
+    job = ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing", "--lora-rank", "8")
+    size = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--seq", "128", "--batch", "2")
+    assert run("trace", "--gpu", "a100-80-sxm", "--events", "trace.jsonl", *size, *job)[0] == 0
+    # What the first evaluation leaves in the cache is no part of our own step, but its requests change none of a micro-step.
+    assert requests(_one_step(read_jsonl("dry.jsonl"))) == requests(_one_step(read_jsonl("trace.jsonl")))

@@ -1,0 +1,214 @@
+"""``measure trace -- PROGRAM``: what a program sees, how it ends, and what it may not do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from measure.cli.main import main
+from tests.extras import needs
+
+pytestmark = [needs("torch"), pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
+# One step of a small net.  BEFORE and AFTER are lines of a test.
+LOOP = """
+import torch
+from torch import nn
+{before}
+net = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)], nn.LayerNorm(1024)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(100):
+    x = torch.randn(4096, 1024, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = net(x).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+{after}
+"""
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def program(before: str = "", after: str = "") -> str:
+    """A script with these lines before and inside of its loop."""
+    inside = textwrap.indent(textwrap.dedent(after), "    ")
+    Path("train.py").write_text(LOOP.format(before=textwrap.dedent(before), after=inside), encoding="utf-8")
+    return "train.py"
+
+
+def test_a_program_believes_in_the_card(folder: Path) -> None:
+    """Name, size, counters and values of small tensors are those of a real card; large ones have none."""
+    asked = """
+        card = torch.cuda.get_device_properties(0)
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and "4090" in card.name
+        assert torch.cuda.get_device_capability() == (8, 9) and torch.cuda.is_bf16_supported()
+        before = torch.cuda.memory_allocated()
+        big = torch.empty(3 << 20, device="cuda")
+        assert torch.cuda.memory_allocated() - before == 12 << 20 and big.is_cuda and big.device.type == "cuda"
+        del big
+        assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() == before + (12 << 20)
+        free, total = torch.cuda.mem_get_info()
+        assert total == card.total_memory and total - free == torch.cuda.memory_reserved() > 0
+        mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
+        assert mask.sum(1).tolist() == [2, 1] and mask.nonzero().shape == (3, 2) and not mask.bool().all()
+        assert torch.arange(8, device="cuda")[mask.flatten().nonzero().flatten()].tolist() == [0, 1, 3]
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side
+        assert torch.cuda.current_stream() != side
+        try:
+            torch.ones(3, 4, device="cuda") @ torch.ones(5, 6, device="cuda")
+        except RuntimeError as error:
+            assert "cannot be multiplied" in str(error)
+        else:
+            raise AssertionError("shapes were not checked")
+    """
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
+    assert code == 0, err
+    assert "2 optimizer steps" in out
+
+
+def test_the_peak_is_counted_by_hand(folder: Path) -> None:
+    """Weights, gradients and two states of four fp32 matrices; JSON lists each value that nobody has, with its line."""
+    code, out, err = run("trace", "--gpu", "4090", "--json", "--", "python", program(after="print(loss.item())"))
+    assert code == 0, err
+    document = json.loads(out)
+    terms = {each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]}
+    matrices = 4 * 1024 * 1024 * 4
+    norm = 2 * 4096
+    assert terms["weights"] == matrices + norm
+    assert terms["optimizer_states"] == 2 * (matrices + norm)
+    assert terms["gradients"] == matrices + norm
+    asked = [each for each in document["assumptions"] if each["name"] == "a value"]
+    assert [each["origin"] for each in asked] == ["train.py:14 (<module>)"]
+    assert {phase["phase"] for phase in document["phases"]} >= {"load", "forward", "backward", "optimizer_step", "forward_2"}
+
+
+def test_a_card_that_is_too_small_ends_with_exit_code_3(folder: Path) -> None:
+    """The verdict names the phase."""
+    code, out, _ = run("trace", "--gpu", "4090", "--fits", "100MiB", "--", "python", program())
+    assert code == 3
+    assert "DOES NOT FIT in 100.0 MiB" in out or "DOES NOT FIT" in out
+
+
+def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
+    """Exit code 1, its traceback without ours, and one sentence."""
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(after="raise KeyError('mine')"))
+    assert (code, out) == (1, "")
+    assert "KeyError: 'mine'" in err
+    assert 'File "train.py", line 14' in err
+    assert "measure/dry_run" not in err
+    assert err.splitlines()[-1].startswith("measure: the program itself failed")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (
+            "net = torch.compile(lambda x: x)",
+            "try:\n    __import__('torch').compile(len)(x)\nexcept Exception:\n    pass",
+            "torch.compile",
+        ),
+        ("import ctypes", "ctypes.memset(x.data_ptr(), 0, 8)", "read or wrote memory, at train.py:14"),
+    ],
+    ids=["compiled", "foreign kernel"],
+)
+def test_what_cannot_be_pretended_ends_with_exit_code_6(before: str, after: str, says: str, folder: Path) -> None:
+    """With its place, even where the program itself goes on without."""
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before, after))
+    assert (code, out) == (6, "")
+    assert says in err.splitlines()[-1]
+
+
+def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
+    """Exit code 6 for a script that ends, 1 with the place for one that does not."""
+    Path("none.py").write_text("print('nothing')\n", encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", "none.py")
+    assert code == 6
+    assert "without an optimizer step" in err
+    Path("hangs.py").write_text("import time\ndef wait():\n    while True:\n        time.sleep(0.1)\nwait()\n", encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--timeout", "8", "--", "python", "hangs.py")
+    assert code == 1
+    assert "hangs.py:4 (wait)" in err.splitlines()[-1]
+
+
+def test_nothing_is_left_behind(folder: Path) -> None:
+    """Files that are there can be read, and written in a copy; new ones are gone; other places are refused."""
+    Path("data").mkdir()
+    Path("data/old.txt").write_text("old", encoding="utf-8")
+    elsewhere = folder.parent / "elsewhere.txt"
+    does = f"""
+        from pathlib import Path
+        assert Path("data/old.txt").read_text() == "old"
+        Path("data/old.txt").write_text("new")
+        assert Path("data/old.txt").read_text() == "new"
+        Path("data/more").mkdir()
+        torch.save(nn.Linear(2, 2).state_dict(), "data/more/out.pt")
+        try:
+            Path({str(elsewhere)!r}).write_text("no")
+        except PermissionError as error:
+            assert "relative output folder" in str(error)
+        else:
+            raise AssertionError("it was written")
+        import socket
+        try:
+            socket.create_connection(("192.0.2.1", 80), timeout=1)
+        except ConnectionRefusedError:
+            pass
+    """
+    before = sorted(folder.rglob("*"))
+    script = program(before=does)
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", script)
+    assert code == 0, err
+    assert sorted(folder.rglob("*")) == sorted([*before, folder / script])
+    assert Path("data/old.txt").read_text(encoding="utf-8") == "old"
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--gpu", "4090", "--model", "7b", "--", "python", "train.py"], 2, "--model cannot be joined with a program"),
+        (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
+        (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
+        (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
+        (["--gpu", "4090:2", "--", "python", "train.py"], 6, "2 cards"),
+        (["--gpu", "4090", "--", "torchrun", "train.py"], 6, "name the script itself"),
+        (["--gpu", "m3-max", "--", "python", "train.py"], 2, "no CUDA card"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments: list[str], code: int, says: str, folder: Path) -> None:
+    """Found before anything is started."""
+    program()
+    found, out, err = run("trace", *arguments)
+    assert (found, out) == (code, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_compiler_there_is_a_refusal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names what to install."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program())
+    assert code == 2
+    assert "C++ compiler" in err
