@@ -16,6 +16,7 @@
 #include <unordered_set>
 
 #include "memory.h"
+#include "operators.h"
 
 namespace dry {
 namespace {
@@ -30,60 +31,6 @@ using at::Tensor;
 using Said = void (*)(const char* what, const char* op);
 Said on_guess = nullptr;
 Said on_refusal = nullptr;
-
-// What is known of an operator from its schema.
-struct Operator {
-  std::string name;
-  int64_t number = 0;
-  bool is_view = false;         // the result shares memory with an input, and nothing is written
-  bool only_writes = false;     // every result is an argument that was written to
-  bool runs_on_host = false;    // a kernel of its own for the CPU, which would touch memory
-  bool is_product = false;      // cuBLAS
-  std::vector<bool> is_out, is_written;
-};
-
-const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
-                                               "aten::multinomial"};
-// Results of these say that all is well when nothing is written to them.
-const std::unordered_set<std::string> LEAVES_VALUES{"aten::_amp_foreach_non_finite_check_and_unscale_"};
-
-Operator described(const OperatorHandle& handle) {
-  Operator found;
-  const auto& schema = handle.schema();
-  const auto& full = handle.operator_name();
-  found.name = full.name;
-  std::string label = full.name;
-  if (auto at_colons = label.find("::"); at_colons != std::string::npos) label.replace(at_colons, 2, ".");
-  label += "." + (full.overload_name.empty() ? std::string("default") : full.overload_name);
-  found.number = number_of_operator(label);
-  bool writes = false;
-  for (const auto& argument : schema.arguments()) {
-    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    writes |= written;
-    found.is_written.push_back(written);
-    found.is_out.push_back(argument.is_out());
-  }
-  bool all_written = !schema.returns().empty() || writes, any_alias = false;
-  for (const auto& result : schema.returns()) {
-    const bool aliases = result.alias_info() != nullptr;
-    any_alias |= aliases;
-    all_written &= aliases && result.alias_info()->isWrite();
-  }
-  found.only_writes = writes && all_written;
-  found.is_view = any_alias && !writes;
-  found.runs_on_host = handle.hasKernelForDispatchKey(DispatchKey::CPU) || found.name == "aten::copy_";
-  found.is_product = PRODUCTS.count(found.name) > 0;
-  return found;
-}
-
-const Operator& about(const OperatorHandle& handle) {
-  thread_local std::unordered_map<const void*, Operator> seen;
-  const void* key = &handle.schema();
-  auto found = seen.find(key);
-  if (found == seen.end()) found = seen.emplace(key, described(handle)).first;
-  return found->second;
-}
 
 template <typename Visit>
 void each_tensor(const IValue& value, const Visit& visit) {
