@@ -108,11 +108,6 @@ def assert_alike(dry: list[AllocEvent], traced: list[AllocEvent]) -> None:
 
 JOBS = {
     "llama full": (LLAMA, (), ("--method=full", *FULL, "--no-gradient-checkpointing")),
-    "llama lora checkpointed": (
-        LLAMA,
-        ("--method=lora", "--mixed", "--checkpointing=not"),
-        ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing"),
-    ),
     "qwen qlora checkpointed": (
         QWEN,
         ("--method=qlora", "--mixed", "--checkpointing=not"),
@@ -120,6 +115,11 @@ JOBS = {
     ),
 }
 MORE_JOBS = {
+    "llama lora checkpointed": (
+        LLAMA,
+        ("--method=lora", "--mixed", "--checkpointing=not"),
+        ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing"),
+    ),
     "qwen full": (QWEN, (), ("--method=full", *FULL, "--no-gradient-checkpointing")),
     "llama full mixed checkpointed": (
         LLAMA,

@@ -71,6 +71,11 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
         assert mask.sum(1).tolist() == [2, 1] and mask.nonzero().shape == (3, 2) and not mask.bool().all()
         assert torch.arange(8, device="cuda")[mask.flatten().nonzero().flatten()].tolist() == [0, 1, 3]
+        large = torch.randn(2048, 512, device="cuda")
+        rows = torch.arange(2048, device="cuda") < 100
+        assert large[rows].shape == (100, 512)
+        assert large.masked_select(rows[:, None]).shape == (51200,)
+        assert large.index_select(0, rows.nonzero().flatten()).shape == (100, 512)
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             assert torch.cuda.current_stream() == side

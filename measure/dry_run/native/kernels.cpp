@@ -1,6 +1,7 @@
 // What operators do on the pretended card: nothing, but outputs of the right size; and the true values where these are few.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -15,6 +16,7 @@
 #include <unordered_set>
 
 #include "memory.h"
+#include "operators.h"
 
 namespace dry {
 namespace {
@@ -29,62 +31,6 @@ using at::Tensor;
 using Said = void (*)(const char* what, const char* op);
 Said on_guess = nullptr;
 Said on_refusal = nullptr;
-
-// What is known of an operator from its schema.
-struct Operator {
-  std::string name;
-  int64_t number = 0;
-  bool is_view = false;         // the result shares memory with an input, and nothing is written
-  bool only_writes = false;     // every result is an argument that was written to
-  bool runs_on_host = false;    // a kernel of its own for the CPU, which would touch memory
-  bool is_product = false;      // cuBLAS
-  std::vector<bool> is_out, is_written;
-};
-
-const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
-                                               "aten::multinomial"};
-// Results of these say that all is well when nothing is written to them.
-const std::unordered_set<std::string> LEAVES_VALUES{"aten::_amp_foreach_non_finite_check_and_unscale_"};
-const std::unordered_set<std::string> DYNAMIC{"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
-                                              "aten::unique_consecutive"};
-
-Operator described(const OperatorHandle& handle) {
-  Operator found;
-  const auto& schema = handle.schema();
-  const auto& full = handle.operator_name();
-  found.name = full.name;
-  std::string label = full.name;
-  if (auto at_colons = label.find("::"); at_colons != std::string::npos) label.replace(at_colons, 2, ".");
-  label += "." + (full.overload_name.empty() ? std::string("default") : full.overload_name);
-  found.number = number_of_operator(label);
-  bool writes = false;
-  for (const auto& argument : schema.arguments()) {
-    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    writes |= written;
-    found.is_written.push_back(written);
-    found.is_out.push_back(argument.is_out());
-  }
-  bool all_written = !schema.returns().empty() || writes, any_alias = false;
-  for (const auto& result : schema.returns()) {
-    const bool aliases = result.alias_info() != nullptr;
-    any_alias |= aliases;
-    all_written &= aliases && result.alias_info()->isWrite();
-  }
-  found.only_writes = writes && all_written;
-  found.is_view = any_alias && !writes;
-  found.runs_on_host = handle.hasKernelForDispatchKey(DispatchKey::CPU) || found.name == "aten::copy_";
-  found.is_product = PRODUCTS.count(found.name) > 0;
-  return found;
-}
-
-const Operator& about(const OperatorHandle& handle) {
-  thread_local std::unordered_map<const void*, Operator> seen;
-  const void* key = &handle.schema();
-  auto found = seen.find(key);
-  if (found == seen.end()) found = seen.emplace(key, described(handle)).first;
-  return found->second;
-}
 
 template <typename Visit>
 void each_tensor(const IValue& value, const Visit& visit) {
@@ -295,35 +241,50 @@ bool computable(Call& call) {
   return yes;
 }
 
-// `nonzero` and its like without values: as if every element were chosen.
-bool all_chosen(Call& call, Stack* stack) {
-  const bool is_index = call.op.name == "aten::index";
-  if (!is_index && !DYNAMIC.count(call.op.name)) return false;
-  const Tensor& source = call.arguments[0].toTensor();
-  if (is_index) {
-    bool masks = false;
-    each_tensor(call.arguments[1], [&](const Tensor& each) { masks = masks || each.scalar_type() == at::kBool; });
-    if (!masks) return false;
+// How many elements of a mask are chosen: all of them where nobody knows.
+int64_t n_chosen(const Tensor& mask, const Operator& op) {
+  const Block* block = block_of(mask);
+  if (has_values(mask) && (block == nullptr || block->real)) {
+    if (block != nullptr && block->guessed && on_guess != nullptr) on_guess("how many elements are chosen", op.name.c_str());
+    c10::impl::ExcludeDispatchKeyGuard no_front(DispatchKeySet(DispatchKey::Fake));
+    return on_host(mask).ne(0).sum().item<int64_t>();
   }
-  if (on_guess != nullptr) on_guess("how many elements are chosen", call.op.name.c_str());
-  auto options = source.options();
-  if (call.op.name == "aten::nonzero") {
-    stack->push_back(at::empty({source.numel(), source.dim()}, options.dtype(at::kLong)));
-  } else if (call.op.name == "aten::masked_select") {
-    stack->push_back(at::empty({source.numel()}, options));
-  } else if (is_index) {
-    Tensor mask;
-    int64_t before = -1, position = 0;
-    for (const IValue& each : call.arguments[1].toListRef()) {
-      if (each.isTensor() && each.toTensor().defined() && before < 0) before = position, mask = each.toTensor();
-      ++position;
+  if (on_guess != nullptr) on_guess("how many elements are chosen", op.name.c_str());
+  return mask.numel();
+}
+
+// The mask of an index, and how many indices are before it.
+std::pair<Tensor, int64_t> mask_of(const IValue& indices) {
+  int64_t position = 0;
+  for (const IValue& each : indices.toListRef()) {
+    if (each.isTensor() && each.toTensor().defined()) {
+      const Tensor& index = each.toTensor();
+      return {index.scalar_type() == at::kBool ? index : Tensor(), position};
     }
+    ++position;
+  }
+  return {Tensor(), 0};
+}
+
+// Results whose size depends on values: `nonzero`, `masked_select`, an index by a mask.
+bool by_values(const Call& call, Stack* stack) {
+  const std::string& name = call.op.name;
+  if (name != "aten::index" && name != "aten::nonzero" && name != "aten::masked_select") return false;
+  const Tensor& source = call.arguments[0].toTensor();
+  const auto options = source.options();
+  if (name == "aten::nonzero") {
+    stack->push_back(at::empty({n_chosen(source, call.op), source.dim()}, options.dtype(at::kLong)));
+  } else if (name == "aten::masked_select") {
+    const Tensor& mask = call.arguments[1].toTensor();
+    const auto sizes = at::infer_size(source.sizes(), mask.sizes());
+    stack->push_back(at::empty({n_chosen(mask.expand(sizes), call.op)}, options));
+  } else {
+    const auto [mask, before] = mask_of(call.arguments[1]);
+    if (!mask.defined()) return false;
     std::vector<int64_t> sizes(source.sizes().begin(), source.sizes().begin() + before);
-    sizes.push_back(mask.numel());
+    sizes.push_back(n_chosen(mask, call.op));
     sizes.insert(sizes.end(), source.sizes().begin() + before + mask.dim(), source.sizes().end());
     stack->push_back(at::empty(sizes, options));
-  } else {
-    return false;
   }
   return true;
 }
@@ -364,7 +325,7 @@ void pretend(const OperatorHandle& handle, Stack* stack) {
   }
   if (sized) {
     for (const auto& result : handle.schema().returns()) stack->push_back(result_of(call, result, IValue(), {}, false));
-  } else if (!all_chosen(call, stack)) {
+  } else if (!by_values(call, stack)) {
     try {
       run_on(call, stack, DispatchKey::Meta);
     } catch (const c10::NotImplementedError&) {
@@ -481,7 +442,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("record_stream", record_on_stream);
   m.impl("is_pinned", not_pinned);
   // CUDA has kernels of its own for these, beside code that would stand in for them (torch 2.13 native_functions.yaml).
-  for (const char* name : {"addr", "addr.out", "convolution_backward", "native_group_norm", "native_layer_norm", "_fused_rms_norm",
+  // A convolution is cuDNN's there, in one piece; its workspace is left out.
+  for (const char* name : {"addr", "addr.out", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm", "_fused_rms_norm",
                            "silu_backward", "mish_backward", "_chunk_cat", "_chunk_cat.out", "_grouped_mm",
                            "split_with_sizes_copy.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_card>());
