@@ -63,6 +63,7 @@ MODELS: tuple[str, ...] = (
     "command-r7b-12-2024",
     "apertus-8b",
     "olmo-7b",
+    "seed-oss-36b",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192

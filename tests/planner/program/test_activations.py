@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import accumulate
 
 from planner.domain.model import MlpSpec
-from planner.program.activations import activation, clamped_gate
+from planner.program.activations import activation, clamped, clamped_gate
 from tests.planner.program.layer_views import PLAIN, WIDTH, layer_of
 from tests.planner.program.matrix_runs import Run
 
@@ -55,3 +55,26 @@ def test_relu_saves_what_it_returns_and_silu_what_it_reads() -> None:
 
     assert runs[0].kept == Counter({("relu", "TOKENS", ONE): 1})
     assert runs[1].kept == Counter({("mul", "TOKENS", ONE): 1})
+
+
+def test_a_clamp_in_place_keeps_a_copy_of_its_input() -> None:
+    """The result takes the place of the input, so that backward needs another copy."""
+    run = Run(lambda torch, x: clamped(torch, torch.same(x, "mul")), "bf16", WIDTH)
+
+    assert run.kept == Counter({("clone", "TOKENS", ONE): 1})
+
+
+def test_a_squared_relu_keeps_its_relu() -> None:
+    """``relu`` saves its output, which is what the square needs too."""
+    view = layer_of("lora", MlpSpec(WIDTH, gated=False, activation="relu2"), PLAIN)
+    run = Run(lambda torch, x: activation(torch, view, torch.same(x, "mul")), "bf16", WIDTH)
+
+    assert run.kept == Counter({("relu", "TOKENS", ONE): 1})
+
+
+def test_xielu_of_a_frozen_model_keeps_four_tensors() -> None:
+    """Its input, the choice between both branches, the product with the first number, and what ``expm1`` returns."""
+    view = layer_of("lora", MlpSpec(WIDTH, gated=False, activation="xielu"), PLAIN)
+    run = Run(lambda torch, x: activation(torch, view, torch.same(x, "mul")), "bf16", WIDTH)
+
+    assert run.kept == Counter({("mul", "TOKENS", ONE): 2, ("gt", "TOKENS", WIDTH): 1, ("expm1", "TOKENS", ONE): 1})
