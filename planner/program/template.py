@@ -150,17 +150,25 @@ def run(
         arrived[0].count, arrived[0].dtype = shape.count, shape.dtype
         run_backward(torch, root, arrived)
         torch.go_back_to(())
-    for stage, held in ((BACKWARD_OUT, torch.hooked), (BACKWARD_END, torch.outputs)):
-        torch.enter(stage)
-        held.clear()
+    graph = [root]
     del root
-    torch.enter(RETURNS_AGAIN)
-    torch.bound.clear()
+    _end(torch, graph)
     torch.enter(_NOWHERE)
     del kept
     shares.update(_shares(torch))
     made = _template(torch, out_slot, port, shape, terms)
     return replace(made, shares=shares, crossing=tuple(crossing))
+
+
+def _end(torch: Operators, graph: list[Node | None]) -> None:
+    """After backward goes what hooks refer to, then the graph, and last what the loop keeps until the model returns again."""
+    torch.enter(BACKWARD_OUT)
+    torch.hooked.clear()
+    torch.enter(BACKWARD_END)
+    torch.outputs.clear()
+    graph.clear()
+    torch.enter(RETURNS_AGAIN)
+    torch.bound.clear()
 
 
 def _given(torch: Operators, shape: Shape, crossing: list[str]) -> Tensor:
