@@ -44,7 +44,7 @@ _OTHER_MODULES = frozenset({
     *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied", "llamafy"),
 })  # fmt: skip
 # Owners who publish a family with the modules of another one: https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
-_CONVERTED = frozenset({("unsloth", "phi")})
+_CONVERTED = frozenset({"unsloth/phi"})
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
     *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit", "units"),
@@ -103,7 +103,7 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     owner, _, name = hub_id.partition("/")
     words = _words(name, _families(index.ids))
     stored = {_STORED[word] for word in words if word in _STORED}
-    converted = any((owner.lower(), word) in _CONVERTED for word in words)
+    converted = any(f"{owner.lower()}/{word}" in _CONVERTED for word in words)
     if QUANTISED.search(name) or QUANTISED.search(owner) or converted or len(stored) > 1:
         return Kin((), None)
     found = _copied(name, index) or _fine_tuned(words, index.ids)

@@ -98,12 +98,17 @@ def _norm_operators(norm: NormSpec, view: TrafficView) -> tuple[int, int]:
     return 8 * norm.copies, 13 * norm.copies
 
 
+# Operators in forward and backward of activations that Python code spells out.
+# Source: transformers 5.23 activations.py NewGELUActivation, FastGELUActivation, ReLUSquaredActivation, XIELUActivation.
+_PYTHON_ACTIVATIONS = {"gelu_new": (8, 12), "gelu_fast": (8, 12), "relu2": (4, 6), "xielu": (13, 22)}
+
+
 def _activation_operators(block: BlockSpec, view: TrafficView) -> tuple[int, int]:
     if view.stack.fused_mlp and block.mlp.gated:
         return 1, 1
     if block.mlp.gated:
         return 2, 3
-    return (8, 12) if block.mlp.activation in ("gelu_new", "gelu_fast") else (1, 1)
+    return _PYTHON_ACTIVATIONS.get(block.mlp.activation, (1, 1))
 
 
 def _linear_operators(linear: LinearSpec, view: OperatorView) -> tuple[int, int]:

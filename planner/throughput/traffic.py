@@ -145,18 +145,27 @@ def rotary_traffic(block: BlockSpec, regime: Regime) -> Traffic:
     return Traffic(9 * elements, 9 * elements)
 
 
+# Accesses of two bytes in forward and backward.
+_WIDE_ACTIVATIONS = {"relu2": (12, 23), "xielu": (48, 105)}
+
+
 def activation_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
     """The MLP's activation, bytes per token.
 
     Gated eager: activation (2 accesses) and product (3), backward 3 and 6; in one kernel 3 and 5.  An activation
-    written in Python (``gelu_new``) takes eight operators of two accesses each.
-    Source: transformers 5.23 ``modeling_llama.py`` LlamaMLP, ``activations.py`` NewGELUActivation; Liger ``ops/swiglu.py``.
+    written in Python (``gelu_new``) takes eight operators of two accesses each.  A squared ReLU and xIELU run in fp32 under
+    autocast, which takes twice the bytes; their accesses are those of the operators in planner/program/activations.py.
+    Source: transformers 5.23 ``modeling_llama.py`` LlamaMLP, ``activations.py`` NewGELUActivation, ReLUSquaredActivation and
+    XIELUActivation; Liger ``ops/swiglu.py``.
     """
     width = block.mlp.active_width * view.regime.linear_out
     if block.mlp.gated:
         return Traffic(3 * width, 5 * width) if view.stack.fused_mlp else Traffic(5 * width, 9 * width)
     if block.mlp.activation in ("gelu_new", "gelu_fast"):
         return Traffic(16 * width, 24 * width)
+    if block.mlp.activation in _WIDE_ACTIVATIONS:
+        forward, backward = _WIDE_ACTIVATIONS[block.mlp.activation]
+        return Traffic(forward * width, backward * width)
     return Traffic(2 * width, 3 * width)
 
 
