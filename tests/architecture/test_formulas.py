@@ -102,7 +102,6 @@ MAY_NAME_STACKS = {
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
     "measure/run/case.py",
-    "planner/catalog/same_shape.py",  # an organisation has the name of its tool
     *(
         f"planner/configs/{reader}.py"
         for reader in ("read", "llama_factory", "llama_factory_v1", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")
