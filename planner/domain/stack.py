@@ -56,10 +56,9 @@ class Stack:
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
     ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
-    ``frozen_layers``: what checkpointing makes of layers that are not trained: the input of the first layer requires a gradient,
-    so that backward runs through all of them (``differentiated``); nothing, so that those below the first trained one keep
-    nothing (``skipped``); the inputs of trained layers require gradients (``entered``), and only these are checkpointed
-    (``spared``); or nobody read it.
+    ``frozen_layers``: what checkpointing makes of layers that are not trained.  ``differentiated``: the input of the first layer
+    requires a gradient, so that backward runs through all of them.  ``skipped``: those below the first trained one keep nothing.
+    ``entered``: the inputs of trained layers require gradients; ``spared``: and only these are checkpointed.
     ``dora``: how long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the product.
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
