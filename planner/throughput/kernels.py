@@ -181,7 +181,7 @@ def _dora_seconds(job: Job) -> Number:
     """DoRA beside LoRA: the product of the factors, the norm of its sum with the weight, and the scaling; seconds per micro-step.
 
     Formula: per weight and forward pass, product (w), cast (r w), weight cast or dequantised (r w), scaled (r w), added (r r w),
-    norm (r).  Per square of inputs an identity (w) and its cast (r w r), and ``2 r in (in + out)`` FLOP.  Outputs by token in fp32.
+    norm (r).  Per square of inputs an identity (w) and its cast (r w r), and ``2 r in (in + out)`` FLOP.
     Source: peft 0.21 ``tuners/lora/dora.py``.  Ignored: dropout, with which the base multiplies once more.
     """
     regime, sums = job.regime, job.profile.adapted
