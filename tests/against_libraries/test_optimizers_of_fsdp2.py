@@ -29,6 +29,10 @@ OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
 }
 
 
+# LLaMA-Factory's own, which a rule refuses under every engine.
+REFUSED: frozenset[Optimizer] = frozenset({"adam_mini", "muon"})
+
+
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Any]:
     """A mesh of this process alone."""
@@ -40,10 +44,10 @@ def mesh(tmp_path: Path) -> Iterator[Any]:
 
 def test_every_optimizer_is_tried() -> None:
     """A new optimizer has to be tried here, too."""
-    assert set(OPTIMIZERS_OF) == set(OPTIMIZERS)
+    assert set(OPTIMIZERS_OF) | REFUSED == set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS_OF)
 def test_a_real_step_fails_where_it_is_said_to(optimizer: Optimizer, mesh: Any) -> None:
     """One step over a matrix that ``fully_shard`` has divided, by each optimizer: it runs unless the rule refuses it."""
     from torch.distributed.fsdp import fully_shard

@@ -26,7 +26,7 @@ from planner.errors import ExitCode, InputFileError, NotModelledError, UnknownAr
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 
-TINY: dict[str, Any] = {"model_type": "starcoder2", **SIZES, **GROUPED, "num_hidden_layers": 8}
+TINY: dict[str, Any] = {"model_type": "nemotron", **SIZES, **GROUPED, "num_hidden_layers": 8}
 
 
 def _described(fields: dict[str, Any]) -> ModelSpec:
@@ -72,7 +72,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
     model = Starcoder2ForCausalLM(Starcoder2Config(**{name: value for name, value in TINY.items() if name != "model_type"}))
     held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
     assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
-    assert "no reader for 'starcoder2'" in err
+    assert "no reader for 'nemotron'" in err
     assert plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
     assert "measure trace" in capsys.readouterr().err
 
@@ -88,7 +88,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
             6,
             "a causal language model cannot be made of it",
         ),
-        ({"model_type": "starcoder2", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
+        ({"model_type": "nemotron", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
         ({**TINY, "num_hidden_layers": 10**9}, 2, "field 'num_hidden_layers' is 1000000000, above the limit of 10000"),
         (
             {"model_type": "jamba", **SIZES, **GROUPED, "num_hidden_layers": 2, "num_experts": 10**9},
@@ -100,7 +100,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
             2,
             "field 'num_local_experts' is 1000000, above the limit of 10000",
         ),
-        ({**TINY, "num_attention_heads": 0}, 6, "a causal language model cannot be made of it"),
+        ({**TINY, "num_attention_heads": 0}, 2, "Transformers refuses this config"),
     ],
 )
 def test_what_cannot_be_traced_is_said(
@@ -165,7 +165,7 @@ def test_layers_that_another_depth_would_order_otherwise_are_not_cut(monkeypatch
 def test_the_error_that_the_catalog_raises_is_the_one_that_is_caught() -> None:
     """An unknown architecture keeps its name and its place, and is a gap of the model, not of the input."""
     with pytest.raises(UnknownArchitectureError) as caught:
-        model_from_config({"model_type": "starcoder2"}, "here")
-    assert (caught.value.where, caught.value.model_type) == ("here", "starcoder2")
+        model_from_config({"model_type": "nemotron"}, "here")
+    assert (caught.value.where, caught.value.model_type) == ("here", "nemotron")
     assert isinstance(caught.value, NotModelledError)
     assert not isinstance(caught.value, InputFileError)

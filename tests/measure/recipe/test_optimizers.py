@@ -17,7 +17,11 @@ import_or_skip("bitsandbytes")
 import_or_skip("transformers")
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "unheard_of"])
+# LLaMA-Factory has its own code for the last two, which is not installed here.
+NOT_MADE = ("unheard_of", "adam_mini", "muon")
+
+
+@pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))
 def test_the_name_decides_what_is_made(optimizer: str) -> None:
     """The class has the name of its family; an unknown name is refused instead of becoming another optimizer."""
     from measure.recipe.optimizers import optimizer_over
@@ -26,8 +30,8 @@ def test_the_name_decides_what_is_made(optimizer: str) -> None:
     recipe = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"})).recipe
     recipe = replace(recipe, optimizer=optimizer)  # type: ignore[arg-type]
     groups = [{"params": list(model.parameters())}]
-    if optimizer == "unheard_of":
-        with pytest.raises(NotModelledError, match="unheard_of"):
+    if optimizer in NOT_MADE:
+        with pytest.raises(NotModelledError, match=optimizer):
             optimizer_over(model, groups, recipe)
         return
     made = type(optimizer_over(model, groups, recipe)).__name__.lower()

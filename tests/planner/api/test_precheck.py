@@ -145,7 +145,6 @@ def test_what_is_missing_is_asked_for(args: Any, said: dict[str, Any], words: tu
     ("args", "peft", "word"),
     [
         (RewardConfig(bf16=True), None, "RewardConfig"),
-        (SFTConfig(bf16=True, use_dora=True), None, "DoRA"),
         (TrainingArguments(bf16=True, n_gpu=2), None, "DataParallel"),
         (TrainingArguments(bf16=True), Lora(peft_type="PREFIX_TUNING"), "PREFIX_TUNING"),
         (TrainingArguments(bf16=True), Lora(use_dora=True), "DoRA"),
