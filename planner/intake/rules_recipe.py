@@ -412,6 +412,14 @@ RECIPE_RULES = (
         lambda case: _selects(case) and _has_unknown_operators(case),
     ),
     Rule(
+        "packed-head-in-pieces",
+        "refuse",
+        "This stack packs the head in 4 bits, and a loss that multiplies by its weight in pieces would read packed bytes; "
+        "use --loss hf",
+        lambda case: case.recipe.loss != "hf" and case.stack.quantizer == "lightning" and case.numerics.quantization != "none",
+        lambda case: f"{case.stack.id}, {case.recipe.loss}",
+    ),
+    Rule(
         "adapted-head-in-pieces",
         "refuse",
         "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is not trained; "

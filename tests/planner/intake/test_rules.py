@@ -124,6 +124,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "int8"},
         {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "qlora"},
     ),
+    "packed-head-in-pieces": (
+        {"method": "qlora", "stack": "litgpt", "loss": "liger"},
+        {"method": "qlora", "stack": "litgpt", "loss": "hf"},
+    ),
     "adapted-head-in-pieces": (
         {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "liger"},
         {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "hf"},
