@@ -1,6 +1,7 @@
 """Natural lengths of samples: the one place that says how they are distributed.
 
-Two laws are here, because each is compared with what its readers predict, and joining them would move predictions.
+Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else two laws stand in, because
+each is compared with what its readers predict, and joining them would move predictions.
 :class:`CutLaw` is an exponential that starts above 0 and is cut at the cap.  Bytes follow it: they need the whole distribution.
 :func:`expected_longest` is one number in closed form.  Seconds follow it.  Both have the mean that the samples have.
 For one draw they agree.  The longest of 2 to 64 samples differs by up to 6 % of the cap, most where the mean is 0.25 to 0.75 of
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from planner.arrays import exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Batch, Number
+from planner.domain.sample_lengths import Longest, SampleLengths
 
 _EULER_GAMMA = 0.5772156649015329
 _NEWTON_STEPS = 12
@@ -31,6 +33,14 @@ def lengths_vary(batch: Batch) -> bool:
 def mean_tokens(batch: Batch) -> Number:
     """Mean real tokens of a sample, none longer than the cap."""
     return minimum(batch.tokens_per_sample, batch.seq_len)
+
+
+def longest_sample(batch: Batch, draws: Number, variation: float) -> Longest:
+    """The longest of ``draws`` samples: by the table of the data set, or by the law of natural lengths."""
+    if batch.lengths is not None:
+        return batch.lengths.longest(batch.seq_len, draws)
+    mean, cap = mean_tokens(batch), batch.seq_len
+    return Longest(expected_longest(mean, cap, draws, variation), spread_of_longest(mean, cap, draws, variation))
 
 
 def unlike_samples(batch: Batch, *, sorts_lengths: bool) -> Number:
@@ -53,6 +63,27 @@ class CutLaw:
     def length(self, below: Number) -> Number:
         """The length that the share ``below`` of the batches stay within, in units of the cap."""
         return minimum((self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TableLaw:
+    """Lengths of batches of ``samples`` sequences of a table, none above ``cap`` tokens."""
+
+    table: SampleLengths
+    cap: float
+    samples: float
+
+    def length(self, below: float) -> float:
+        """As :meth:`CutLaw.length`."""
+        return self.table.length_within(below, self.cap, self.samples) / self.cap
+
+
+def length_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: bool) -> CutLaw | TableLaw:
+    """How long batches are: by the table of the data set, or by :func:`cut_law`."""
+    if batch.lengths is not None:
+        samples = unlike_samples(batch, sorts_lengths=sorts_lengths)
+        return TableLaw(batch.lengths, float(batch.seq_len), float(samples))
+    return cut_law(batch, variation, drops_long=drops_long, sorts_lengths=sorts_lengths)
 
 
 def cut_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: bool) -> CutLaw:

@@ -38,6 +38,8 @@ class JobFlags(TypedDict, total=False):
     grad_accum: int | str
     padding: str
     tokens_per_sample: float | str
+    data: Text
+    tokenizer: Text
     lora_rank: int | str
     lora_targets: Names
     lora_dropout: float | str
@@ -88,6 +90,8 @@ class SearchFlags(TypedDict, total=False):
     grad_accum: int | str | Sequence[int]
     padding: Names
     tokens_per_sample: float | str
+    data: Text
+    tokenizer: Text
     lora_rank: int | str | Sequence[int]
     lora_targets: Names
     lora_dropout: float | str

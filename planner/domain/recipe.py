@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Batch:
 
     ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap on natural lengths;
     ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a sample is two sequences, prompt and
-    completion each.
+    completion each.  ``lengths``: those of all samples, where the data set was read.
     """
 
     micro_batch: Number
@@ -127,11 +128,24 @@ class Batch:
     padding: Padding
     tokens_per_sample: Number
     is_paired: bool = False
+    lengths: SampleLengths | None = None
 
     @property
     def rows(self) -> Number:
         """Sequences of one micro-batch."""
         return self.micro_batch * 2 if self.is_paired else self.micro_batch
+
+    def mean_tokens_at(self, seq_len: Number) -> Number:
+        """Mean real tokens of a sample if the sequence length were ``seq_len``.
+
+        Samples that fill the length fill every length; shorter ones keep theirs and are cut where ``seq_len`` is shorter still.
+        """
+        if self.lengths is not None and self.padding != "packed":
+            return self.lengths.mean_tokens(seq_len)
+        if self.tokens_per_sample >= self.seq_len:
+            return seq_len
+        is_above: Any = seq_len > self.tokens_per_sample
+        return seq_len + (self.tokens_per_sample - seq_len) * is_above
 
     @property
     def is_padded(self) -> bool:

@@ -38,6 +38,11 @@ class Assumption:
         """Whether the catalog holds the value."""
         return self.origin == origins.CATALOG
 
+    @property
+    def is_from_data(self) -> bool:
+        """Whether it follows from the lengths of the data set."""
+        return self.origin == origins.DATA
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:

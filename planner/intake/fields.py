@@ -324,6 +324,12 @@ _FIELDS = (
         PADDINGS,
     ),
     _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS, of_tokens=True),
+    RequestField(
+        "data",
+        "text",
+        "File of the training samples (JSONL, or a column of token counts): their lengths give padding, memory, time and cost",
+    ),
+    RequestField("tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
     RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),

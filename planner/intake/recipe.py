@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import stack_default
+from planner.domain.origin import DATA, stack_default
 from planner.domain.recipe import (
     LANGUAGE_TASKS,
     METHOD_ALIASES,
@@ -19,6 +19,7 @@ from planner.domain.recipe import (
     Dtype,
     Loss,
     Method,
+    Number,
     Numerics,
     Offload,
     Optimizer,
@@ -28,8 +29,10 @@ from planner.domain.recipe import (
     Recipe,
     Task,
 )
+from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
+from planner.errors import UsageError
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
@@ -55,8 +58,10 @@ class Setting:
         return stack_default(self.stack.id)
 
 
-def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack) -> Recipe:
-    """Recipe of the job; every value is entered in ``ledger``.
+def resolve_recipe(
+    ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack, lengths: SampleLengths | None = None
+) -> Recipe:
+    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set, where it was read.
 
     Raises:
         UsageError: something that has no default was not said.
@@ -87,7 +92,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
         loss=_resolve_loss(ledger, setting, task),
-        batch=_resolve_batch(ledger, setting, task),
+        batch=_resolve_batch(ledger, setting, task, lengths),
         task=task,
     )
 
@@ -256,13 +261,30 @@ def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
     return ledger.choose("padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch")
 
 
-def _resolve_batch(ledger: Ledger, setting: Setting, task: Task) -> Batch:
+def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: SampleLengths | None) -> Batch:
     seq: int = ledger.request.get("seq")
-    return Batch(
+    batch = Batch(
         micro_batch=ledger.choose("batch", 1, "assumed"),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),
         seq_len=ledger.choose("seq", seq, "assumed"),
         padding=_resolve_padding(ledger, setting, task),
-        tokens_per_sample=ledger.choose("tokens_per_sample", seq, "assumed", "every sample as long as seq"),
+        tokens_per_sample=seq,
         is_paired=task in PAIR_TASKS,
+        lengths=replace(lengths, drops_long=setting.stack.drops_long_samples) if lengths else None,
     )
+    return replace(batch, tokens_per_sample=_resolve_mean(ledger, batch))
+
+
+def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:
+    """Mean real tokens of a sample; by the data set, where it was read.
+
+    Raises:
+        UsageError: every sample is longer than the sequence length, and the stack leaves such samples out.
+    """
+    if batch.lengths is None:
+        return ledger.choose("tokens_per_sample", batch.seq_len, "assumed", "every sample as long as seq")
+    if not batch.lengths.kept(batch.seq_len):
+        raise UsageError(
+            f"every sample of --data is longer than --seq {batch.seq_len}, and this stack leaves such out: raise --seq"
+        )
+    return ledger.choose("tokens_per_sample", batch.mean_tokens_at(batch.seq_len), DATA)

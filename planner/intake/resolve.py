@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.catalog.models import load_model
 from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import LANGUAGE_TASKS
+from planner.domain.recipe import LANGUAGE_TASKS, Batch
+from planner.domain.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
+from planner.intake.data_file import read_data
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.ledger import Ledger
@@ -57,6 +61,7 @@ class LookedUp:
     """What a job names outside its recipe, looked up once: many recipes can be completed over it.
 
     ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what was looked up.
+    ``lengths``: those of the samples, where a data set is named.
     """
 
     model: ModelSpec
@@ -65,6 +70,7 @@ class LookedUp:
     run: RunPlan
     entries: tuple[Assumption, ...]
     doubts: tuple[str, ...] = ()
+    lengths: SampleLengths | None = None
 
 
 def look_up(
@@ -87,7 +93,7 @@ def look_up(
     ledger = Ledger(request)
     doubts: tuple[str, ...] = ()
     if like is not None:
-        ledger = Ledger(request, [entry for entry in like.entries if entry.name == "model"])
+        ledger = Ledger(request, [entry for entry in like.entries if entry.name in ("model", "data")])
         model, doubts = like.model, like.doubts
     elif model is None:
         model, doubts = _resolve_model(ledger, reader)
@@ -95,7 +101,8 @@ def look_up(
         ledger.choose("model", model.id, "given", model.source)
     stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
-    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions, doubts)
+    lengths = like.lengths if like is not None else _resolve_data(ledger)
+    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions, doubts, lengths)
 
 
 def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) -> Scenario:
@@ -106,12 +113,13 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
         RefusedCombinationError: settings that exclude each other (unless ``force``).
     """
     ledger = Ledger(request, found.entries)
-    recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
+    recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack, found.lengths)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(found.model, recipe.task)
     stack = stack_for(found.stack, recipe.task)
-    scenario = Scenario(model, found.hardware, recipe, stack, found.run, ledger.assumptions)
+    run = _run_over(found, recipe.batch)
+    scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=(*found.doubts, *warnings))
 
@@ -158,6 +166,30 @@ def _switched(ledger: Ledger, stack: Stack) -> Stack:
         pairs[name.strip()] = value.strip()
     ledger.enter("switches", said.value, said.origin, said.note)
     return with_switches(stack, pairs, said.origin)
+
+
+def _resolve_data(ledger: Ledger) -> SampleLengths | None:
+    """The lengths of the data set that is named."""
+    path, tokenizer = ledger.request.get("data"), ledger.request.get("tokenizer")
+    if path is None:
+        if tokenizer is not None:
+            raise UsageError("--tokenizer counts the tokens of --data, which is not given")
+        return None
+    if ledger.said("tokens_per_sample"):
+        raise UsageError("--data says how long samples are, so --tokens-per-sample cannot be given beside it")
+    read = read_data(Path(path), None if tokenizer is None else Path(tokenizer))
+    ledger.enter("data", path, ledger.request.values["data"].origin, read.remark)
+    return read.lengths
+
+
+def _run_over(found: LookedUp, batch: Batch) -> RunPlan:
+    """The run, over all samples of the data set where it is not said how many there are."""
+    if found.lengths is None or batch.lengths is None or found.run.n_samples is not None:
+        return found.run
+    n_sequences = int(batch.lengths.kept(batch.seq_len))
+    if batch.padding == "packed":
+        n_sequences = math.ceil(n_sequences * float(batch.lengths.mean_tokens(batch.seq_len)) / float(batch.seq_len))
+    return replace(found.run, n_samples=max(n_sequences // (2 if batch.is_paired else 1), 1))
 
 
 def _resolve_run(ledger: Ledger) -> RunPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from planner.anatomy.natural_lengths import CutLaw, cut_law, lengths_vary
+from planner.anatomy.natural_lengths import CutLaw, TableLaw, length_law, lengths_vary
 from planner.arrays import ceil_div
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
@@ -25,7 +25,7 @@ def drawn_longest(job: Job) -> list[int]:
     """Padded tokens per sample of each new longest batch, in the order of a drawn run; empty where lengths do not vary.
 
     Formula: what is reserved after these batches, one after the other, less what batches as long as the cap reserve.
-    Lengths follow :class:`planner.anatomy.natural_lengths.CutLaw`.  The run has as many micro-steps as its samples give, or
+    Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many micro-steps as its samples give, or
     1,000.  Nothing is drawn where segments grow or caches are emptied (stack switch ``keeps_outgrown_blocks``).
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
     """
@@ -43,14 +43,14 @@ def longest_of_batch_tokens(job: Job, share: float) -> Number:
     return ceil_div(_law(job).length(share) * batch.seq_len, 1)
 
 
-def _law(job: Job) -> CutLaw:
+def _law(job: Job) -> CutLaw | TableLaw:
     """How long the samples of the job are."""
     # Not the calibrated one: it is fitted to times, and a replay would have to be made anew for each of its values.
     stack, variation = job.stack, Coefficients().length_variation
-    return cut_law(job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths)
+    return length_law(job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths)
 
 
-def _records(law: CutLaw, cap: int, n_steps: int) -> list[int]:
+def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[int]:
     """New longest batches among ``n_steps``: the share of batches below each is uniform above the share before."""
     draw, step, below = Random(_SEED), 0, 0.0  # noqa: S311 - lengths, no secret
     found: list[int] = []

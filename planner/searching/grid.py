@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.arrays import minimum
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.interval import WIDEST_LOG, Spread, SpreadKey, log_range
@@ -106,8 +105,8 @@ class GridResult:
 def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) -> GridResult:
     """Peak GPU memory and step time of every point of the grid; with a calibration also intervals and P(fits).
 
-    What the base does not say follows each sharding and offload as in the intake.  Samples that fill the base's length fill every
-    length; shorter ones keep their length and are cut where the axis is shorter still.
+    What the base does not say follows each sharding and offload as in the intake.  Lengths of samples follow
+    :meth:`planner.domain.recipe.Batch.mean_tokens_at`.
 
     Raises:
         UsageError: an axis that is not one-dimensional, finite and at least 1, or a rank for a full fine-tune.
@@ -162,8 +161,8 @@ class _Values:
 
     def _alike(self) -> Iterator[tuple[int, int]]:
         """Runs of lengths that are all padded or all not: an attention mask exists for a whole chunk or for none of it."""
-        length, old = self.arrays[1], self.base.recipe.batch
-        padded = (length > old.tokens_per_sample) & (old.tokens_per_sample < old.seq_len)
+        length = self.arrays[1]
+        padded = self.base.recipe.batch.mean_tokens_at(length) < length
         edges = [0, *(np.flatnonzero(np.diff(padded)) + 1).tolist(), length.size]
         return pairwise(edges)
 
@@ -183,9 +182,7 @@ class _Values:
         return self._put(scenario, *(int(values.max()) for values in self.arrays))
 
     def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
-        old = self.base.recipe.batch
-        filled = old.tokens_per_sample >= old.seq_len
-        tokens = length if filled else minimum(length, old.tokens_per_sample)
+        tokens = self.base.recipe.batch.mean_tokens_at(length)
         scenario = with_rank(with_sizes(scenario, batch, length, tokens), rank)
         hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]  # the formulas take arrays here too
         return replace(scenario, hardware=hardware)

@@ -38,7 +38,8 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
             said[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
     ledger = Ledger(ScenarioRequest(MappingProxyType(said)))
     hardware = hardware or scenario.hardware
-    recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack)
+    lengths = scenario.recipe.batch.lengths
+    recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack, lengths)
     return replace(scenario, hardware=hardware, recipe=recipe, assumptions=_updated(scenario.assumptions, ledger.assumptions))
 
 
@@ -58,7 +59,7 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
 
 
 def _is_open(entry: Assumption) -> bool:
-    return entry.is_assumed or entry.is_from_catalog
+    return entry.is_assumed or entry.is_from_catalog or entry.is_from_data
 
 
 def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[Assumption, ...]:

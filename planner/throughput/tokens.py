@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.anatomy.natural_lengths import expected_longest, mean_tokens, spread_of_longest, unlike_samples
+from planner.anatomy.natural_lengths import longest_sample, mean_tokens, unlike_samples
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number, Recipe
 
@@ -30,7 +30,7 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     """Tokens of one micro-step.
 
     ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to the longest of the
-    batch (:func:`expected_longest`).  A batch of one is not padded under ``longest``,
+    batch (:func:`longest_sample`).  A batch of one is not padded under ``longest``,
     and next to none is where the stack puts samples of like length together (``sorts_lengths``).
     """
     batch = recipe.batch
@@ -42,9 +42,9 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     if batch.padding == "max_length":
         return MicroStep(batch.rows * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
     draws = unlike_samples(batch, sorts_lengths=sorts_lengths)
-    length = expected_longest(natural, batch.seq_len, draws, coefficients.length_variation)
-    spread = spread_of_longest(natural, batch.seq_len, draws, coefficients.length_variation)
-    return MicroStep(batch.rows * length, real, length, length > natural, spread)
+    longest = longest_sample(batch, draws, coefficients.length_variation)
+    length = longest.tokens
+    return MicroStep(batch.rows * length, real, length, length > natural, longest.spread)
 
 
 def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
@@ -53,16 +53,14 @@ def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number
     Where GPUs meet in every micro-step (ZeRO-2 and 3, FSDP, and any sharding without accumulation), each lasts as long as the
     longest of all samples that the GPUs compute then: ``batch x ranks`` draws.  DDP and ZeRO-1 meet once per step, over whose
     ``G`` micro-steps the excess of one GPU averages out as ``1 / sqrt(G)``.
-    Source: order statistics as in :func:`expected_longest`; torch ``nn/parallel/distributed.py`` no_sync.
+    Source: order statistics as in :mod:`planner.anatomy.natural_lengths`; torch ``nn/parallel/distributed.py`` no_sync.
     """
     batch = recipe.batch
     if not recipe.sharding.communicates or batch.padding != "longest" or sorts_lengths:
         return own
-    natural = mean_tokens(batch)
-    draws = batch.rows * ranks
-    longest = expected_longest(natural, batch.seq_len, draws, variation)
+    longest = longest_sample(batch, batch.rows * ranks, variation)
     meets = recipe.sharding.reduces_each_micro_step
     share = 1.0 if meets else batch.grad_accum**-0.5
-    length = own.length + (longest - own.length) * share
-    spread = spread_of_longest(natural, batch.seq_len, draws, variation) if meets else own.spread
+    length = own.length + (longest.tokens - own.length) * share
+    spread = longest.spread if meets else own.spread
     return replace(own, computed=batch.rows * length, length=length, spread=spread)

@@ -10,7 +10,7 @@ from itertools import groupby
 from planner.domain.job_line import short_job_line
 from planner.errors import ExitCode
 from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
-from planner.report.prediction.sections import VERDICTS, step_note
+from planner.report.prediction.sections import VERDICTS, data_notes, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.prediction.verdict import uses_text, verdict_note
 from planner.report.render.layout import Block, Column, Commands, Grid, Note, Row, Section, Tone
@@ -58,6 +58,7 @@ def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tupl
         *reason,
         Note(f"{_base(each.config)}, read as {each.tool}: {short_job_line(subject.scenario)}", "dim"),
         step_note(prediction),
+        *data_notes(subject),
     )
     return (
         Section("", head),

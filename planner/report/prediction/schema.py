@@ -106,6 +106,14 @@ class HardwarePart(Part):
     host_memory_bytes: MaybeBytes = at("host", "memory_bytes")
 
 
+class DataPart(Part):
+    """Lengths of the data set that was read, none above the sequence length."""
+
+    n_sequences: int
+    mean_tokens: float
+    longest_tokens: float
+
+
 class ScenarioPart(Part):
     """The job as it was resolved; ``recipe`` and ``run`` hold the resolved settings by name."""
 
@@ -114,6 +122,7 @@ class ScenarioPart(Part):
     recipe: dict[str, JsonValue | list[str]]
     stack: str
     run: dict[str, JsonValue]
+    data: DataPart | None
 
 
 class TermPart(Part):

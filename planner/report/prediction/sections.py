@@ -260,9 +260,23 @@ def step_note(prediction: Prediction) -> Note:
     return Note(f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
 
 
+def data_notes(subject: Subject) -> Iterator[Note]:
+    """How long samples are, how much of a batch is padding, and the longest batch; nothing where no data set was read."""
+    batch, time = subject.scenario.recipe.batch, subject.prediction.time
+    if batch.lengths is None:
+        return
+    longest = min(batch.lengths.tokens[-1], float(batch.seq_len))
+    tokens = int(batch.seq_len if batch.padding != "longest" else longest)
+    text = f"Data: {batch.lengths.n_sequences:,} sequences of {batch.lengths.mean_tokens(batch.seq_len):,.0f} tokens on average"
+    if time is not None:
+        text += f"; padding {percent(1 - float(time.tokens_per_s) / float(time.padded_tokens_per_s))}"
+    yield Note(f"{text}; longest batch {int(batch.rows)} x {tokens:,}")
+
+
 def run_section(subject: Subject) -> Section:
     """Run time and cost, where the user says how many samples there are."""
-    notes, run, n_gpus = tuple(run_notes(subject)), subject.scenario.run, subject.scenario.hardware.world_size
+    run, n_gpus = subject.scenario.run, subject.scenario.hardware.world_size
+    notes = (*run_notes(subject), *data_notes(subject))
     if notes and run.eval_samples is not None:
         notes += (Note(f"With {run.eval_samples:,} samples evaluated after each epoch."),)
     if notes and run.usd_per_gpu_hour is not None:

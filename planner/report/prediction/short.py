@@ -11,6 +11,7 @@ from planner.domain.job_line import short_job_line
 from planner.report.prediction.sections import (
     asks_for_run,
     assumption_choices,
+    data_notes,
     lever_choices,
     run_notes,
     stacks_text,
@@ -92,6 +93,7 @@ def _about(subject: Subject) -> Iterator[Note]:
     yield step_note(prediction)
     if asks_for_run(subject):
         yield from run_notes(subject)
+    yield from data_notes(subject)
 
 
 def _more(subject: Subject) -> Note:

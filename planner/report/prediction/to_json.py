@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from planner.documents import document_text
 from planner.domain.flat_recipe import flat_recipe
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipe import Batch, Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
 from planner.report.prediction.explain import explanations
@@ -39,6 +39,7 @@ def prediction_document(subject: Subject) -> PredictionDocument:
                 "recipe": _recipe(scenario.recipe),
                 "stack": scenario.stack.id,
                 "run": asdict(scenario.run),
+                "data": _data(scenario.recipe.batch),
             },
             "memory": {
                 **{name: getattr(memory, name) for name in MemoryPart.model_fields},
@@ -61,6 +62,16 @@ def _recipe(recipe: Recipe) -> dict[str, JsonValue | list[str]]:
     flat = flat_recipe(recipe)
     flat |= {name: _real(flat[name]) for name in _NUMBERS if name in flat}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+
+
+def _data(batch: Batch) -> dict[str, float] | None:
+    if batch.lengths is None:
+        return None
+    return {
+        "n_sequences": batch.lengths.n_sequences,
+        "mean_tokens": float(batch.lengths.mean_tokens(batch.seq_len)),
+        "longest_tokens": min(batch.lengths.tokens[-1], float(batch.seq_len)),
+    }
 
 
 def _term(term: Term, limiting_phase: Phase) -> dict[str, object]:

@@ -1,0 +1,76 @@
+"""A job whose data set was read: what follows it when other settings change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UsageError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.prediction import PRIORS, estimate
+from planner.searching.grid import GridAxes, estimate_grid
+from planner.searching.variants import with_flags
+
+COUNTS = "100\n" * 6 + "700\n" * 3 + "3000\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Ten samples: 100 tokens on most, 3,000 on one."""
+    file = tmp_path / "counts.txt"
+    file.write_text(COUNTS, encoding="utf-8")
+    return str(file)
+
+
+def job(data: str, **flags: str) -> dict[str, str]:
+    """Flags of a job on this data."""
+    said = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4", "padding": "longest"}
+    return {**said, "data": data, **flags}
+
+
+def test_the_mean_follows_the_sequence_length(data: str) -> None:
+    """One sample is cut at 1,024, four at 512; the run is over all ten."""
+    scenario = resolve(from_flags(job(data)))
+    assert scenario.recipe.batch.tokens_per_sample == pytest.approx((6 * 100 + 3 * 700 + 1024) / 10)
+    assert scenario.run.n_samples == 10
+    shorter = with_flags(scenario, {"seq": "512"})
+    assert shorter.recipe.batch.tokens_per_sample == pytest.approx((6 * 100 + 4 * 512) / 10)
+
+
+def test_a_packed_run_has_as_many_sequences_as_its_tokens_fill(data: str) -> None:
+    """3,724 tokens are four sequences of 1,024."""
+    scenario = resolve(from_flags(job(data, padding="packed")))
+    assert scenario.recipe.batch.tokens_per_sample == 1024
+    assert scenario.run.n_samples == 4
+
+
+def test_a_stack_that_leaves_long_samples_out_has_fewer(data: str) -> None:
+    """Axolotl drops the sample of 3,000 tokens, and has nothing to train on where all are longer."""
+    scenario = resolve(from_flags(job(data, stack="axolotl")))
+    assert scenario.recipe.batch.tokens_per_sample == pytest.approx((6 * 100 + 3 * 700) / 9)
+    assert scenario.run.n_samples == 9
+    with pytest.raises(UsageError, match="every sample of --data is longer than --seq 64"):
+        resolve(from_flags(job(data, stack="axolotl", seq="64")))
+
+
+def test_a_grid_answers_as_single_jobs_do(data: str) -> None:
+    """The mean at each length is that of the samples cut there."""
+    base = resolve(from_flags(job(data)))
+    lengths = (64, 512, 4096)
+    part = estimate_grid(GridAxes(base, batch=(1, 4), length=lengths)).parts[0]
+    assert part.step_s is not None
+    for row, batch in enumerate((1, 4)):
+        for column, length in enumerate(lengths):
+            single = resolve(from_flags(job(data, batch=str(batch), seq=str(length))))
+            answer = estimate(single, PRIORS, quick=True)
+            assert answer.time is not None
+            assert part.must_have_bytes[row, column, 0, 0] == pytest.approx(float(answer.memory.must_have_bytes))
+            assert part.step_s[row, column, 0, 0] == pytest.approx(float(answer.time.step_s))
+
+
+def test_a_mean_beside_the_data_is_refused(data: str) -> None:
+    """Two answers to one question."""
+    with pytest.raises(UsageError, match="--tokens-per-sample cannot be given beside it"):
+        resolve(from_flags(job(data, tokens_per_sample="100")))
