@@ -20,6 +20,8 @@ def freeze(model: Any, scenario: Scenario) -> Any:
     recipe, widens = scenario.recipe, scenario.stack.trainable_fp32
     if recipe.method != "full":
         return model
+    if scenario.stack.widens_ends and recipe.sharding.engine == "native":
+        _widen_ends(model)
     if not recipe.train_layers:
         return model.to(torch.float32) if widens else model
     spec, layer_list = scenario.model, find_layer_list(model, model.config)
@@ -30,6 +32,14 @@ def freeze(model: Any, scenario: Scenario) -> Any:
         if widens and tensor.requires_grad:
             tensor.data = tensor.data.to(torch.float32)
     return model
+
+
+def _widen_ends(model: nn.Module) -> None:
+    """Turn norms, tables and head to fp32.  Source: axolotl 0.19.0 loaders/model.py _convert_embedding_modules_dtype."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, module in model.named_modules():
+        if module is head or isinstance(module, nn.Embedding | nn.LayerNorm) or "norm" in name.rpartition(".")[2]:
+            module.to(torch.float32)
 
 
 def _ends(model: nn.Module) -> dict[int, End]:

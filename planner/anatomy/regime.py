@@ -62,10 +62,13 @@ def regime_of(scenario: Scenario) -> Regime:
 def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
     """The regime of what a full fine-tune leaves untrained: weights stay in the dtype in which they were loaded.
 
-    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone.
+    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone; axolotl 0.19.0
+    loaders/model.py _configure_embedding_dtypes, which widens ends before it freezes.
     Ignored: engines, which are refused there.
     """
     load = DTYPE_BYTES[recipe.numerics.load_dtype]
+    if regime.outside > regime.base:
+        return replace(regime, base=load)
     return replace(regime, base=load, outside=load, norm_weight=load)
 
 
@@ -162,7 +165,8 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
             return compute, compute, compute
     if key.method == "full":
         trained = 4 if stack.trainable_fp32 or (engine == "fsdp" and numerics.mixed) else load
-        return trained, trained, trained
+        ends = 4 if stack.widens_ends and engine == "native" else trained
+        return trained, ends, ends
     if numerics.quantization == "none" and stack.prepares_unquantized:
         return 4, 4, 4
     if numerics.quantization in ("none", "gptq-int4") or stack.kbit_upcast == "none":

@@ -200,7 +200,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
     read_kbit_tables(keys, reading, of_2023=of_2023)
-    _remark_on_fp32_embeddings(keys, reading, old=old is not None, of_2023=of_2023)
+    _read_fp32_ends(keys, reading, old=old is not None, of_2023=of_2023)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -229,29 +229,21 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
-def _remark_on_fp32_embeddings(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
-    """Say where a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, which is not counted.
+def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+    """Enter that a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, where it does.
 
     They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
     (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290).  DeepSpeed's engine casts them as well.
     Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8
     xFormers cast none: it does as a value of attn_implementation (0.19.0 utils/schemas/enums.py:168).
-
-    Raises:
-        NotModelledError: FlashAttention of that time, whose files have the long packed batches for which this is gigabytes.
     """
     flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
     cast = reading.value("method") != "full" or reading.sharding.divides_optimizer or (flash and (not of_2023 or is_llama(keys)))
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
-    if flash:
-        why = "Axolotl of 2023 trains models other than Llama with embeddings, head and norms in fp32, which is not modelled"
-        name = next(name for name in _OLD_KEYS_2023 if keys.holds(name))
-        raise keys.not_modelled(name, f"{why}; take the key out for the Axolotl of 2024")
-    others = ("xformers_attention", "sdp_attention", "eager_attention")
+    others = ("flash_attention", "xformers_attention", "sdp_attention", "eager_attention")
     name = next((name for name in others if keys.flag(name)), "attn_implementation")
-    reason = "without FlashAttention embeddings, head and norms stay in fp32, which is not counted and needs more"
-    reading.remark(keys.where(name), f"{reason}; attn_implementation: flash_attention_2 keeps them in 16 bits")
+    reading.switch("widens_ends", True, keys.where(name))
 
 
 def _read_model_config(keys: Keys, reading: Reading) -> None:

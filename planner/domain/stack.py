@@ -56,6 +56,7 @@ class Stack:
     ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
     ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
+    ``widens_ends``: a full fine-tune keeps token table, head and norms in fp32 beside 16-bit matrices, but under engines.
     ``frozen_layers``: what checkpointing makes of layers that are not trained.  ``differentiated``: the input of the first layer
     requires a gradient, so that backward runs through all of them.  ``skipped``: those below the first trained one keep nothing.
     ``entered``: the inputs of trained layers require gradients; ``spared``: and only these are checkpointed.
@@ -128,6 +129,7 @@ class Stack:
     loss_forward: tuple[LogitsCopy, ...]
     loss_backward: tuple[LogitsCopy, ...]
     trainable_fp32: bool
+    widens_ends: bool
     frozen_layers: FrozenLayers
     dora: DoraBranch
     fused_norm: bool

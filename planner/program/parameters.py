@@ -88,8 +88,18 @@ def model_weights(job: Job) -> list[Weight]:
     made += last
     for each in made:
         each.trained = _is_trained(parts, each)
-        each.dtype = "fp32" if each.trained and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
+        widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
+        each.dtype = "fp32" if widens else job.recipe.numerics.load_dtype
     return made
+
+
+def _is_widened_end(job: Job, weight: Weight) -> bool:
+    """Whether a full fine-tune keeps this table, head or norm in fp32.
+
+    Source: axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes.  Ignored: routers, and the 16-bit copies that go first.
+    """
+    widens = job.stack.widens_ends and job.recipe.method == "full" and job.regime.engine == "native"
+    return widens and (weight.outside or weight.kind == "norm")
 
 
 def _is_trained(parts: TrainedParts, weight: Weight) -> bool:

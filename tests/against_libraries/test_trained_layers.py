@@ -55,6 +55,11 @@ def check(scenario: Scenario) -> None:
     assert len(trace) > 0
 
 
+def test_ends_in_fp32_beside_16_bit_matrices(tmp_path: Path) -> None:
+    """As Axolotl trains without FlashAttention: the stream between layers is fp32, and so are states of the ends."""
+    check(scenario_of("llama-3.1-8b", tmp_path, depth=2, switches="widens_ends=true", precision="bf16-mixed", load_dtype="bf16"))
+
+
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
 @pytest.mark.parametrize("model", MODELS)

@@ -133,7 +133,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
     tmp_path: Path, text: str, loss: str | None, switches: tuple[str, ...]
 ) -> None:
     """integrations/liger/args.py reads them only where plugins names it; else that is said."""
-    config = read(tmp_path, BASE + text)
+    config = read(tmp_path, BASE + "attn_implementation: flash_attention_2\n" + text)
     assert (config.request.get("loss"), config.request.get("switches")) == (loss, switches)
     assert any("has no effect" in remark.text for remark in config.remarks) == ("liger" in text and "plugins" not in text)
 
@@ -206,9 +206,9 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
         (LORA, False),
     ],
 )
-def test_fp32_embeddings_of_a_full_fine_tune_are_said(tmp_path: Path, text: str, said: bool) -> None:
-    """They go back to 16 bits for FlashAttention, adapters and FSDP only (loaders/model.py), and are not counted in fp32."""
-    assert any("stay in fp32" in remark.text for remark in read(tmp_path, text).remarks) == said
+def test_a_full_fine_tune_keeps_its_embeddings_in_fp32(tmp_path: Path, text: str, said: bool) -> None:
+    """They go back to 16 bits for FlashAttention, adapters and FSDP only (loaders/model.py)."""
+    assert ("widens_ends=true" in (read(tmp_path, text).request.get("switches") or ())) == said
 
 
 OLD = "wandb_run_id:\nflash_attention: true\nbf16: true\n"
@@ -219,15 +219,14 @@ INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
 
 def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
     """A full fine-tune of another model kept embeddings, head and norms in fp32 then (utils/models.py of 2023-11, line 431)."""
-    with pytest.raises(NotModelledError, match="wandb_run_id"):
-        read(tmp_path, MISTRAL)
+    assert "widens_ends=true" in read(tmp_path, MISTRAL).request.get("switches")
     for text in (
         MISTRAL.replace("mistralai/Mistral-7B-v0.1", "huggyllama/llama-7b"),
         MISTRAL.replace("wandb_run_id", "local_rank"),
     ):
         config = read(tmp_path, text)
         assert config.request.get("method") == "full"
-        assert not any("fp32" in remark.text for remark in config.remarks)
+        assert "widens_ends=true" not in (config.request.get("switches") or ())
     assert read(tmp_path, MISTRAL + "adapter: lora\nlora_r: 8\n").request.get("method") == "lora"
 
 
