@@ -19,7 +19,6 @@ from planner.configs.trainer import (
     read_batches,
     read_distribution,
     read_files,
-    remark_on_evaluation,
     remark_on_tf32,
 )
 from planner.errors import UsageError, show
@@ -206,10 +205,9 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(keys.where(name), text)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    for name in ("val_set_size", "test_datasets"):
-        # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
-        if keys.get(name) and reading.value("eval_batch") is not None:
-            remark_on_evaluation(keys, reading, name)
+    # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
+    if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
+        reading.said.pop("eval_batch", None)
     keys.skip(AXOLOTL_HARMLESS)
     keys.skip(TRAINER_HARMLESS)
 

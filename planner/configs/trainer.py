@@ -153,9 +153,7 @@ def read_launch_file(document: Document, reading: Reading, beside: Beside) -> No
 def _read_length_of_run(keys: Keys, reading: Reading) -> None:
     if not ends_by_steps(keys, reading):
         reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
-    for name in ("eval_strategy", "evaluation_strategy"):
-        if str(keys.get(name) or "no").lower() not in ("no", "false"):
-            remark_on_evaluation(keys, reading, name)
+    read_evaluation(keys, reading, "eval_strategy", "evaluation_strategy")
 
 
 def ends_by_steps(keys: Keys, reading: Reading) -> bool:
@@ -168,12 +166,13 @@ def ends_by_steps(keys: Keys, reading: Reading) -> bool:
     return True
 
 
-def remark_on_evaluation(keys: Keys, reading: Reading, name: str) -> None:
-    """Say that evaluation is not in the peak, where its batch is larger than the one trained on."""
-    batch, evaluated = reading.value("batch"), reading.value("eval_batch") or EVAL_BATCH
-    if isinstance(batch, int) and isinstance(evaluated, int) and evaluated > batch:
-        text = f"evaluates {evaluated} samples at once, more than the {batch} of training: that memory is not counted"
-        reading.remark(keys.where(name), text)
+def read_evaluation(keys: Keys, reading: Reading, *names: str) -> None:
+    """Keep how many samples are evaluated at a time where one of ``names`` turns evaluation on: 8 where nothing is said."""
+    name = next((name for name in names if str(keys.get(name) or "no").lower() not in ("no", "false")), None)
+    if name is None:
+        reading.said.pop("eval_batch", None)
+    else:
+        reading.default("eval_batch", EVAL_BATCH, "transformers 5.23.0 training_args.py: per_device_eval_batch_size")
 
 
 def read_batches(keys: Keys, reading: Reading) -> None:

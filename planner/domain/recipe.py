@@ -145,7 +145,8 @@ class Batch:
         if self.tokens_per_sample >= self.seq_len:
             return seq_len
         is_above: Any = seq_len > self.tokens_per_sample
-        return seq_len + (self.tokens_per_sample - seq_len) * is_above
+        cut: Number = seq_len + (self.tokens_per_sample - seq_len) * is_above
+        return cut
 
     @property
     def is_padded(self) -> bool:

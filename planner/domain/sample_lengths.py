@@ -65,7 +65,8 @@ class SampleLengths:
         total: Any = 0.0
         for tokens, count in self._rows(cap):
             total = total + tokens * count
-        return _or_cap(total, self.kept(cap), cap)
+        mean: Number = _or_cap(total, self.kept(cap), cap)
+        return mean
 
     def longest(self, cap: Number, draws: Number) -> Longest:
         """The longest of ``draws`` sequences, none above ``cap`` tokens.

@@ -48,14 +48,15 @@ class Assumption:
 class RunPlan:
     """Length and price of the whole run; ``None`` where the user does not say.  ``usd_per_gpu_hour`` is per GPU.
 
-    ``eval_samples`` are evaluated after each epoch, ``eval_micro_batch`` at a time on each GPU.
+    ``eval_samples`` are evaluated after each epoch, ``eval_micro_batch`` at a time on each GPU.  Without either, memory counts an
+    evaluation of as many samples at a time as are trained on.
     """
 
     n_samples: int | None = None
     epochs: float = 1.0
     usd_per_gpu_hour: float | None = None
     eval_samples: int | None = None
-    eval_micro_batch: int = EVAL_BATCH
+    eval_micro_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,10 +197,10 @@ def _resolve_run(ledger: Ledger) -> RunPlan:
     price: float | None = ledger.request.get("price")
     epochs: float = ledger.request.get("epochs") or 1.0
     eval_samples: int | None = ledger.request.get("eval_samples")
-    eval_batch: int = ledger.request.get("eval_batch") or EVAL_BATCH
+    eval_batch: int | None = ledger.request.get("eval_batch")
     for name, default in (("samples", samples), ("epochs", epochs), ("price", price), ("eval_samples", eval_samples)):
         if ledger.said(name) or (name == "epochs" and samples is not None):
             ledger.choose(name, default, "assumed")
     if ledger.said("eval_batch") or eval_samples is not None:
-        ledger.choose("eval_batch", eval_batch, "assumed")
+        eval_batch = ledger.choose("eval_batch", EVAL_BATCH, "assumed")
     return RunPlan(samples, epochs, price, eval_samples, eval_batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
@@ -24,6 +24,7 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
+from planner.program.tensors import EVALUATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class Part:
     name: str
     template: Template
     count: int
+
+
+def _evaluated(parts: list[Part]) -> list[Part]:
+    """The same parts with the sizes of a batch that is evaluated."""
+    made = {id(part.template): part.template.in_units(EVALUATED) for part in parts}
+    return [replace(part, template=made[id(part.template)]) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +131,10 @@ class Runtime:
             self.let_go(aside)
 
     def evaluate(self, parts: list[Part]) -> None:
-        """The forward pass of one batch, of parts that were made without gradients."""
+        """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
-        made = self.run_aside(parts)
-        asides = [self.run_aside(aside) for aside in self.after]
+        made = self.run_aside(_evaluated(parts))
+        asides = [self.run_aside(_evaluated(aside)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
         for each in (made, *asides):
             self.let_go(each)

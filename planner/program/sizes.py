@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.recipe import Number
 from planner.program.job import Job
 from planner.program.loss_pieces import piece_tokens
-from planner.program.tensors import Unit
+from planner.program.tensors import EVALUATED, Unit
 
 
 def unit_values(job: Job) -> dict[Unit, Number]:
-    """The number of each unit in one micro-batch of ``job``."""
+    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated: as many samples, if none are said."""
+    trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
+    evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
+    return trained | {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
+
+
+def _with_batch(job: Job, n_samples: int) -> Job:
+    recipe = replace(job.recipe, batch=replace(job.recipe.batch, micro_batch=n_samples))
+    return replace(job, scenario=replace(job.scenario, recipe=recipe))
+
+
+def _units_of(job: Job) -> dict[Unit, Number]:
     batch, adapter = job.recipe.batch, job.recipe.adapter
     tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
     return {

@@ -91,6 +91,10 @@ class Template:
         object.__setattr__(self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()})
         object.__setattr__(self, "freed_shares", shared)
 
+    def in_units(self, units: Mapping[Unit, Unit]) -> Template:
+        """The same with other units in place of those named."""
+        return replace(self, units=tuple(units.get(unit, unit) for unit in self.units))
+
 
 def foreign_events(events: Sequence[int]) -> tuple[int, ...]:
     """Where a stage frees what another part made, or has a mark."""

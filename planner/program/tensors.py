@@ -36,6 +36,22 @@ class Unit(IntEnum):
     """Tokens times the keys that each attends to and one sink."""
     LENGTH_PAIRS = 8
     """Positions of one sample times themselves."""
+    EVAL_TOKENS = 9
+    """From here on: as those above, of a batch that is evaluated."""
+    EVAL_PAIRS = 10
+    EVAL_RANK_TOKENS = 11
+    EVAL_PIECE_TOKENS = 12
+    EVAL_SINK_PAIRS = 13
+
+
+EVALUATED = {
+    Unit.TOKENS: Unit.EVAL_TOKENS,
+    Unit.PAIRS: Unit.EVAL_PAIRS,
+    Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
+    Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
+    Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
+}
+"""Units of a batch that is trained on -> those of one that is evaluated."""
 
 
 class Storage:

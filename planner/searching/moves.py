@@ -65,6 +65,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
         *_attention(scenario),
         *_optimizer(scenario),
         *_checkpointing(scenario),
+        *_evaluation(scenario),
         *_batch(scenario),
         *_sharding(scenario),
         *_offload(scenario),
@@ -270,6 +271,12 @@ def _adapter(scenario: Scenario) -> Iterator[Move]:
         yield Move("rank", "training", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
     if adapter.modules_to_save:
         yield Move("modules", "training", f"{', '.join(adapter.modules_to_save)} not trained", {"modules-to-save": None})
+
+
+def _evaluation(scenario: Scenario) -> Iterator[Move]:
+    evaluated, trained = scenario.run.eval_micro_batch, int(scenario.recipe.batch.micro_batch)
+    if evaluated is not None and evaluated > trained:
+        yield Move("evaluation", "free", "evaluation in batches of the training's size", {"eval-batch": str(trained)})
 
 
 def _length(scenario: Scenario) -> Iterator[Move]:

@@ -21,7 +21,7 @@ Flags = Mapping[str, str | bool | None]
 
 
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
-    """The scenario with other flags of the recipe, and on other hardware if some is given.
+    """The scenario with other flags of the recipe or of evaluation, and on other hardware if some is given.
 
     What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of
     fields, with hyphens.
@@ -40,7 +40,11 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
     hardware = hardware or scenario.hardware
     lengths = scenario.recipe.batch.lengths
     recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack, lengths)
-    return replace(scenario, hardware=hardware, recipe=recipe, assumptions=_updated(scenario.assumptions, ledger.assumptions))
+    run = scenario.run
+    if "eval_batch" in said:
+        run = replace(run, eval_micro_batch=ledger.choose("eval_batch", 0, ""))
+    assumptions = _updated(scenario.assumptions, ledger.assumptions)
+    return replace(scenario, hardware=hardware, recipe=recipe, run=run, assumptions=assumptions)
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:

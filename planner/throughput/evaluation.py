@@ -23,7 +23,7 @@ def run_evaluation_seconds(job: Job) -> Number:
     run = job.scenario.run
     if run.eval_samples is None:
         return 0.0
-    steps = ceil_div(run.eval_samples, job.world * run.eval_micro_batch)
+    steps = ceil_div(run.eval_samples, job.world * _micro_batch(job))
     return run.epochs * steps * evaluation_step_seconds(job)
 
 
@@ -34,7 +34,7 @@ def evaluation_step_seconds(job: Job) -> Number:
     far as they do not hide.  Weights that live elsewhere are brought in for one pass.
     Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
     """
-    batch = replace(job.recipe.batch, micro_batch=job.scenario.run.eval_micro_batch)
+    batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
     sorts = job.scenario.stack.sorts_lengths
     micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
     evaluated = replace(job, micro=micro)
@@ -49,6 +49,12 @@ def evaluation_step_seconds(job: Job) -> Number:
     busy = maximum(kernels, issue)
     moved = _weight_seconds(job)
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
+
+
+def _micro_batch(job: Job) -> Number:
+    """Samples that one GPU evaluates at a time."""
+    said = job.scenario.run.eval_micro_batch
+    return job.recipe.batch.micro_batch if said is None else said
 
 
 def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:

@@ -62,6 +62,7 @@ def _packing(name: str) -> Rule:
 
 _TRAINER: Mapping[str, Rule] = {
     "batch": _key("per_device_train_batch_size"),
+    "eval_batch": _key("per_device_eval_batch_size"),
     "grad_accum": _key("gradient_accumulation_steps"),
     "optimizer": _words("optim", _OPTIMIZER_NAMES),
     "precision": _precision,
@@ -131,6 +132,7 @@ def _v1_padding(_: Table, value: Any) -> Settings | None:
 
 _LLAMA_FACTORY_V1: Mapping[str, Rule] = {
     "batch": _key("micro_batch_size"),
+    "eval_batch": _key("eval_batch_size"),
     # The accumulation is what the global batch leaves, where the file says one.
     "grad_accum": lambda table, _: {} if table.get("global_batch_size") else None,
     "seq": _key("cutoff_len"),

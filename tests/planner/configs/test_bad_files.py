@@ -245,12 +245,19 @@ def test_an_accelerate_file_beside_axolotls_own_fsdp_says_the_gpus(tmp_path: Pat
     assert asked == [4, "fsdp", "optimizer+params"]
 
 
-@pytest.mark.parametrize(("evaluated", "said"), [("", True), ("per_device_eval_batch_size: 4\n", False)])
-def test_an_evaluation_larger_than_training_is_remarked_on(tmp_path: Path, evaluated: str, said: bool) -> None:
-    """The Trainer evaluates 8 samples at once unless told otherwise; that peak is not predicted, so it is said."""
-    text = LLAMA_FACTORY + "per_device_train_batch_size: 4\neval_strategy: steps\n" + evaluated
-    config = read_config_file(written(tmp_path, text))
-    assert any("evaluates 8 samples at once" in remark.text for remark in config.remarks) == said
+@pytest.mark.parametrize(
+    ("text", "evaluated"),
+    [
+        ("eval_strategy: steps\n", 8),
+        ("eval_strategy: steps\nper_device_eval_batch_size: 2\n", 2),
+        ("per_device_eval_batch_size: 2\n", None),
+        ("eval_strategy: 'no'\n", None),
+    ],
+)
+def test_the_batch_of_an_evaluation_counts_where_there_is_one(tmp_path: Path, text: str, evaluated: int | None) -> None:
+    """The Trainer evaluates 8 samples at once unless told otherwise, and nothing where no strategy says so."""
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + text))
+    assert config.request.get("eval_batch") == evaluated
 
 
 def test_checkpointing_of_llama_factory_is_turned_off_by_its_own_key_only(tmp_path: Path) -> None:

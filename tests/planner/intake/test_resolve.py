@@ -51,6 +51,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
     absent = runs | {
+        "data",
+        "tokenizer",
         "train_layers",
         "dora",
         "versions",

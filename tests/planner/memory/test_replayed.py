@@ -52,6 +52,14 @@ def test_a_card_that_holds_the_minimum_is_enough_and_a_smaller_one_names_what_fa
     assert failed.n_bytes > failed.largest_free_bytes
 
 
+def test_an_evaluation_of_another_batch_has_its_own_size_alone() -> None:
+    """Eight samples without gradients need what training on eight does in its evaluation; other phases stay as they are."""
+    one, eight, more = (job(method="lora", **flags) for flags in ({}, {"batch": 8}, {"eval_batch": 8}))
+    peaks = [{phase.phase: phase.allocated_bytes for phase in replayed(each).phases} for each in (one, eight, more)]
+    assert peaks[2]["eval"] == peaks[1]["eval"] > peaks[0]["eval"]
+    assert {**peaks[2], "eval": 0} == {**peaks[0], "eval": 0}
+
+
 def test_drawn_batches_grow_up_to_the_cap_and_are_the_same_every_time() -> None:
     """New longest batches only; none where every batch has one length."""
     varying = job(padding="longest", tokens_per_sample=120, batch=4)

@@ -16,7 +16,7 @@ from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs
 from planner.searching.moves import KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
-from planner.searching.variants import refusals
+from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
 
 Flags = dict[str, object]
@@ -376,3 +376,13 @@ def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
     assert paged.host_bytes < GIB
     shown = lever_choices("", [paged]).rows[0].facts
     assert shown[1].startswith("<1 GiB RAM")
+
+
+def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
+    """It costs nothing; the typed flag gives the same job."""
+    base: Flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "3060", "seq": "2048", "eval_batch": "16"}
+    move = next(move for move in moves(scenario(base)) if move.topic == "evaluation")
+    assert (flags_of(move), move.kind) == ("--eval-batch 1", "free")
+    changed = with_flags(scenario(base), move.flags)
+    assert changed.run == scenario({**base, "eval_batch": "1"}).run
+    assert not [move for move in moves(changed) if move.topic == "evaluation"]
