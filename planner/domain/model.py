@@ -11,7 +11,7 @@ InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", 
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
+RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
@@ -237,6 +237,10 @@ class MlpSpec:
     - ``chosen``: a softmax over the chosen logits alone (Granite, gpt-oss)
     - ``fp32``: the input and the weight of the router in fp32 too (DeepSeek V2)
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
+    - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
+    - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
+
+    ``shared_first``: the shared expert has no gate and runs before the router.
     """
 
     width: int
@@ -246,6 +250,7 @@ class MlpSpec:
     top_k: int = 0
     shared_width: int = 0
     router: RouterKind = "softmax"
+    shared_first: bool = False
 
     @property
     def active_width(self) -> int:

@@ -15,7 +15,7 @@ from tests.extras import import_or_skip
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
-KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"}
+KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
 NAMES = sorted(name for name in model_ids() if model_entry(name).config["model_type"] in KINDS)
 _SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
 _SMALL |= {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0}
@@ -25,6 +25,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _DELTA),
     ("qwen3_5_text", _DELTA | {"attention_bias": True, "layer_types": ["full_attention", "linear_attention"] * 2}),
     ("qwen3_5_moe_text", _DELTA | _EXPERTS),
+    ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "use_bias": True}),
+    ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0}),
     ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
 ]
 
