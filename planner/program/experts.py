@@ -16,7 +16,6 @@ from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
-
 _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
 
 

@@ -24,7 +24,7 @@ DENSE |= {"starcoder2", "seed_oss", "arcee", "ministral", "cohere2", "exaone4", 
 DENSE |= {"apertus", "ernie4_5"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
 MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
-MIXTURES |= {"glm4_moe", "minimax_m2", "ernie4_5_moe"}
+MIXTURES |= {"glm4_moe", "minimax_m2"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
 ENTRIES = {name: entry for name in model_ids() if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE}
