@@ -14,7 +14,7 @@ from typing import Literal
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.trained import LayerPasses, ModelPasses
 from planner.arrays import minimum, where
-from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
+from planner.domain.model import DELTA_CHUNK_TOKENS, BlockSpec, LinearSpec, ModelSpec
 from planner.domain.recipe import Number, Recipe
 
 FLOP_PER_MAC = 2
@@ -187,9 +187,24 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
                 stored, active = stored + linear.copies, active + linear.active_copies
             else:
                 dense = dense + whole
+        mixing = _mixer_work(group.block, key)
+        dense = dense + (mixing.of_layers(passes) if key.passes else mixing.times(group.count))
         first = False
     head, head_adapter = _head_work(model, key)
     return Work(dense, experts, head, adapters + head_adapter, _attention_work(model), active / stored if stored else 0.0)
+
+
+def _mixer_work(block: BlockSpec, key: WorkKey) -> Macs:
+    """What a layer of the gated delta rule multiplies beside its matrices: products within chunks, and with the state.
+
+    Backward computes the chunks again and makes two products for each.  Source: planner/program/gated_delta.py names the code.
+    """
+    spec = block.mixer
+    if spec is None:
+        return Macs()
+    within = DELTA_CHUNK_TOKENS * (3 * spec.key_dim + 2 * spec.value_dim)
+    macs = spec.value_heads * (within + 3 * spec.key_dim * spec.value_dim)
+    return Macs(macs, 3 * macs, 0, macs if key.checkpointing else 0)
 
 
 def _linear_work(linear: LinearSpec, block: BlockSpec, key: WorkKey, *, is_last: bool) -> tuple[Macs, Macs]:
@@ -274,6 +289,8 @@ def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
     parts = []
     for group in model.groups:
         spec = group.block.attention
+        if not spec.n_heads:
+            continue
         features = spec.n_heads * (spec.head_dim + spec.value_head_dim)
         parts.append(AttentionWork(group.count, features, spec.n_heads, spec.window_tokens, spec.position == "alibi"))
     return tuple(parts)

@@ -11,14 +11,14 @@ InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", 
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
+RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-RotaryTables = Literal["cast", "fp32", "half", "layers"]
+RotaryTables = Literal["cast", "fp32", "half", "layers", "sections"]
 EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
@@ -74,7 +74,8 @@ class NormSpec:
     """A normalisation over ``width`` features; ``copies`` of them in the block.
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
-    compressed projections of multi-head latent attention.  ``rows_per_token`` is how many vectors are normalised per token
+    compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without attention.
+    ``rows_per_token`` is how many vectors are normalised per token
     (1 for the residual stream, the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
 
     ``scaling`` is how the code of an unfused norm applies its weight, which decides what the norm keeps for backward:
@@ -92,7 +93,7 @@ class NormSpec:
     copies: int = 1
     bias: bool = False
     weight: bool = True
-    on: Literal["hidden", "heads", "latent"] = "hidden"
+    on: Literal["hidden", "heads", "latent", "mixer"] = "hidden"
     rows_per_token: int = 1
     scaling: NormScaling = "cast"
 
@@ -130,6 +131,7 @@ class AttentionSpec:
     sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
     ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
     clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
+    ``output_gate``: the query's product is twice as wide, and the sigmoid of its second half weighs what attention returns.
     """
 
     n_heads: int
@@ -158,6 +160,7 @@ class AttentionSpec:
     head_norms_turned: bool = False
     clips_products: bool = False
     scales_turned_query: bool = False
+    output_gate: bool = False
 
     @property
     def q_width(self) -> int:
@@ -180,6 +183,46 @@ class AttentionSpec:
         return self.n_heads * self.value_head_dim
 
 
+NO_ATTENTION = AttentionSpec(0, 0, 0, 0, position="none")
+"""The attention of a layer that has none."""
+
+
+DELTA_CHUNK_TOKENS = 64
+"""Positions that the gated delta rule takes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaSpec:
+    """A layer that keeps a state for each head in place of keys and values, updated by the gated delta rule.
+
+    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A convolution of
+    ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and gate are one product, whose parts
+    are joined again for the convolution (Qwen3-Next).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    fused_inputs: bool = False
+
+    @property
+    def k_width(self) -> int:
+        """Features of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def v_width(self) -> int:
+        """Features of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Features that the convolution runs over."""
+        return 2 * self.k_width + self.v_width
+
+
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
     """Shape of one feed-forward layer; with ``n_experts`` > 0 a mixture of experts.
@@ -194,6 +237,10 @@ class MlpSpec:
     - ``chosen``: a softmax over the chosen logits alone (Granite, gpt-oss)
     - ``fp32``: the input and the weight of the router in fp32 too (DeepSeek V2)
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
+    - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
+    - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
+
+    ``shared_first``: the shared expert has no gate and runs before the router.
     """
 
     width: int
@@ -203,6 +250,7 @@ class MlpSpec:
     top_k: int = 0
     shared_width: int = 0
     router: RouterKind = "softmax"
+    shared_first: bool = False
 
     @property
     def active_width(self) -> int:
@@ -215,7 +263,8 @@ class BlockSpec:
     """One decoder layer.
 
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
-    ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales).
+    ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales, convolutions).
+    ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then.
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
     ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
     ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero;
@@ -238,6 +287,7 @@ class BlockSpec:
     norms_sums: bool = False
     branch_sum: BranchSum = "branches"
     scales_branches: bool = False
+    mixer: GatedDeltaSpec | None = None
 
     @property
     def param_count(self) -> int:
@@ -284,7 +334,8 @@ class ModelSpec:
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own.  ``rotary_by_kind``: layers with a window have tables of their own.
+    once (``half``); or each of the ``layers`` makes its own.  ``sections``: they are cast, and made for every sample from three
+    positions each (text, height, width).  ``rotary_by_kind``: layers with a window have tables of their own.
     ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 

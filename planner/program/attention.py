@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.program.activations import clamped
 from planner.program.eager import eager
-from planner.program.heads import by_heads, fused_projection, head_norm
+from planner.program.heads import by_heads, fused_projection, head_norm, split
 from planner.program.kernels import fused_attention
 from planner.program.latent import latent_heads
 from planner.program.matrices import dropout, linear
@@ -20,12 +20,14 @@ from planner.program.view import LayerView
 def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
-        query, key, value, _held = heads(torch, view, x)
+        query, key, value, held = heads(torch, view, x)
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
+        if view.block.attention.output_gate:
+            out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
@@ -47,7 +49,7 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
 
 
 def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Query, key and value with their norms, and the fused product where a variable refers to it."""
+    """Query, key and value with their norms, and what a variable refers to: the fused product, or the gate of the output."""
     if view.block.attention.fused_qkv:
         return fused_projection(torch, view, x)
     spec = view.block.attention
@@ -55,21 +57,36 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
     norms = [each for each in view.block.norms if each.on == "heads"]
     whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
     made: list[Tensor] = []
+    gates: list[Tensor] = []
     for index, matrix in enumerate(view.linears("attn_in")):
         made.append(linear(torch, view, matrix, x))
         if spec.scales_query and not index:
             made[0] = torch.same(made[0], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
-        if not spec.heads_last:
+        if spec.output_gate and not index:
+            gates.append(_cut_off_gate(torch, made))
+        elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
         if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    query, key, value = _as_heads(torch, view, made)
+    return query, key, value, gates
+
+
+def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:
+    """The second half of the query's product, copied; the first one stays."""
+    made[0], gate = split(torch, made[0], (made[0].count / 2, made[0].count / 2))
+    return torch.contiguous(gate)
+
+
+def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Tensor]:
+    """What is done to the products when all three are there."""
+    spec = view.block.attention
     made = [clamped(torch, each) if spec.clips_products else each for each in made]
-    for index in range(3):
+    for index, number in enumerate((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)):
         if spec.heads_last:
-            made[index] = by_heads(torch, made[index], numbers[index])
+            made[index] = by_heads(torch, made[index], number)
         if spec.head_norms_last:
             made[index] = head_norm(torch, view, index, made[index])
-    query, key, value = made
-    return query, key, value, []
+    return made

@@ -16,6 +16,8 @@ from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
+_FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
+
 
 def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The weights of the experts that each token goes to."""
@@ -24,11 +26,15 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     with torch.inside(spec.name):
         weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base)
         delta = _delta(torch, view, spec, weight)
-        if mlp.router in ("fp32", "sigmoid"):
+        given = x.dtype
+        if mlp.router in _FP32_ROUTERS:
             x = torch.to(x, "fp32")
         if delta is not None:
             weight = torch.add(weight, delta)
-        seen = torch.to(weight, "fp32") if mlp.router in ("fp32", "sigmoid") else weight
+        seen = torch.to(weight, "fp32") if mlp.router in _FP32_ROUTERS else weight
+        if mlp.router == "fp32_cast":
+            scores = torch.kernel(torch.mm(x, seen, mlp.n_experts), "softmax", saves="output")
+            return torch.to(_chosen(torch, mlp.top_k, scores), given)
         copy = weight_copy(torch, view, seen)
         logits = torch.mm(autocast(torch, view, x), copy, mlp.n_experts)
         dtype = logits.dtype
@@ -36,6 +42,8 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return _chosen(torch, mlp.top_k, logits)
         if mlp.router == "sigmoid":
             return _chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
+        if mlp.router == "sigmoid_fp32":
+            return _chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
         scores = torch.kernel(torch.to(logits, "fp32"), "softmax", saves="output")
         chosen = _chosen(torch, mlp.top_k, scores)
         return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen

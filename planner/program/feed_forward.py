@@ -60,6 +60,10 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     gates = [spec for spec in view.linears("mlp_in") if spec.group == "router"]
     if not view.block.mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
+    if view.block.mlp.shared_first:
+        shared = dense(torch, view, x, "shared_expert")
+        weights = router(torch, view, x)
+        return torch.add(experts(torch, view, x, weights), shared)
     if not gates:
         weights = router(torch, view, x)
         out = experts(torch, view, torch.reshaped(x), weights)

@@ -19,12 +19,21 @@ MASK, COSINES, SINES = "mask", "cosines", "sines"
 
 
 def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
-    """What layers of one kind read: the names that their code uses, and those of the tensors that were made."""
-    names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) else {}
-    if view.block.attention.position == "rope" and model.rotary_tables != "layers":
+    """What layers of one kind read: the names that their code uses, and those of the tensors that were made.
+
+    A checkpointed layer without attention keeps the tables of rotary positions too, because it is called with them.
+    """
+    if view.block.mixer is not None and not (view.recipe.gradient_checkpointing and _turns(model)):
+        return {}
+    names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) and view.block.mixer is None else {}
+    if (view.block.attention.position == "rope" or view.block.mixer is not None) and model.rotary_tables != "layers":
         kind = _kind(view) if model.rotary_by_kind else ""
         names.update({COSINES: f"{COSINES}{kind}", SINES: f"{SINES}{kind}"})
     return names
+
+
+def _turns(model: ModelSpec) -> bool:
+    return any(group.block.attention.position == "rope" for group in model.groups)
 
 
 def make_masks(torch: Operators, model: ModelSpec, views: Sequence[LayerView]) -> None:
@@ -38,7 +47,7 @@ def make_masks(torch: Operators, model: ModelSpec, views: Sequence[LayerView]) -
 def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], stream: Dtype) -> None:
     """Make all tables of rotary positions, for layers without a window first."""
     for view in _full_first(views):
-        names = names_for(model, view)
+        names = {} if view.block.mixer else names_for(model, view)
         if COSINES in names and names[COSINES] not in torch.shared:
             with torch.inside("rotary_emb"):
                 tables = _tables(torch, model, view, stream)
@@ -46,7 +55,7 @@ def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], 
 
 
 def _full_first(views: Sequence[LayerView]) -> list[LayerView]:
-    return sorted(views, key=lambda view: view.block.attention.window_tokens is not None)
+    return sorted(views, key=lambda view: (view.block.mixer is not None, view.block.attention.window_tokens is not None))
 
 
 def _kind(view: LayerView) -> str:
@@ -79,6 +88,8 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     """Cosines and sines of one sample, made in fp32; or both as one table of complex numbers (DeepSeek V2)."""
     attention = view.block.attention
     width = attention.rotary_width or attention.head_dim
+    if model.rotary_tables == "sections":
+        return _tables_of_sections(torch, width, dtype)
     angles = _frequencies = torch.new(Unit.LENGTH, width / 2, "fp32", "mul")
     if attention.rotary_form == "complex":
         ones = torch.like(angles, "ones_like")
@@ -93,6 +104,22 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     if model.rotary_tables == "fp32":
         return cosines, sines
     return torch.to(cosines, dtype), torch.to(sines, dtype)
+
+
+def _tables_of_sections(torch: Operators, width: int, dtype: Dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of all samples: angles of three positions, of which parts are written over those of the first.
+
+    Source: transformers 5.23 models/qwen3_5/modeling_qwen3_5.py Qwen3_5TextRotaryEmbedding.
+    """
+    positions = torch.new(Unit.TOKENS, 3, "fp32", "to")
+    angles = torch.new(Unit.TOKENS, 3 * width / 2, "fp32", "mul")
+    del positions
+    cosines = _scaled(torch, torch.like(angles, "cos"))
+    sines = _scaled(torch, torch.like(angles, "sin"))
+    sines = torch.new(Unit.TOKENS, width, "fp32", "cat")
+    cosines = torch.new(Unit.TOKENS, width, "fp32", "cat")
+    narrow = torch.to(cosines, dtype)
+    return narrow, torch.to(sines, dtype)
 
 
 def _scaled(torch: Operators, table: Tensor) -> Tensor:

@@ -150,8 +150,8 @@ class Operators(Tape):
             _half = self.like(gradient, "mul")
             return [self.like(gradient, "mul")]
 
-        shifted = self.like(x, "add")
-        out = self.like(shifted, "rsqrt")
+        x = self.shifted(x)
+        out = self.like(x, "rsqrt")
         return record(self, out, [x], [out], backward)
 
     def mean_of_rows(self, x: Tensor, rows: float = 1) -> Tensor:

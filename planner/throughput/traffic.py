@@ -13,7 +13,7 @@ from functools import lru_cache
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime
-from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import DELTA_CHUNK_TOKENS, BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.domain.stack import Stack
 
 
@@ -81,7 +81,7 @@ def model_traffic(model: ModelSpec, view: TrafficView) -> ModelTraffic:
         block = group.block
         layer = norms_traffic(block.norms, view) + residual_traffic(model.hidden_size, view.regime)
         layer = layer + rotary_traffic(block, view.regime) + activation_traffic(block, view) + routing_traffic(block, model, view)
-        layer = layer + casts_traffic(block, view)
+        layer = layer + casts_traffic(block, view) + mixer_traffic(block, view.regime)
         elementwise = elementwise + layer.times(group.count)
         for linear in block.linears:
             products = products + product_traffic(linear, view).times(group.count)
@@ -143,6 +143,22 @@ def rotary_traffic(block: BlockSpec, regime: Regime) -> Traffic:
         return Traffic()
     elements = (attention.q_width + attention.k_width) * regime.linear_out
     return Traffic(9 * elements, 9 * elements)
+
+
+def mixer_traffic(block: BlockSpec, regime: Regime) -> Traffic:
+    """Convolution and gated delta rule: each tensor of the rule is written once and read once; bytes per token.
+
+    Backward makes the tensors of the forward pass again, and a gradient of each.
+    Source: planner/program/gated_delta.py, which names the code.
+    """
+    spec = block.mixer
+    if spec is None:
+        return Traffic()
+    per_head = spec.value_heads * (spec.key_dim + DELTA_CHUNK_TOKENS)
+    states = spec.v_width * spec.key_dim / DELTA_CHUNK_TOKENS
+    elements = 2 * spec.conv_width + 2 * spec.k_width + per_head + 3 * spec.v_width + states
+    moved = round(2 * elements * regime.compute)
+    return Traffic(moved, 2 * moved)
 
 
 # Accesses of two bytes in forward and backward.

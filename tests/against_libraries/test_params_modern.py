@@ -24,6 +24,7 @@ DENSE |= {"starcoder2", "seed_oss", "arcee", "ministral", "cohere2", "exaone4", 
 DENSE |= {"apertus", "ernie4_5"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
 MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
+MIXTURES |= {"glm4_moe", "minimax_m2"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
 ENTRIES = {name: entry for name in model_ids() if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE}
@@ -49,6 +50,7 @@ CHECKPOINT_ELEMENTS = {
 _SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
 _SMALL = _SIZES | {"pad_token_id": 0}
 _MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20}
+_FEW = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}),
@@ -105,7 +107,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {"num_experts_per_tok": 2, "attention_bias": True, "mlp_bias": True, "first_k_dense_replace": 2, **_MLA}),
     ("deepseek_v3", {"q_lora_rank": 24, "num_key_value_heads": 4, "n_shared_experts": 2, **_MLA}),
     ("deepseek_v3", {"num_key_value_heads": 4, "attention_bias": True, "first_k_dense_replace": 0, **_MLA}),
-    ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 20}),
+    ("glm4_moe", {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True}),
+    ("glm4_moe", {"num_key_value_heads": 4, **_FEW, "first_k_dense_replace": 2, "n_shared_experts": 2}),
+    ("minimax_m2", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
+    ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
     ("gpt_oss", {"num_key_value_heads": 4, "attention_bias": False, "num_local_experts": 4, "sliding_window": 8}),
 ]
 

@@ -49,6 +49,8 @@ _SMALL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 3,
 _SMALL |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "pad_token_id": 0, "torch_dtype": "bfloat16"}
 _DROPS = {"residual_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1}
 _WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+_DELTA: dict[str, Any] = {"num_hidden_layers": 4, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+_DELTA |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {**_DROPS, "sliding_window": 4096},
     "seed_oss": {"head_dim": 64},
@@ -61,6 +63,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ministral3": {"head_dim": 64},
     "apertus": {},
     "ernie4_5": {"head_dim": 64},
+    "qwen3_5_text": _DELTA,
 }
 # Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the branches under
 # QLoRA: the program casts the first layer's input once more for each adapter.

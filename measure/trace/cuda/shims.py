@@ -19,6 +19,7 @@ from measure.trace.cuda.autocast import cuda_autocast_lists
 from measure.trace.cuda.flash import flash_attention
 from measure.trace.cuda.grouped import grouped_product_in_every_dtype
 from measure.trace.cuda.quantized import dora_reads_stand_ins
+from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
 from measure.trace.cuda.sdpa import attention_on_cuda
 from measure.trace.cuda.softmax import softmax_on_cuda
 from measure.trace.tracer import Recorder
@@ -202,6 +203,13 @@ SHIMS: tuple[Shim, ...] = (
         _mask_question,
     ),
     Shim(
+        "recurrent_mask",
+        "fake",
+        "whether a layer without attention masks its input depends on values, which fake tensors do not have: the batch knows",
+        "transformers/masking_utils.py create_recurrent_attention_mask",
+        lambda situation: recurrent_mask(padded=situation.padded),
+    ),
+    Shim(
         "grouped_product",
         "fake",
         "the shape function of grouped products takes bf16 only; CUDA and CPU multiply fp32 experts, one after the other",
@@ -221,6 +229,13 @@ SHIMS: tuple[Shim, ...] = (
         "the package of FlashAttention 2 needs CUDA; torch has the same kernel, and the batch knows what the mask is asked for",
         "transformers/modeling_flash_attention_utils.py _lazy_imports",
         _flash_attention,
+    ),
+    Shim(
+        "recurrent_kernels",
+        "cuda",
+        "the packages of gated delta layers need CUDA, and without them Transformers runs another program",
+        "transformers/models/qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule, causal_conv1d_fn",
+        lambda _: recurrent_kernels(),
     ),
     Shim(
         "fused_dropout",

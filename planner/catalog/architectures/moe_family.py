@@ -21,8 +21,8 @@ from planner.catalog.architectures.parts import fused_experts, gated_mlp, reache
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
-# Names of the separate matrices that these architectures had before Transformers 5: gate and up, down.
-_SPLIT_NAMES = (("gate_proj", "up_proj"), "down_proj")
+SPLIT_NAMES = (("gate_proj", "up_proj"), "down_proj")
+"""Names of the separate matrices that these architectures had before Transformers 5: gate and up, down."""
 
 
 def experts_of(fields: ConfigFields, width: int, n_experts: int, top_k: int) -> MlpSpec:
@@ -65,7 +65,7 @@ def read_olmoe(fields: ConfigFields) -> ModelSpec:
     n_experts, top_k = fields.integer("num_experts", default=64), fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
-    linears = reached_by_peft(block.linears, *_SPLIT_NAMES)
+    linears = reached_by_peft(block.linears, *SPLIT_NAMES)
     block = replace(block, linears=linears, norms=block.norms + wide_head_norms(attention))
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
@@ -89,12 +89,12 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
     n_experts, top_k = fields.integer("num_experts", default=128), fields.integer("num_experts_per_tok", default=8)
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=768), n_experts, top_k)
     sparse = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
-    sparse = replace(sparse, linears=reached_by_peft(sparse.linears, *_SPLIT_NAMES), norms=sparse.norms + head_norms(attention))
-    if all(_sparse_layers(fields, n_layers)):
+    sparse = replace(sparse, linears=reached_by_peft(sparse.linears, *SPLIT_NAMES), norms=sparse.norms + head_norms(attention))
+    if all(sparse_layers(fields, n_layers)):
         return decoder(fields, [sparse] * n_layers)
     dense = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
-    dense = replace(dense, linears=reached_by_peft(dense.linears, *_SPLIT_NAMES), norms=sparse.norms)
-    return decoder(fields, [sparse if is_sparse else dense for is_sparse in _sparse_layers(fields, n_layers)])
+    dense = replace(dense, linears=reached_by_peft(dense.linears, *SPLIT_NAMES), norms=sparse.norms)
+    return decoder(fields, [sparse if is_sparse else dense for is_sparse in sparse_layers(fields, n_layers)])
 
 
 def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
@@ -110,7 +110,7 @@ def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
     sparse = _moe_block(fields, attention, replace(mlp, shared_width=shared), qkv_bias=bias, out_bias=False)
     gate = LinearSpec("shared_expert_gate", "router", hidden, 1, "mlp_in")
     sparse = replace(sparse, linears=(*sparse.linears, *shared_experts(hidden, shared), gate))
-    layers = _sparse_layers(fields, n_layers)
+    layers = sparse_layers(fields, n_layers)
     dense = sparse if all(layers) else llama_block(fields, attention, qkv_bias=bias)
     pairs = zip(layers, _qwen2_moe_windows(fields, n_layers), strict=True)
     return decoder(fields, [with_windows(sparse if is_sparse else dense, [tokens])[0] for is_sparse, tokens in pairs])
@@ -121,7 +121,7 @@ def shared_experts(hidden: int, width: int, *, bias: bool = False) -> tuple[Line
     return tuple(replace(linear, group="shared_expert") for linear in gated_mlp(hidden, width, bias=bias))
 
 
-def _sparse_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
+def sparse_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
     """Which layers route: every ``decoder_sparse_step``-th that ``mlp_only_layers`` does not name."""
     step, dense = fields.integer("decoder_sparse_step", default=1), set(fields.integers("mlp_only_layers"))
     return [index not in dense and (index + 1) % step == 0 for index in range(n_layers)]

@@ -1,0 +1,112 @@
+"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
+``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, wide_head_norms
+from planner.catalog.architectures.moe_family import SPLIT_NAMES, experts_of, shared_experts
+from planner.catalog.architectures.parts import (
+    fused_experts,
+    gated_mlp,
+    reached_by_peft,
+    rms,
+    rotary_width,
+    router,
+    separate_qkv,
+)
+from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+
+
+def _dense(fields: ConfigFields, attention: AttentionSpec, projections: tuple[LinearSpec, ...], *, bias: bool) -> BlockSpec:
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    linears = reached_by_peft((*projections, *gated_mlp(hidden, width, bias=bias)), *SPLIT_NAMES)
+    mlp = MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"))
+    return BlockSpec(attention, mlp, linears, (rms(hidden, copies=2),))
+
+
+def _sparse(attention: AttentionSpec, projections: tuple[LinearSpec, ...], mlp: MlpSpec, hidden: int, *, bias: bool) -> BlockSpec:
+    experts = (router(hidden, mlp.n_experts), *fused_experts(hidden, mlp))
+    shared = shared_experts(hidden, mlp.shared_width, bias=bias) if mlp.shared_width else ()
+    linears = reached_by_peft((*projections, *experts, *shared), *SPLIT_NAMES)
+    return BlockSpec(attention, mlp, linears, (rms(hidden, copies=2),))
+
+
+def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
+    """``glm4_moe``: Llama's attention with half of each head turned, first dense layers, then DeepSeek V3's experts.
+
+    ``e_score_correction_bias`` of each router is a buffer, not a parameter.
+    """
+    hidden, n_layers, bias = (
+        fields.integer("hidden_size"),
+        fields.layers("num_hidden_layers"),
+        fields.flag("attention_bias", False),
+    )
+    attention = replace(attention_of(fields, kv_default=8), joined_rotary=True, head_norms_last=True)
+    attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5))
+    projections = separate_qkv(attention, hidden, qkv_bias=bias)
+    width = fields.integer("moe_intermediate_size", default=1408)
+    n_experts, top_k = fields.integer("n_routed_experts", default=128), fields.integer("num_experts_per_tok", default=8)
+    shared = width * fields.integer("n_shared_experts", default=1)
+    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="sigmoid")
+    n_dense = min(fields.count("first_k_dense_replace", default=1), n_layers)
+    blocks = [_dense(fields, attention, projections, bias=False)] * n_dense
+    blocks += [_sparse(attention, projections, mlp, hidden, bias=False)] * (n_layers - n_dense)
+    if fields.flag("use_qk_norm", False):
+        blocks = [replace(block, norms=block.norms + head_norms(attention)) for block in blocks]
+    spec = decoder(fields, blocks)
+    return replace(spec, omits="the multi-token-prediction layers, which Transformers does not build by default")
+
+
+def read_minimax_m2(fields: ConfigFields) -> ModelSpec:
+    """``minimax_m2``: query and key normed over all heads, a part of each head turned, experts chosen by a sigmoid in fp32.
+
+    Released files say the turned part as ``rotary_dim``.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    attention = attention_of(fields, kv_default=8, head_dim_default=128)
+    share = fields.integer("rotary_dim", default=attention.head_dim) / attention.head_dim
+    width = rotary_width(fields, attention.head_dim, min(share, 1.0))
+    attention = replace(attention, heads_last=True, joined_rotary=True, rotary_width=width)
+    n_experts, top_k = fields.integer("num_local_experts", default=256), fields.integer("num_experts_per_tok", default=8)
+    mlp = replace(experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k), router="sigmoid_fp32")
+    block = _sparse(attention, separate_qkv(attention, hidden), mlp, hidden, bias=False)
+    linears = reached_by_peft(block.linears, ("w1", "w3"), "w2")
+    block = replace(block, linears=linears, norms=block.norms + wide_head_norms(attention))
+    spec = decoder(fields, [block] * n_layers)
+    return replace(spec, omits="the multi-token-prediction modules, which Transformers does not build")
+
+
+def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
+    """``ernie4_5_moe``: ERNIE 4.5's attention, experts beside shared ones that run first.
+
+    Each router has a frozen parameter of one number for each expert, counted among those beside the matrices.
+    """
+    hidden, n_layers, bias = fields.integer("hidden_size"), fields.layers("num_hidden_layers"), fields.flag("use_bias", False)
+    attention = attention_of(fields, kv_default=4)
+    attention = replace(attention, rotary_form="repeated_pairs", rotary_result="floated")
+    projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
+    width = fields.integer("moe_intermediate_size", default=1536)
+    n_experts, top_k = fields.integer("moe_num_experts", default=64), fields.integer("moe_k", default=6)
+    shared = width * fields.count("moe_num_shared_experts", default=2)
+    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="fp32_cast", shared_first=True)
+    sparse = replace(_sparse(attention, projections, mlp, hidden, bias=bias), extra_params=n_experts)
+    dense = _dense(fields, attention, projections, bias=bias)
+    kinds = _ernie_layers(fields, n_layers)
+    spec = decoder(fields, [sparse if kind else dense for kind in kinds], tied_default=True)
+    return replace(spec, rotary_tables="fp32", head=replace(spec.head, bias=bias))
+
+
+def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
+    """Which layers have experts: every ``moe_layer_interval``-th one from the first to the last index that are said."""
+    first, step = fields.count("moe_layer_start_index", default=1), fields.integer("moe_layer_interval", default=1)
+    last = n_layers - 1 if fields.data.get("moe_layer_end_index", -1) == -1 else fields.count("moe_layer_end_index")
+    return [(index + 1) % step == 0 and first <= index <= last for index in range(n_layers)]
+
+
+READERS = {"glm4_moe": read_glm4_moe, "minimax_m2": read_minimax_m2, "ernie4_5_moe": read_ernie_moe}

@@ -1,0 +1,73 @@
+"""Parameters and matrices of models that mix tokens without attention in some layers, against Transformers' modules on meta."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from planner.catalog.hf_config import model_from_config
+from planner.catalog.models import model_entry, model_ids
+from planner.domain.model import ModelSpec
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
+
+KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
+NAMES = sorted(name for name in model_ids() if model_entry(name).config["model_type"] in KINDS)
+_SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
+_SMALL |= {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 10}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_5_text", _DELTA),
+    ("qwen3_5_text", _DELTA | {"attention_bias": True, "layer_types": ["full_attention", "linear_attention"] * 2}),
+    ("qwen3_5_moe_text", _DELTA | _EXPERTS),
+    ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "use_bias": True}),
+    ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0}),
+    ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
+]
+
+
+def _module(config: dict[str, Any]) -> Any:
+    """The causal language model of a config, on meta, with tied tensors tied."""
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    module.tie_weights()
+    return module
+
+
+def _check(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """The same parameters in all, and the same matrices by name and size."""
+    module = _module(config)
+    distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
+    assert spec.param_count == sum(distinct.values())
+    named = [(path, child) for path, child in module.get_decoder().layers.named_modules() if isinstance(child, torch.nn.Linear)]
+    found = Counter(
+        (path.rpartition(".")[2], child.out_features, child.in_features, child.bias is not None) for path, child in named
+    )
+    said: Counter[tuple[str, int, int, bool]] = Counter()
+    for group in spec.groups:
+        for linear in group.block.linears:
+            if linear.kind == "linear":
+                said[(linear.name, linear.out_features, linear.in_features, linear.bias)] += group.count
+    assert found == said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_the_modules_of_transformers(name: str) -> None:
+    """At full depth; the published count is the same one."""
+    entry = model_entry(name)
+    config = entry.config_fields()
+    spec = model_from_config(config, name)
+    assert spec.param_count == entry.published_params
+    _check(spec, dict(config.get("text_config", config)))
+
+
+@pytest.mark.parametrize(("kind", "change"), VARIANTS)
+def test_optional_fields_match(kind: str, change: dict[str, Any]) -> None:
+    """Absent fields mean the defaults of the configuration class."""
+    config = {"model_type": kind} | _SMALL | change
+    _check(model_from_config(config, kind), config)
