@@ -115,10 +115,11 @@ def _show(stream: IO[str] | None, work: str) -> None:
 
 
 def _environment(folder: Path) -> Mapping[str, str]:
-    """The caller's variables with a home and temporary files of its own; the Hub's cache is read where it is."""
+    """The caller's variables with a home and temporary files of its own, and a view of the Hub's cache."""
     home = folder / "home"
     home.mkdir()
-    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = str(view_of(cache, home / "hub")) if cache.is_dir() else str(home / "hub")
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"HOME": str(home), "TMPDIR": str(home), "HF_HOME": hub, "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **_VARIABLES, **own}
