@@ -50,6 +50,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
     for name, function in _bindings(native, facts).items():
         setattr(torch._C, name, _own(function))
     _beside(facts)
+    _resizing(native)
 
 
 def _own(function: _Call) -> _Call:
@@ -202,6 +203,19 @@ def _bindings(native: Native, facts: CardFacts) -> dict[str, _Call]:
         "_cuda_getCompiledVersion": _always(_DRIVER),
         "_cuda_hasPrimaryContext": _always(True),
     }
+
+
+def _resizing(native: Native) -> None:
+    """``UntypedStorage.resize_``, which a CPU build has for the host alone."""
+    resize = torch.UntypedStorage.resize_
+
+    def on_card(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        native.resize_storage(storage._cdata, size)
+        return storage
+
+    torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign]
 
 
 def _beside(facts: CardFacts) -> None:

@@ -90,6 +90,10 @@ class Native:
         """Number of the block that begins at an address of the card, or -1."""
         return int(self._library.dry_block_at(ctypes.c_void_p(address)))
 
+    def resize_storage(self, storage: int, n_bytes: int) -> None:
+        """Give a storage of the card, by its address, another size."""
+        self._library.dry_resize_storage(ctypes.c_void_p(storage), ctypes.c_int64(n_bytes))
+
     def spoil(self, address: int) -> None:
         """Say that the values in the block that begins at an address of the card are guessed from now on."""
         self._library.dry_spoil(ctypes.c_void_p(address))

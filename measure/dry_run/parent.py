@@ -37,6 +37,8 @@ _VARIABLES = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
+_DEVICES = "DRY_RUN_DEVICES"
+"""How many cards the compiled part finds (native/device.cpp)."""
 _PLACE = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _PASSES_ON = ("/torch/", "/measure/dry_run/", "/runpy.py", "<frozen")
 
@@ -86,7 +88,7 @@ def _run_child(job: Job, folder: Path) -> int:
     with subprocess.Popen(
         command,
         cwd=work,
-        env=_environment(folder),
+        env={**_environment(folder), _DEVICES: str(job.card.n_cards)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 _NAME = "fake"
 
@@ -38,9 +40,32 @@ def install() -> None:
     for module in (dist, distributed_c10d):
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
+    _sum_gradients()
+
+
+def _sum_gradients() -> None:
+    """DDP waits for the tensor that a reduction gives back, which torch's group without communication has not."""
+    made: Any = DistributedDataParallel._ddp_init_helper
+
+    def make(model: Any, *args: Any, **kwargs: Any) -> None:
+        made(model, *args, **kwargs)
+        dist._register_comm_hook(model.reducer, None, _as_it_is)  # type: ignore[attr-defined]
+
+    DistributedDataParallel._ddp_init_helper = make  # type: ignore[method-assign]
+
+
+def _as_it_is(_: Any, bucket: Any) -> Any:
+    summed: Any = torch.futures.Future()
+    summed.set_result(bucket.buffer())
+    return summed
+
+
+def n_ranks() -> int:
+    """How many processes train together; 1 where the program made no group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _first_rank(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Iterator[tuple[Any, int, int]]:
     """Where processes would meet: the others are taken to be there."""
-    n_ranks = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-    yield dist.HashStore(), max(rank, 0), n_ranks
+    size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+    yield dist.HashStore(), max(rank, 0), size

@@ -178,6 +178,20 @@ int64_t dry_block_at(const void* address) {
   const auto found = dry::live.find(address);
   return found == dry::live.end() ? -1 : found->second->id;
 }
+// A storage of the card with another size, as CUDA's has it: a new block, into which the old one is copied, then takes its place.
+void dry_resize_storage(void* of, int64_t n_bytes) {
+  auto* storage = static_cast<c10::StorageImpl*>(of);
+  dry::InOperator scope(dry::number_of_operator("storage.resize_"), -1);
+  auto made = dry::card_allocator()->allocate(n_bytes);
+  auto *from = static_cast<dry::Block*>(storage->data_ptr().get_context()), *to = static_cast<dry::Block*>(made.get_context());
+  if (from != nullptr && to != nullptr && to->real) {
+    to->known = from->known;
+    to->guessed = from->guessed;
+    if (from->real) std::memcpy(to->data, from->data, std::min(from->n_bytes, to->n_bytes));
+  }
+  storage->set_data_ptr_noswap(std::move(made));
+  storage->set_nbytes(n_bytes);
+}
 void dry_spoil(const void* address) {
   std::lock_guard<std::mutex> hold(dry::lock);
   const auto found = dry::live.find(address);
