@@ -51,6 +51,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
         setattr(torch._C, name, _own(function))
     _beside(facts)
     _resizing(native)
+    _recording(native)
 
 
 def _own(function: _Call) -> _Call:
@@ -216,6 +217,19 @@ def _resizing(native: Native) -> None:
         return storage
 
     torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign]
+
+
+def _recording(native: Native) -> None:
+    """``Tensor.record_stream`` with a stream of ours."""
+    record: Any = torch.Tensor.record_stream
+
+    def on_card(tensor: torch.Tensor, stream: Any) -> None:
+        if not isinstance(stream, Stream):
+            record(tensor, stream)
+        elif tensor.is_cuda:
+            native.record_stream(tensor.untyped_storage().data_ptr(), stream.stream_id)
+
+    torch.Tensor.record_stream = on_card  # type: ignore[method-assign,assignment]
 
 
 def _beside(facts: CardFacts) -> None:

@@ -94,6 +94,10 @@ class Native:
         """Give a storage of the card, by its address, another size."""
         self._library.dry_resize_storage(ctypes.c_void_p(storage), ctypes.c_int64(n_bytes))
 
+    def record_stream(self, address: int, stream: int) -> None:
+        """Say that another stream uses the block that begins at an address of the card."""
+        self._library.dry_record_stream(ctypes.c_void_p(address), ctypes.c_int64(stream))
+
     def spoil(self, address: int) -> None:
         """Say that the values in the block that begins at an address of the card are guessed from now on."""
         self._library.dry_spoil(ctypes.c_void_p(address))

@@ -192,6 +192,12 @@ void dry_resize_storage(void* of, int64_t n_bytes) {
   storage->set_data_ptr_noswap(std::move(made));
   storage->set_nbytes(n_bytes);
 }
+// Another stream uses the block that begins at this address.
+void dry_record_stream(const void* address, int64_t stream) {
+  std::lock_guard<std::mutex> hold(dry::lock);
+  const auto found = dry::live.find(address);
+  if (found != dry::live.end()) dry::record_stream(found->second, stream);
+}
 void dry_spoil(const void* address) {
   std::lock_guard<std::mutex> hold(dry::lock);
   const auto found = dry::live.find(address);
