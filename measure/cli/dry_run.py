@@ -9,7 +9,7 @@ from measure.cli.said import need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
-from planner.errors import NotModelledError, UsageError
+from planner.errors import UsageError
 from planner.intake.fields import split_count
 
 # What a program can be joined with; all else the program says itself.
@@ -19,12 +19,11 @@ _ASSUMED_GPU = "a100-80-sxm"
 _ASSUMED_MULTIPROCESSORS = 108
 
 
-def card_of(said: dict[str, Any]) -> GpuSpec:
-    """The card that was named, or an A100 with a remark.
+def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
+    """The card that was named with their number, or an A100 with a remark.
 
     Raises:
         UsageError: flags that a program says itself, or no CUDA card.
-        NotModelledError: several cards.
     """
     left = sorted(name for name, value in said.items() if value is not None and name not in _TAKEN)
     if left:
@@ -32,15 +31,13 @@ def card_of(said: dict[str, Any]) -> GpuSpec:
     name, count = split_count(said.get("gpu") or _ASSUMED_GPU)
     if said.get("gpu") is None:
         write_remark(f"no --gpu was said: {_ASSUMED_GPU} is assumed")
-    if count not in (None, 1):
-        raise NotModelledError(f"a program on {count} cards cannot be dry-run yet; use --gpu {name}")
     card = load_gpu(name)
     if not card.is_cuda or card.visible_memory_bytes is None:
         raise UsageError(f"card '{card.id}' is no CUDA card of known size; plan gpus lists them")
-    return card
+    return card, count or 1
 
 
-def run(command: Sequence[str], card: GpuSpec, how: Any) -> Any:
+def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     """The dry run of ``command``; ``how`` has ``steps``, ``timeout_s``, ``allocator`` and ``trust_remote_code``.
 
     Raises:
@@ -54,10 +51,10 @@ def run(command: Sequence[str], card: GpuSpec, how: Any) -> Any:
 
     check_program(command)
     need("measure", "torch")
+    card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
-    facts = CardFacts(
-        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    )
+    multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
+    facts = CardFacts(f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards)
     job = Job(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code
     )

@@ -120,13 +120,14 @@ def trace(**said: Any) -> int:
 
 def _trace_program(program: list[str], said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None) -> int:
     """The same of the user's own program.  Where no ``--fits`` is said, the limit is what the card makes visible."""
-    from measure.cli.dry_run import card_of, run
+    from measure.cli.dry_run import cards_of, run
 
     del said["force"]
-    card = card_of(said)
+    cards = cards_of(said)
+    card = cards[0]
     from measure.dry_run.report import to_text as what_was_assumed
 
-    ran = run(program, card, answer)
+    ran = run(program, cards, answer)
     summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, parse_settings(answer.allocator or ""))
     _write_files(answer, f"{' '.join(program)[:80]}, {card.id}", ran.events, summary)
     if answer.as_json:

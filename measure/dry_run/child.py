@@ -26,10 +26,14 @@ def main(text: str) -> None:
     faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(job.timeout_s, exit=True, file=stacks)
     native = Native(Path(job.library))
+    from measure.dry_run.process_group import n_ranks
     from measure.dry_run.setup import set_up
 
     pretended = set_up(native, job)
     ending, reason, code = _run(job)
+    if ending in ("steps", "ended") and n_ranks() != job.card.n_cards:
+        ending = "refused"
+        reason = f"{job.card.n_cards} cards are named, and {n_ranks()} processes train: start one for each, or name one card"
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
     sys.stderr.flush()

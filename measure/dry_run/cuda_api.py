@@ -50,6 +50,8 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
     for name, function in _bindings(native, facts).items():
         setattr(torch._C, name, _own(function))
     _beside(facts)
+    _resizing(native)
+    _recording(native)
 
 
 def _own(function: _Call) -> _Call:
@@ -202,6 +204,32 @@ def _bindings(native: Native, facts: CardFacts) -> dict[str, _Call]:
         "_cuda_getCompiledVersion": _always(_DRIVER),
         "_cuda_hasPrimaryContext": _always(True),
     }
+
+
+def _resizing(native: Native) -> None:
+    """``UntypedStorage.resize_``, which a CPU build has for the host alone."""
+    resize = torch.UntypedStorage.resize_
+
+    def on_card(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        native.resize_storage(storage._cdata, size)
+        return storage
+
+    torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign]
+
+
+def _recording(native: Native) -> None:
+    """``Tensor.record_stream`` with a stream of ours."""
+    record: Any = torch.Tensor.record_stream
+
+    def on_card(tensor: torch.Tensor, stream: Any) -> None:
+        if not isinstance(stream, Stream):
+            record(tensor, stream)
+        elif tensor.is_cuda:
+            native.record_stream(tensor.untyped_storage().data_ptr(), stream.stream_id)
+
+    torch.Tensor.record_stream = on_card  # type: ignore[method-assign,assignment]
 
 
 def _beside(facts: CardFacts) -> None:

@@ -41,6 +41,9 @@ class NativeEvent:
 class Native:
     """The library, loaded.  It has to be before torch is imported: torch asks for hooks of CUDA only once."""
 
+    # Tensors of at most so many elements carry values; see ``native/memory.h``.
+    MOST_INTEGERS, MOST_FLOATS = 1 << 20, 1 << 10
+
     def __init__(self, library: Path) -> None:
         self._library: Any = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         for name in _NUMBERS:
@@ -86,6 +89,18 @@ class Native:
     def block_at(self, address: int) -> int:
         """Number of the block that begins at an address of the card, or -1."""
         return int(self._library.dry_block_at(ctypes.c_void_p(address)))
+
+    def resize_storage(self, storage: int, n_bytes: int) -> None:
+        """Give a storage of the card, by its address, another size."""
+        self._library.dry_resize_storage(ctypes.c_void_p(storage), ctypes.c_int64(n_bytes))
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Say that another stream uses the block that begins at an address of the card."""
+        self._library.dry_record_stream(ctypes.c_void_p(address), ctypes.c_int64(stream))
+
+    def spoil(self, address: int) -> None:
+        """Say that the values in the block that begins at an address of the card are guessed from now on."""
+        self._library.dry_spoil(ctypes.c_void_p(address))
 
     def take(self, n_bytes: int, op: str) -> int:
         """Record memory that a kernel takes while it runs; its number is for :meth:`give_back`."""

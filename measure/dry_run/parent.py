@@ -37,6 +37,8 @@ _VARIABLES = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
+_DEVICES = "DRY_RUN_DEVICES"
+"""How many cards the compiled part finds (native/device.cpp)."""
 _PLACE = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _PASSES_ON = ("/torch/", "/measure/dry_run/", "/runpy.py", "<frozen")
 
@@ -86,7 +88,7 @@ def _run_child(job: Job, folder: Path) -> int:
     with subprocess.Popen(
         command,
         cwd=work,
-        env=_environment(folder),
+        env={**_environment(folder), _DEVICES: str(job.card.n_cards)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -115,10 +117,11 @@ def _show(stream: IO[str] | None, work: str) -> None:
 
 
 def _environment(folder: Path) -> Mapping[str, str]:
-    """The caller's variables with a home and temporary files of its own; the Hub's cache is read where it is."""
+    """The caller's variables with a home and temporary files of its own, and a view of the Hub's cache."""
     home = folder / "home"
     home.mkdir()
-    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = str(view_of(cache, home / "hub")) if cache.is_dir() else str(home / "hub")
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"HOME": str(home), "TMPDIR": str(home), "HF_HOME": hub, "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **_VARIABLES, **own}

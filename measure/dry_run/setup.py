@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from measure.dry_run import cuda_api
+from measure.dry_run import cuda_api, process_group
 from measure.dry_run.card import LiveAllocator
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.job import Job
-from measure.dry_run.libraries import bitsandbytes_library, flash_attention, kernels, refused, saving
+from measure.dry_run.launches import Launches
+from measure.dry_run.libraries import bitsandbytes_library, cuda_builds, flash_attention, kernels, refused, saving, triton_kernels
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
 from measure.dry_run.native import Native
@@ -46,6 +47,10 @@ def set_up(native: Native, job: Job) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
+    cuda_builds.install(imports, guesses)
+    triton_kernels.install(imports, native, guesses, job.card)
+    process_group.install()
+    Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     if find_spec("triton") is None:
         guesses.assume("triton", "not installed; a GPU installation has it, and libraries may run otherwise", "this environment")

@@ -137,6 +137,8 @@ class Stages:
             raise StepsDone
 
     def _mark(self, tensor: torch.Tensor, role: Role) -> None:
+        # Of a tensor that is divided among ranks, this rank's part.
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.is_cuda:
             block = self.native.block_at(tensor.untyped_storage().data_ptr())
             if block >= 0:

@@ -109,10 +109,11 @@ def _without_generation_files(module: ModuleType) -> None:
 
 
 def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A tensor in host memory for each one that the checkpoint would have; tied ones it has once."""
+    """A tensor in host memory for each one that the checkpoint would have, whole where a rank holds a part; tied ones it has once."""
+    whole = {name: getattr(each, "ds_shape", each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     return {
-        name: torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu")
+        name: torch.empty(whole.get(name, tensor.shape), dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu")
         for name, tensor in model.state_dict().items()
         if name not in tied
     }

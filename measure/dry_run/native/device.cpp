@@ -2,6 +2,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <atomic>
 #include <cstdlib>
@@ -72,6 +73,17 @@ int64_t current_stream() { return streams[device]; }
 }  // namespace dry
 
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+
+namespace c10d {
+namespace {
+// DDP asks for one on its device; nothing takes time here.
+struct NoTimer final : Timer {
+  explicit NoTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, NoTimer);
+}  // namespace
+}  // namespace c10d
 
 namespace at {
 namespace {

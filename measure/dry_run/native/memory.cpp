@@ -20,7 +20,7 @@ std::vector<Event> events;
 std::vector<std::pair<int64_t, int64_t>> requested;  // freed while another stream may still use them
 std::vector<std::string> operator_names{""};
 std::unordered_map<std::string, int64_t> operator_numbers{{"", 0}};
-std::unordered_map<const void*, const Block*> live;
+std::unordered_map<const void*, Block*> live;
 std::atomic<int64_t> place{0};
 int64_t next_id = 0;
 thread_local int64_t running_op = 0, running_source = -1;
@@ -177,6 +177,31 @@ int64_t dry_block_at(const void* address) {
   std::lock_guard<std::mutex> hold(dry::lock);
   const auto found = dry::live.find(address);
   return found == dry::live.end() ? -1 : found->second->id;
+}
+// A storage of the card with another size, as CUDA's has it: a new block, into which the old one is copied, then takes its place.
+void dry_resize_storage(void* of, int64_t n_bytes) {
+  auto* storage = static_cast<c10::StorageImpl*>(of);
+  dry::InOperator scope(dry::number_of_operator("storage.resize_"), -1);
+  auto made = dry::card_allocator()->allocate(n_bytes);
+  auto *from = static_cast<dry::Block*>(storage->data_ptr().get_context()), *to = static_cast<dry::Block*>(made.get_context());
+  if (from != nullptr && to != nullptr && to->real) {
+    to->known = from->known;
+    to->guessed = from->guessed;
+    if (from->real) std::memcpy(to->data, from->data, std::min(from->n_bytes, to->n_bytes));
+  }
+  storage->set_data_ptr_noswap(std::move(made));
+  storage->set_nbytes(n_bytes);
+}
+// Another stream uses the block that begins at this address.
+void dry_record_stream(const void* address, int64_t stream) {
+  std::lock_guard<std::mutex> hold(dry::lock);
+  const auto found = dry::live.find(address);
+  if (found != dry::live.end()) dry::record_stream(found->second, stream);
+}
+void dry_spoil(const void* address) {
+  std::lock_guard<std::mutex> hold(dry::lock);
+  const auto found = dry::live.find(address);
+  if (found != dry::live.end()) found->second->guessed = true;
 }
 int64_t dry_install() {
   c10::SetAllocator(c10::DeviceType::CUDA, dry::card_allocator(), 100);

@@ -1,0 +1,71 @@
+"""Process groups of which only the first rank is there: its partners are like it, and exchange nothing."""
+
+# ruff: noqa: SLF001 - what torch calls private here has no public name
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+_NAME = "fake"
+
+
+def install() -> None:
+    """Groups of any backend are made of torch's own group without communication, in this process and for good."""
+
+    def create(options: Any, _: Any) -> Any:
+        return FakeProcessGroup._create_internal(options.group_rank, options.group_size)  # type: ignore[attr-defined]
+
+    dist.Backend.register_backend(_NAME, create, extended_api=True, devices=["cpu", "cuda"])
+    make: Any = distributed_c10d._new_process_group_helper
+
+    def made(size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *_: Any, **said: Any) -> Any:
+        kept = {key: value for key, value in said.items() if key in ("timeout", "pg_tag", "group_desc")}
+        group, prefix = make(size, rank, ranks, _NAME, store, name, **kept)
+        if isinstance(group, dist.ProcessGroup):
+            # What a program is told when it asks for the backend.
+            known = distributed_c10d._world.pg_map
+            known[group] = ("nccl" if backend in (None, "undefined") else backend, known[group][1])
+        return group, prefix
+
+    distributed_c10d._new_process_group_helper = made  # type: ignore[assignment]
+    distributed_c10d.rendezvous = _first_rank  # type: ignore[attr-defined]
+    for module in (dist, distributed_c10d):
+        module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
+    distributed_c10d._NCCL_AVAILABLE = True
+    _sum_gradients()
+
+
+def _sum_gradients() -> None:
+    """DDP waits for the tensor that a reduction gives back, which torch's group without communication has not."""
+    made: Any = DistributedDataParallel._ddp_init_helper
+
+    def make(model: Any, *args: Any, **kwargs: Any) -> None:
+        made(model, *args, **kwargs)
+        dist._register_comm_hook(model.reducer, None, _as_it_is)  # type: ignore[attr-defined]
+
+    DistributedDataParallel._ddp_init_helper = make  # type: ignore[method-assign]
+
+
+def _as_it_is(_: Any, bucket: Any) -> Any:
+    summed: Any = torch.futures.Future()
+    summed.set_result(bucket.buffer())
+    return summed
+
+
+def n_ranks() -> int:
+    """How many processes train together; 1 where the program made no group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _first_rank(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Iterator[tuple[Any, int, int]]:
+    """Where processes would meet: the others are taken to be there."""
+    size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+    yield dist.HashStore(), max(rank, 0), size
