@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from planner.anatomy.packing import Matrices
 from planner.domain.model import LinearSpec, ModelSpec, NormSpec
 from planner.domain.stack import Stack
 
@@ -14,15 +15,16 @@ class ParamCounts:
     """Element counts of one model under one stack.
 
     ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
-    ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``:
-    biases, routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
-    ``largest_quantizable`` and ``largest`` are the biggest single matrices.
+    ``quantizable_inputs``: their input features; ``quantizable_matrices``: how many they are; ``fused_experts``: expert
+    parameters that quantisers skip; ``block_rest``: biases, routers and extra parameters of blocks; ``norms``; ``tables``: token
+    and position tables; ``head``: 0 when tied.  ``largest_quantizable`` and ``largest`` are the biggest single matrices.
     ``tensors`` counts parameter tensors of the whole model.
     """
 
     quantizable: int
     quantizable_rows: int
     quantizable_inputs: int
+    quantizable_matrices: int
     fused_experts: int
     block_rest: int
     norms: int
@@ -31,6 +33,11 @@ class ParamCounts:
     largest_quantizable: int
     largest: int
     tensors: int
+
+    @property
+    def packed(self) -> Matrices:
+        """What quantisers replace, counted together."""
+        return Matrices(self.quantizable, self.quantizable_rows, self.quantizable_inputs, self.quantizable_matrices)
 
     @property
     def total(self) -> int:
@@ -48,6 +55,8 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
     replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
     """
+    if linear.left_whole:
+        return False
     if linear.group == "head":
         return linear.packed_as_head
     if linear.kind == "subclass":
@@ -72,7 +81,7 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
 @lru_cache(maxsize=256)
 def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     """Counts of ``model`` under a stack that does or does not fuse experts."""
-    quantizable = rows = inputs = experts = rest = norms = tensors = 0
+    quantizable = rows = inputs = matrices = experts = rest = norms = tensors = 0
     largest_quantizable = 0
     for group in model.groups:
         for linear in group.block.linears:
@@ -82,6 +91,7 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
                 quantizable += group.count * linear.weight_count
                 rows += group.count * linear.out_features * linear.copies
                 inputs += group.count * linear.in_features * linear.copies
+                matrices += group.count * linear.copies
                 largest_quantizable = max(largest_quantizable, linear.in_features * linear.out_features)
             elif linear.group == "expert":
                 experts += group.count * linear.weight_count
@@ -97,12 +107,14 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     if is_quantizable(model.head, fused_experts):
         quantizable, head = quantizable + model.head.weight_count, head - model.head.weight_count
         rows, inputs = rows + model.head.out_features, inputs + model.head.in_features
+        matrices += 1
         largest_quantizable = max(largest_quantizable, model.head.weight_count)
     largest_matrix = max(linear.weight_count for group in model.groups for linear in group.block.linears)
     return ParamCounts(
         quantizable=quantizable,
         quantizable_rows=rows,
         quantizable_inputs=inputs,
+        quantizable_matrices=matrices,
         fused_experts=experts,
         block_rest=rest,
         norms=norms,

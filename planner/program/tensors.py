@@ -14,8 +14,8 @@ from typing import Literal
 
 from planner.domain.term import TermName
 
-Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int8", "bool"]
-ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
+Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
+ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1}
 
 
 class Unit(IntEnum):
@@ -36,6 +36,8 @@ class Unit(IntEnum):
     """Tokens times the keys that each attends to and one sink."""
     LENGTH_PAIRS = 8
     """Positions of one sample times themselves."""
+    ROWS = 9
+    """Samples of a micro-batch."""
 
 
 class Storage:
