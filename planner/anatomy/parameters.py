@@ -81,7 +81,7 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
 @lru_cache(maxsize=256)
 def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     """Counts of ``model`` under a stack that does or does not fuse experts."""
-    quantizable = rows = inputs = matrices = experts = rest = norms = tensors = 0
+    quantizable = rows = inputs = experts = rest = norms = tensors = 0
     largest_quantizable = 0
     for group in model.groups:
         for linear in group.block.linears:
@@ -91,7 +91,6 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
                 quantizable += group.count * linear.weight_count
                 rows += group.count * linear.out_features * linear.copies
                 inputs += group.count * linear.in_features * linear.copies
-                matrices += group.count * linear.copies
                 largest_quantizable = max(largest_quantizable, linear.in_features * linear.out_features)
             elif linear.group == "expert":
                 experts += group.count * linear.weight_count
@@ -107,14 +106,13 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     if is_quantizable(model.head, fused_experts):
         quantizable, head = quantizable + model.head.weight_count, head - model.head.weight_count
         rows, inputs = rows + model.head.out_features, inputs + model.head.in_features
-        matrices += 1
         largest_quantizable = max(largest_quantizable, model.head.weight_count)
     largest_matrix = max(linear.weight_count for group in model.groups for linear in group.block.linears)
     return ParamCounts(
         quantizable=quantizable,
         quantizable_rows=rows,
         quantizable_inputs=inputs,
-        quantizable_matrices=matrices,
+        quantizable_matrices=_packed_matrices(model, fused_experts),
         fused_experts=experts,
         block_rest=rest,
         norms=norms,
@@ -124,6 +122,16 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         largest=max(largest_matrix, model.token_embedding.param_count),
         tensors=tensors + 2 + len(model.final_norms),
     )
+
+
+def _packed_matrices(model: ModelSpec, fused_experts: bool) -> int:
+    layers = (
+        group.count * linear.copies
+        for group in model.groups
+        for linear in group.block.linears
+        if is_quantizable(linear, fused_experts)
+    )
+    return sum(layers) + int(is_quantizable(model.head, fused_experts))
 
 
 def _norm_params(norms: tuple[NormSpec, ...]) -> int:

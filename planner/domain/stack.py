@@ -21,7 +21,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
-PackedKernels = Literal["auto", "gptqmodel", "triton"]
+PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 PairLogps = Literal["none", "whole", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 

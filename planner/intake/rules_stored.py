@@ -35,11 +35,6 @@ def _compute_text(case: Case) -> str:
     return f"{stored.compute_dtype} against {case.numerics.compute_dtype}" if stored is not None else ""
 
 
-def _is_of_unread_code(case: Case) -> bool:
-    stack = case.stack
-    return stack.model_code == "own" or stack.adapter_kernels == "compiled" or stack.quantizer != "transformers"
-
-
 def _packs_fused_experts(case: Case) -> bool:
     linears = (linear for group in case.model.groups for linear in group.block.linears)
     fused = any(linear.group == "expert" and linear.kind == "parameter" for linear in linears)
@@ -68,7 +63,7 @@ STORED_RULES = (
         "packed-kernels-unread",
         "refuse",
         "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 or trl, or nf4",
-        lambda case: _is_prepacked(case) and _is_of_unread_code(case),
+        lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
         lambda case: case.stack.id,
     ),
     Rule(
@@ -93,6 +88,12 @@ STORED_RULES = (
         "warn",
         "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU holds all of them",
         lambda case: case.shards_weights and case.numerics.quantization in _IN_BUFFERS and not case.recipe.divides_base,
+    ),
+    Rule(
+        "aqlm-of-no-checkpoint",
+        "refuse",
+        "What AQLM takes depends on the code books of the checkpoint: name one, or give its config.json",
+        lambda case: case.numerics.quantization == "aqlm" and case.numerics.packing.codebooks == 0,
     ),
     Rule(
         "aqlm-sharded",

@@ -8,9 +8,9 @@ from planner.program.job import Job
 
 
 def quantized_weight_bytes(job: Job) -> Number:
-    """Bytes of the packed matrices on one GPU, without what unpacking reads; divided by the weight shards.
+    """Bytes of the packed matrices on one GPU, without what unpacking reads.
 
-    Formula and source: :func:`planner.anatomy.packing.packed_bytes`.
+    Formula: :func:`planner.anatomy.packing.packed_bytes`, divided by the weight shards.  Source: there.
     """
     return packed_bytes(job.recipe.numerics, job.counts.quantizable) / job.weight_shards
 
@@ -20,7 +20,7 @@ def quantization_constant_bytes(job: Job) -> Number:
 
     Whole on every GPU: engines divide parameters, and these are none (``Params4bit.quant_state``, ``Int8Params.SCB``, buffers of
     GPTQ and AWQ).  They stay on the GPU where parameters are offloaded.
-    Formula and source: :func:`planner.anatomy.packing.constants_bytes`; seen in traces of ZeRO-3 and FSDP2.
+    Formula: :func:`planner.anatomy.packing.constants_bytes`.  Source: there; seen in traces of ZeRO-3 and FSDP2.
     """
     return sum(constants_bytes(job.recipe.numerics, job.counts.packed))
 

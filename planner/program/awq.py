@@ -19,7 +19,9 @@ def linear_awq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -
     """The input in 16 bits, the product, and its result in the dtype of the input."""
     given = x.dtype
     half: Dtype = "bf16" if given == "bf16" and view.stack.packed_kernels == "gptqmodel" else "fp16"
-    return torch.to(_product(torch, view, spec, torch.to(x, half)), given)
+    x = torch.to(x, half)
+    out = _product(torch, view, spec, x)
+    return torch.to(out, given)
 
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
