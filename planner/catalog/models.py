@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.hf_config import ConfigReader, config_fields, in_checkpoint_dtype, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.stored import with_stored
+from planner.catalog.stored import stored_said, with_stored
 from planner.domain.model import ModelSpec
-from planner.domain.stored import stored_text
+from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml
@@ -23,7 +23,6 @@ from planner.files.structured import read_toml
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
-_QUANTIZATION = "quantization_config"
 _MAX_NAME_CHARS = 200
 
 
@@ -101,6 +100,11 @@ class StoredEntry(BaseModel):
     quantization_config: dict[str, Any]
     source: NonEmpty
     assumed: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields as a ``config.json`` would hold them."""
+        said = {"quantization_config": self.quantization_config}
+        return said if self.dtype is None else {**said, "dtype": self.dtype}
 
 
 class StoredTable(BaseModel):
@@ -237,22 +241,32 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
 
 def _from_stored(hub_id: str) -> ResolvedModel | None:
     """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
+    if (entry := _stored_entry(hub_id)) is None:
+        return None
+    base = spec_of(model_entry(entry.model))
+    said = entry.fields()
+    spec = with_stored(in_checkpoint_dtype(base, said), said, f"data/{_STORED_FILE}: {hub_id}")
+    spec = replace(spec, id=hub_id.rpartition("/")[2].lower(), hub_id=hub_id, stored=storage_of(hub_id))
+    return ResolvedModel(spec, "catalog", _omission(spec))
+
+
+def storage_of(hub_id: str) -> StoredWeights | None:
+    """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says; ``None`` where neither does."""
+    from planner.catalog.stored import stored_by_name
+
+    if (entry := _stored_entry(hub_id)) is None:
+        named = stored_by_name(hub_id.rpartition("/")[2])
+        return None if named is None else named.stored
+    said = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
+    return None if said is None else replace(said.stored, source=entry.source, assumed=entry.assumed)
+
+
+def _stored_entry(hub_id: str) -> StoredEntry | None:
     from planner.catalog.same_shape import QUANTISED
 
     if QUANTISED.search(hub_id) is None:
         return None
-    known = {each.lower(): (each, entry) for each, entry in stored_checkpoints().items()}
-    if (found := known.get(hub_id.lower())) is None:
-        return None
-    (true_id, entry), place = found, f"data/{_STORED_FILE}"
-    base = spec_of(model_entry(entry.model))
-    said = {_QUANTIZATION: entry.quantization_config, **({"dtype": entry.dtype} if entry.dtype else {})}
-    spec = with_stored(in_checkpoint_dtype(base, said), said, f"{place}: {true_id}")
-    if spec.stored is None:
-        raise InputFileError(place, f"'{true_id}' is not packed")
-    stored = replace(spec.stored, source=entry.source, assumed=entry.assumed)
-    spec = replace(spec, id=true_id.rpartition("/")[2].lower(), hub_id=true_id, stored=stored)
-    return ResolvedModel(spec, "catalog", _omission(spec))
+    return {each.lower(): entry for each, entry in stored_checkpoints().items()}.get(hub_id.lower())
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:

@@ -34,8 +34,8 @@ _ASSUMED_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What one kind of ``quantization_config`` says; ``whole``: names of modules that it left as they were."""
+class Said:
+    """What a ``quantization_config`` says; ``whole``: names of modules that it left as they were."""
 
     stored: StoredWeights
     whole: tuple[str, ...] = ()
@@ -43,6 +43,17 @@ class _Read:
 
 def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSpec:
     """``spec`` with what the config says of packed matrices; ``spec`` itself where it says nothing.
+
+    Raises:
+        InputFileError: a field that is missing or out of range.
+        NotModelledError: a kind that is not modelled, or that Transformers does not train over.
+    """
+    said = stored_said(data, where)
+    return spec if said is None else with_left_whole(replace(spec, stored=said.stored), said.whole, f"{where}: {_KEY}")
+
+
+def stored_said(data: Mapping[str, Any], where: str) -> Said | None:
+    """What the fields of a ``config.json`` say of packed matrices; ``None`` where they say nothing.
 
     Checkpoints in mxfp4 are trained as they are without it: Transformers turns them to 16 bits while it loads them
     (``Mxfp4Config(dequantize=True)``; transformers 5.23 quantizers/quantizer_mxfp4.py ``is_trainable``).
@@ -53,19 +64,18 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
     """
     said = data.get(_KEY)
     if said is None or said == {}:
-        return spec
+        return None
     if not isinstance(said, Mapping):
         raise InputFileError(where, f"field '{_KEY}' must be an object")
     fields = ConfigFields(said, f"{where}: {_KEY}")
     kind = _kind(fields)
     if kind == "mxfp4":
-        return spec
+        return None
     reader = _READERS.get(kind)
     if reader is None:
         why = "Transformers does not train over it" if kind in _UNTRAINABLE else "is not modelled"
         raise NotModelledError(f"{fields.where}: '{show(kind)}' {why}: {_WAY_OUT}")
-    read = reader(fields)
-    return with_left_whole(replace(spec, stored=read.stored), read.whole, fields.where)
+    return reader(fields)
 
 
 def _kind(fields: ConfigFields) -> str:
@@ -99,7 +109,7 @@ def _refuse_packed_head(fields: ConfigFields, name: str, whole: tuple[str, ...])
         raise NotModelledError(f"{fields.where}: {name} does not leave the head whole, which is not modelled: {_WAY_OUT}")
 
 
-def _gptq(fields: ConfigFields) -> _Read:
+def _gptq(fields: ConfigFields) -> Said:
     bits = fields.integer("bits")
     if bits not in (4, 8):
         raise _not_modelled(fields, "bits")
@@ -110,10 +120,10 @@ def _gptq(fields: ConfigFields) -> _Read:
         if fields.data.get(name):
             raise _not_modelled(fields, name)
     quantization: Quantization = "gptq-int4" if bits == 4 else "gptq-int8"
-    return _Read(StoredWeights(quantization, Packing(_group(fields)), source=fields.where))
+    return Said(StoredWeights(quantization, Packing(_group(fields)), source=fields.where))
 
 
-def _awq(fields: ConfigFields) -> _Read:
+def _awq(fields: ConfigFields) -> Said:
     if fields.integer("bits", default=4) != 4:
         raise _not_modelled(fields, "bits")
     for name in ("version", "format"):
@@ -121,10 +131,10 @@ def _awq(fields: ConfigFields) -> _Read:
             raise _not_modelled(fields, name)
     if str(fields.data.get("backend")).lower() == "llm-awq":
         raise _not_modelled(fields, "backend")
-    return _Read(StoredWeights("awq-int4", Packing(_group(fields)), source=fields.where), fields.texts("modules_to_not_convert"))
+    return Said(StoredWeights("awq-int4", Packing(_group(fields)), source=fields.where), fields.texts("modules_to_not_convert"))
 
 
-def _aqlm(fields: ConfigFields) -> _Read:
+def _aqlm(fields: ConfigFields) -> Said:
     group, books = fields.integer("in_group_size", default=8), fields.integer("num_codebooks", default=1)
     bits = fields.integer("nbits_per_codebook", default=16)
     if fields.integer("out_group_size", default=1) != 1:
@@ -133,17 +143,17 @@ def _aqlm(fields: ConfigFields) -> _Read:
         raise _not_modelled(fields, "num_codebooks")
     whole = tuple(name.removesuffix(".weight") for name in fields.texts("linear_weights_not_to_quantize"))
     _refuse_packed_head(fields, "linear_weights_not_to_quantize", whole)
-    return _Read(StoredWeights("aqlm", Packing(group, books, bits), source=fields.where), whole)
+    return Said(StoredWeights("aqlm", Packing(group, books, bits), source=fields.where), whole)
 
 
-def _bitsandbytes(fields: ConfigFields) -> _Read:
+def _bitsandbytes(fields: ConfigFields) -> Said:
     whole, packing = fields.texts("llm_int8_skip_modules"), Packing(is_stored=True)
     if whole:
         _refuse_packed_head(fields, "llm_int8_skip_modules", whole)
     if fields.flag("load_in_8bit", default=False) or fields.flag("_load_in_8bit", default=False):
         if fields.flag("llm_int8_has_fp16_weight", default=False):
             raise _not_modelled(fields, "llm_int8_has_fp16_weight")
-        return _Read(StoredWeights("int8", packing, source=fields.where), whole)
+        return Said(StoredWeights("int8", packing, source=fields.where), whole)
     kind = fields.text("bnb_4bit_quant_type", "fp4")
     if kind not in ("nf4", "fp4"):
         raise _not_modelled(fields, "bnb_4bit_quant_type")
@@ -161,10 +171,10 @@ def _bitsandbytes(fields: ConfigFields) -> _Read:
         compute_dtype=_DTYPES[compute],
         source=fields.where,
     )
-    return _Read(stored, whole)
+    return Said(stored, whole)
 
 
-_READERS: Mapping[str, Callable[[ConfigFields], _Read]] = {
+_READERS: Mapping[str, Callable[[ConfigFields], Said]] = {
     "gptq": _gptq,
     "awq": _awq,
     "aqlm": _aqlm,
