@@ -137,8 +137,8 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         raise NotModelledError(f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out")
     if "switches" in case.values:
         raise NotModelledError("switches describe other software than the one that runs here; leave --switches out")
-    if recipe.numerics.quantization == "gptq-int4":
-        raise NotModelledError("a GPTQ base cannot be run: it needs a quantised checkpoint and its own library")
+    if recipe.numerics.arrives_packed:
+        raise NotModelledError("a packed base cannot be run: it needs a quantised checkpoint and its own library")
 
 
 def check_runnable(case: RunCase, scenario: Scenario) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from planner.anatomy.packing import Matrices
 from planner.domain.model import LinearSpec, ModelSpec, NormSpec
 from planner.domain.stack import Stack
 
@@ -14,15 +15,16 @@ class ParamCounts:
     """Element counts of one model under one stack.
 
     ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
-    ``quantizable_inputs``: their input features; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``:
-    biases, routers and extra parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
-    ``largest_quantizable`` and ``largest`` are the biggest single matrices.
+    ``quantizable_inputs``: their input features; ``quantizable_matrices``: how many they are; ``fused_experts``: expert
+    parameters that quantisers skip; ``block_rest``: biases, routers and extra parameters of blocks; ``norms``; ``tables``: token
+    and position tables; ``head``: 0 when tied.  ``largest_quantizable`` and ``largest`` are the biggest single matrices.
     ``tensors`` counts parameter tensors of the whole model.
     """
 
     quantizable: int
     quantizable_rows: int
     quantizable_inputs: int
+    quantizable_matrices: int
     fused_experts: int
     block_rest: int
     norms: int
@@ -31,6 +33,11 @@ class ParamCounts:
     largest_quantizable: int
     largest: int
     tensors: int
+
+    @property
+    def packed(self) -> Matrices:
+        """What quantisers replace, counted together."""
+        return Matrices(self.quantizable, self.quantizable_rows, self.quantizable_inputs, self.quantizable_matrices)
 
     @property
     def total(self) -> int:
@@ -48,6 +55,8 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
     replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
     """
+    if linear.left_whole:
+        return False
     if linear.group == "head":
         return linear.packed_as_head
     if linear.kind == "subclass":
@@ -103,6 +112,7 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         quantizable=quantizable,
         quantizable_rows=rows,
         quantizable_inputs=inputs,
+        quantizable_matrices=_packed_matrices(model, fused_experts),
         fused_experts=experts,
         block_rest=rest,
         norms=norms,
@@ -112,6 +122,16 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         largest=max(largest_matrix, model.token_embedding.param_count),
         tensors=tensors + 2 + len(model.final_norms),
     )
+
+
+def _packed_matrices(model: ModelSpec, fused_experts: bool) -> int:
+    layers = (
+        group.count * linear.copies
+        for group in model.groups
+        for linear in group.block.linears
+        if is_quantizable(linear, fused_experts)
+    )
+    return sum(layers) + int(is_quantizable(model.head, fused_experts))
 
 
 def _norm_params(norms: tuple[NormSpec, ...]) -> int:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import DTYPE_BYTES, Numerics, Recipe
+from planner.domain.recipe import DTYPE_BYTES, STAYS_16_BIT, Numerics, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import Engine, Sharding
 from planner.domain.stack import Stack
@@ -169,7 +169,7 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
         return trained, ends, ends
     if numerics.quantization == "none" and stack.prepares_unquantized:
         return 4, 4, 4
-    if numerics.quantization in ("none", "gptq-int4") or stack.kbit_upcast == "none":
+    if numerics.quantization in STAYS_16_BIT | {"none"} or stack.kbit_upcast == "none":
         return load, load, load
     # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers, fused experts.
     rest = 4 if stack.kbit_upcast == "all" else load

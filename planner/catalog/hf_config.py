@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from planner.catalog.architectures import reader_for, supported_architectures
 from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.stored import with_stored
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownArchitectureError
 from planner.files.reading import decoded, read_bytes
@@ -33,7 +34,7 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     if reader is None:
         raise UnknownArchitectureError(where, model_type, supported_architectures())
     fields = ConfigFields(data, where)
-    return in_checkpoint_dtype(reader(fields), data)
+    return with_stored(in_checkpoint_dtype(reader(fields), data), data, where)
 
 
 ConfigReader = Callable[[Mapping[str, Any], str], ModelSpec]

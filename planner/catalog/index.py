@@ -23,7 +23,7 @@ from planner.files.structured import read_toml
 
 INDEX_NAME = "index.toml"
 # Tables that live beside the entries and are none themselves.
-_TABLES = frozenset({INDEX_NAME, "sizes.toml"})
+_TABLES = frozenset({INDEX_NAME, "sizes.toml", "stored.toml"})
 INDEXED_FOLDERS = ("gpus", "models")
 _SEPARATORS = re.compile(r"[-_\s]+")
 

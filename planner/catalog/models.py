@@ -10,17 +10,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.catalog.hf_config import ConfigReader, config_fields, model_from_config, read_config_file
+from planner.catalog.hf_config import ConfigReader, config_fields, in_checkpoint_dtype, model_from_config, read_config_file
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
+from planner.catalog.stored import stored_said, with_stored
 from planner.domain.model import ModelSpec
+from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
-_SIZES_FILE = "models/sizes.toml"
+_SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
 _MAX_NAME_CHARS = 200
 
 
@@ -34,8 +36,10 @@ class ResolvedModel:
 
     @property
     def doubt(self) -> str:
-        """What must be said with every answer: that only the model's name was read (may be empty)."""
-        return self.note if self.how == "name" else ""
+        """What must be said with every answer: that only the model's name was read, or what is assumed of its weights."""
+        if self.how == "name":
+            return self.note
+        return self.spec.stored.assumed if self.spec.stored is not None else ""
 
 
 class ModelEntry(BaseModel):
@@ -83,6 +87,35 @@ class SizeTable(BaseModel):
     sizes: dict[str, SizeEntry]
 
 
+class StoredEntry(BaseModel):
+    """A checkpoint whose matrices are packed: which ``model`` was quantised, and what is known of its ``config.json``.
+
+    ``dtype``: of what is not packed, where that is not the model's own.  ``assumed``: what of it no source states.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: NonEmpty
+    dtype: Literal["float16", "bfloat16"] | None = None
+    quantization_config: dict[str, Any]
+    source: NonEmpty
+    assumed: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields as a ``config.json`` would hold them."""
+        said = {"quantization_config": self.quantization_config}
+        return said if self.dtype is None else {**said, "dtype": self.dtype}
+
+
+class StoredTable(BaseModel):
+    """``data/models/stored.toml``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    checkpoints: dict[str, StoredEntry]
+
+
 def model_ids() -> tuple[str, ...]:
     """Ids of all catalog entries, sorted."""
     return _index().ids
@@ -92,6 +125,12 @@ def model_sizes() -> Mapping[str, SizeEntry]:
     """What ``7b`` and the like stand for."""
     path = data_dir() / _SIZES_FILE
     return validate(SizeTable, read_toml(path), path).sizes
+
+
+def stored_checkpoints() -> Mapping[str, StoredEntry]:
+    """Checkpoints by their Hub ids whose matrices are known to be packed."""
+    path = data_dir() / _STORED_FILE
+    return validate(StoredTable, read_toml(path), path).checkpoints
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -116,6 +155,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     - the path of a ``config.json`` or of a folder with one
     - a catalog id, alias or Hub id in any spelling
     - a size such as ``7b``
+    - a checkpoint whose packed matrices the catalog knows
     - a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache or is fetched
     - where it cannot be read, a Hub id that names a known model of which it is a copy or a fine-tune
 
@@ -143,7 +183,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     from planner.catalog.hub import is_hub_id
 
     if is_hub_id(name):
-        return _from_hub(name, reader)
+        return _from_stored(name) or _from_hub(name, reader)
     hint = "or give a Hub id (owner/name) or the path of a config.json"
     raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
 
@@ -199,6 +239,36 @@ def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
     return ResolvedModel(spec, "size", _joined(f"{name.strip()} means {entry.name} (data/{_SIZES_FILE})", _omission(spec)))
 
 
+def _from_stored(hub_id: str) -> ResolvedModel | None:
+    """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
+    if (entry := _stored_entry(hub_id)) is None:
+        return None
+    base = spec_of(model_entry(entry.model))
+    said = entry.fields()
+    spec = with_stored(in_checkpoint_dtype(base, said), said, f"data/{_STORED_FILE}: {hub_id}")
+    spec = replace(spec, id=hub_id.rpartition("/")[2].lower(), hub_id=hub_id, stored=storage_of(hub_id))
+    return ResolvedModel(spec, "catalog", _omission(spec))
+
+
+def storage_of(hub_id: str) -> StoredWeights | None:
+    """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says; ``None`` where neither does."""
+    from planner.catalog.stored import stored_by_name
+
+    if (entry := _stored_entry(hub_id)) is None:
+        named = stored_by_name(hub_id.rpartition("/")[2])
+        return None if named is None else named.stored
+    said = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
+    return None if said is None else replace(said.stored, source=entry.source, assumed=entry.assumed)
+
+
+def _stored_entry(hub_id: str) -> StoredEntry | None:
+    from planner.catalog.same_shape import QUANTISED
+
+    if QUANTISED.search(hub_id) is None:
+        return None
+    return {each.lower(): entry for each, entry in stored_checkpoints().items()}.get(hub_id.lower())
+
+
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
     from planner.catalog.hub import UnreadConfigError, config_url, fetch_config
     from planner.catalog.hub_settings import cached_config, endpoint
@@ -220,15 +290,23 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
 def _from_name(hub_id: str) -> ResolvedModel | None:
     """The known model that ``hub_id`` names as its base; ``None`` where it names none, or two that differ."""
     from planner.catalog.same_shape import kin_of
+    from planner.catalog.stored import stored_by_name
 
-    kin = kin_of(hub_id, _index())
+    owner, _, name = hub_id.partition("/")
+    named = stored_by_name(name)
+    kin = kin_of(f"{owner}/{named.base}" if named else hub_id, _index())
     entries = [_read_entry(model_id) for model_id in kin.model_ids]
     specs = [spec_of(entry) for entry in entries]
     if len({_shape(spec) for spec in specs}) != 1:
         return None
-    spec = replace(specs[0], checkpoint_dtype=kin.stored or specs[0].checkpoint_dtype)
+    dtype: Literal["fp32", "bf16", "fp16"] = specs[0].checkpoint_dtype if named is None else "fp16"
+    spec = replace(specs[0], checkpoint_dtype=kin.stored or dtype)
     note = f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
-    return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
+    if named is None:
+        return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
+    spec = replace(spec, id=name.lower(), hub_id=hub_id, stored=named.stored)
+    packed = f"stored as {stored_text(named.stored)}"
+    return ResolvedModel(spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec)))
 
 
 def _shape(spec: ModelSpec) -> ModelSpec:

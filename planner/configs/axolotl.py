@@ -6,7 +6,7 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 from __future__ import annotations
 
 from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kbit_tables, read_loss, read_numerics, read_plugins
-from planner.configs.checkpoints import read_checkpoint
+from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.preferences import axolotl_task
@@ -88,7 +88,6 @@ _UNMODELLED = {
     "dense_mixer": "DenseMixer is not modelled",
     "kd_trainer": "distillation is not modelled",
     "nemo_gym_enabled": "reinforcement learning is not modelled",
-    "gptq": "a GPTQ base is not read from this file: take the key out and say --quantization gptq-int4",
     "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
     "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
@@ -187,6 +186,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_method(keys, reading, of_2023=of_2023)
     read_unfrozen(keys, reading)
     read_checkpoint(keys, "base_model", reading)
+    read_gptq(keys, reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.domain.stored import StoredWeights
+
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
@@ -37,7 +39,8 @@ class LinearSpec:
 
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
     all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
-    ``packed_as_head``: a head that k-bit quantisers replace like any other matrix.
+    ``packed_as_head``: a head that k-bit quantisers replace like any other matrix.  ``left_whole``: a matrix that the
+    quantiser of the checkpoint left as it was.
     """
 
     name: str
@@ -52,6 +55,7 @@ class LinearSpec:
     legacy_names: tuple[str, ...] = ()
     adaptable: bool = True
     packed_as_head: bool = False
+    left_whole: bool = False
 
     @property
     def rank_factor(self) -> int:
@@ -336,6 +340,7 @@ class ModelSpec:
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
     once (``half``); or each of the ``layers`` makes its own.  ``sections``: they are cast, and made for every sample from three
     positions each (text, height, width).  ``rotary_by_kind``: layers with a window have tables of their own.
+    ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
     ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 
@@ -364,6 +369,7 @@ class ModelSpec:
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
     omits: str = ""
+    stored: StoredWeights | None = None
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
     source: str = ""

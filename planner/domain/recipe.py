@@ -19,7 +19,7 @@ else:
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
-Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4"]
+Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
 Optimizer = Literal[
     "adamw_torch",
@@ -60,6 +60,17 @@ REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
 """Tasks whose loss is that of the next token alone."""
 
+BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
+"""Quantisations that loading makes of any checkpoint; the others come packed."""
+GPTQ: frozenset[Quantization] = frozenset({"gptq-int4", "gptq-int8"})
+PREPACKED: frozenset[Quantization] = GPTQ | {"awq-int4", "aqlm"}
+"""Quantisations that only a checkpoint made with them has."""
+STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
+"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.
+
+Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the exceptions).
+"""
+
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 # What people call a method -> (method, quantisation, double quantisation).
@@ -88,6 +99,20 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How the checkpoint of a quantised base packs a matrix.
+
+    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.  ``codebooks`` of
+    ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come packed, too.
+    """
+
+    group: int = 128
+    codebooks: int = 0
+    code_bits: int = 0
+    is_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Numerics:
     """Dtypes: of the weights as loaded, of the compute, and how the base is quantised.
 
@@ -100,6 +125,12 @@ class Numerics:
     quantization: Quantization = "none"
     double_quant: bool = False
     quant_storage: Dtype | None = None
+    packing: Packing = Packing()
+
+    @property
+    def arrives_packed(self) -> bool:
+        """Whether the checkpoint holds packed matrices, so that none passes by whole."""
+        return self.quantization in PREPACKED or self.packing.is_stored
 
     @property
     def compute_dtype(self) -> Dtype:
@@ -232,7 +263,7 @@ class Recipe:
 
         k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten (``quant_storage``).
         """
-        if self.numerics.quantization in ("nf4", "fp4"):
+        if self.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
             return self.numerics.quant_storage is not None
         return self.numerics.quantization == "none"
 

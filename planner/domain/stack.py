@@ -21,6 +21,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
+PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 PairLogps = Literal["none", "whole", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
@@ -108,6 +109,8 @@ class Stack:
     ``ties_tables``: a model whose head is its token table is built so; else it gets a head of its own.
     ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's ``BitsandbytesPrecision`` every
     ``nn.Linear``, from an fp16 copy.
+    ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the Triton
+    kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``: models of AWQ matrices are loaded in fp16 where bf16 is asked.
     ``binds_loss``: the training loop refers to the loss, and so to its graph, until the next one is computed.
     ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides it;
     else it is whole on every GPU before.
@@ -172,6 +175,8 @@ class Stack:
     keeps_expanded_weight: bool
     ties_tables: bool
     quantizer: Quantizer
+    packed_kernels: PackedKernels
+    awq_in_fp16: bool
     binds_loss: bool
     kbit_waits_on_host: bool
     checkpoints_units: bool

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import DATA, stack_default
+from planner.domain.origin import CATALOG, DATA, stack_default
 from planner.domain.recipe import (
+    BITSANDBYTES,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
     PAIR_TASKS,
@@ -23,6 +24,7 @@ from planner.domain.recipe import (
     Numerics,
     Offload,
     Optimizer,
+    Packing,
     Padding,
     Precision,
     Quantization,
@@ -33,6 +35,7 @@ from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.errors import UsageError
+from planner.domain.stored import StoredWeights, stored_text
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
@@ -69,7 +72,7 @@ def resolve_recipe(
     """
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
-    method, quantization, double_quant = _resolve_method(ledger)
+    method, quantization, double_quant = _resolve_method(ledger, model.stored)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     sharding = _resolve_sharding(ledger, hardware)
@@ -111,14 +114,22 @@ class _Basis:
         return self.sharding.engine == "deepspeed"
 
 
-def _resolve_method(ledger: Ledger) -> tuple[Method, Quantization, bool]:
+def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Method, Quantization, bool]:
+    """Method, quantisation and double quantisation; those of a packed checkpoint win over what a method stands for.
+
+    Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
+    """
     said = ledger.request.values["method"]
     method, quantization, double_quant = METHOD_ALIASES[said.value]
+    if stored is not None and quantization in (None, "nf4"):
+        ledger.enter("method", said.value, said.origin)
+        note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
+        chosen = ledger.choose("quantization", stored.quantization, CATALOG, note)
+        ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
+        return method, chosen, stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", said.value, said.origin, meaning)
-    chosen: Quantization = ledger.choose(
-        "quantization", quantization or "none", "derived" if quantization else "assumed", meaning
-    )
+    chosen = ledger.choose("quantization", quantization or "none", "derived" if quantization else "assumed", meaning)
     four_bit = chosen in ("nf4", "fp4")
     note = f"method {said.value}" if double_quant else "bitsandbytes leaves it off unless asked" if four_bit else ""
     doubled = ledger.choose("double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note)
@@ -139,15 +150,32 @@ def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> 
 
 
 def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numerics:
-    precision = _resolve_precision(ledger, setting, basis)
-    storage: Dtype | None = ledger.choose("quant_storage", None, "assumed")
+    precision, stored = _resolve_precision(ledger, setting, basis), setting.model.stored
+    load_dtype = _as_loaded(ledger, setting, basis, _resolve_load_dtype(ledger, setting, basis, precision))
+    if stored is not None and stored.quantization in BITSANDBYTES:
+        storage = stored.quant_storage
+        ledger.enter("quant_storage", storage, CATALOG, "the checkpoint's")
+    else:
+        storage = ledger.choose("quant_storage", None, "assumed")
     return Numerics(
-        load_dtype=_resolve_load_dtype(ledger, setting, basis, precision),
+        load_dtype=load_dtype,
         precision=precision,
         quantization=basis.quantization,
         double_quant=basis.double_quant,
         quant_storage=storage,
+        packing=stored.packing if stored is not None else Packing(),
     )
+
+
+def _as_loaded(ledger: Ledger, setting: Setting, basis: _Basis, asked: Dtype) -> Dtype:
+    """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so.
+
+    Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype.
+    """
+    if basis.quantization != "awq-int4" or asked != "bf16" or not setting.stack.awq_in_fp16:
+        return asked
+    ledger.enter("load_dtype", "fp16", setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for")
+    return "fp16"
 
 
 def _resolve_precision(ledger: Ledger, setting: Setting, basis: _Basis) -> Precision:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
-from planner.domain.recipe import DTYPE_BYTES
+from planner.domain.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rule import Case, Rule
 from planner.intake.trained import missing_layers, trained_parts
 from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
-_METHOD_ALLOWS = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
+_METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
 _LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora")
-_BITSANDBYTES = ("int8", "nf4", "fp4")
 _FOUR_BIT = ("nf4", "fp4")
 
 
@@ -62,7 +61,7 @@ def _unmatched_modules_text(case: Case) -> str:
 
 def _fused_expert_bytes(case: Case) -> int:
     """Bytes of expert tensors that bitsandbytes leaves in the load dtype."""
-    return _expert_bytes(case, lambda _: True) if case.numerics.quantization in _BITSANDBYTES else 0
+    return _expert_bytes(case, lambda _: True) if case.numerics.quantization in BITSANDBYTES else 0
 
 
 def _adapted_expert_bytes(case: Case) -> int:
@@ -102,6 +101,12 @@ def _fp16_gradients(case: Case) -> bool:
     return case.numerics.load_dtype == "fp16" and not case.stack.trainable_fp32
 
 
+def _stores_as_floats(case: Case) -> bool:
+    """Whether packed bytes may be elements of a float dtype: bitsandbytes', and what fms-acceleration makes of GPTQ's."""
+    by_triton = case.numerics.quantization == "gptq-int4" and case.stack.packed_kernels == "triton"
+    return by_triton or case.numerics.quantization in _FOUR_BIT
+
+
 def _learned_positions(case: Case) -> bool:
     return any(group.block.attention.position == "learned" for group in case.model.groups)
 
@@ -122,7 +127,7 @@ def _has_dora(case: Case) -> bool:
 def _dora_is_elsewhere(case: Case) -> bool:
     """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
     divided = case.recipe.sharding.engine != "native"
-    return divided or case.numerics.quantization in ("int8", "gptq-int4") or _adapts_head(case) or _adapted_expert_bytes(case) > 0
+    return divided or case.numerics.quantization in PREPACKED | {"int8"} or _adapts_head(case) or _adapted_expert_bytes(case) > 0
 
 
 def _divides_matrices(case: Case) -> bool:
@@ -153,7 +158,7 @@ def _selects(case: Case) -> bool:
 def _has_unknown_operators(case: Case) -> bool:
     """Whether layers call products or attention by operators of which nobody read whether the policy keeps them."""
     experts = any(group.block.mlp.n_experts for group in case.model.groups)
-    return experts or case.recipe.attention == "flash2" or case.recipe.numerics.quantization in ("int8", "gptq-int4")
+    return experts or case.recipe.attention == "flash2" or case.recipe.numerics.quantization in PREPACKED | {"int8"}
 
 
 def _samples_per_step(case: Case) -> int:
@@ -279,8 +284,9 @@ RECIPE_RULES = (
     Rule(
         "quant-storage-without-4bit",
         "refuse",
-        "quant_storage is the dtype that holds nf4 and fp4 bytes; other bases have none",
-        lambda case: case.numerics.quant_storage is not None and case.numerics.quantization not in _FOUR_BIT,
+        "quant_storage is the dtype that holds nf4 and fp4 bytes, and those of GPTQ with --switches packed_kernels=triton; other "
+        "bases have none",
+        lambda case: case.numerics.quant_storage is not None and not _stores_as_floats(case),
         lambda case: f"this base is '{case.numerics.quantization}'",
     ),
     Rule(

@@ -92,12 +92,6 @@ SYSTEM_RULES = (
         lambda case: case.shards_weights and case.numerics.quantization == "int8",
     ),
     Rule(
-        "gptq-sharded",
-        "warn",
-        "GPTQ weights are buffers, which ZeRO-3 and FSDP do not divide: each GPU holds all of them",
-        lambda case: case.shards_weights and case.numerics.quantization == "gptq-int4",
-    ),
-    Rule(
         "zero-without-masters",
         "refuse",
         "DeepSpeed keeps fp32 masters beside 16-bit weights: with ZeRO say bf16-mixed, fp16-mixed or fp32",

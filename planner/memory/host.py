@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.anatomy.packing import stored_bytes
 from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
@@ -37,10 +38,10 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
     Formula: parameters times the checkpoint's bytes; with a pre-quantised checkpoint the packed size.  Shared by the processes
     of a node, and reclaimable.  Source: safetensors maps its files (memmap); resident size counts touched file pages.
     """
-    if job.recipe.numerics.quantization == "gptq-int4":
-        rest = job.counts.total - job.counts.quantizable
-        return job.counts.quantizable * 0.55 + rest * 2
-    return job.counts.total * DTYPE_BYTES[job.model.checkpoint_dtype]
+    numerics, counts = job.recipe.numerics, job.counts
+    packed: Number = stored_bytes(numerics, counts.packed) if numerics.arrives_packed else 0
+    whole = counts.total - counts.quantizable if numerics.arrives_packed else counts.total
+    return packed + whole * DTYPE_BYTES[job.model.checkpoint_dtype]
 
 
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:

@@ -116,6 +116,9 @@ _EXPANDED: dict[Quantization, str] = {
     "nf4": "planner.program.four_bit:expanded",
     "int8": "planner.program.int8:linear_int8",
     "gptq-int4": "planner.program.gptq:linear_gptq",
+    "gptq-int8": "planner.program.gptq:linear_gptq",
+    "awq-int4": "planner.program.awq:linear_awq",
+    "aqlm": "planner.program.aqlm:linear_aqlm",
 }
 
 

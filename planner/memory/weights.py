@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
+from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.domain.recipe import Number
 from planner.program.job import Job
 
-# Elements per block scale.  Source: bitsandbytes 0.50 functional.quantize_4bit (blocksize 64, nested blocksize 256).
-_BLOCK = 64
-_NESTED_BLOCK = 256
-# Elements per scale of a published GPTQ checkpoint ("group_size": 128 in its quantize_config.json).
-_GPTQ_GROUP = 128
-
 
 def quantized_weight_bytes(job: Job) -> Number:
-    """Bytes of the packed k-bit matrices on one GPU, without scales.
+    """Bytes of the packed matrices on one GPU, without what unpacking reads.
 
-    Formula: elements / 2 for 4-bit, elements for int8; divided by the weight shards.  Source: bitsandbytes 0.50 nn/modules.py.
-    Ignored: padding of odd sizes, at most one byte per matrix.
+    Formula: :func:`planner.anatomy.packing.packed_bytes`, divided by the weight shards.  Source: there.
     """
-    per_element = {"none": 0.0, "int8": 1.0, "nf4": 0.5, "fp4": 0.5, "gptq-int4": 0.5}[job.recipe.numerics.quantization]
-    return job.counts.quantizable * per_element / job.weight_shards
+    return packed_bytes(job.recipe.numerics, job.counts.quantizable) / job.weight_shards
 
 
 def quantization_constant_bytes(job: Job) -> Number:
-    """Bytes of scales that k-bit matrices carry on one GPU.
+    """Bytes of scales, zeros, indices and code books that packed matrices carry on one GPU.
 
-    nf4/fp4: one fp32 scale per 64 elements, 4/64 B; with double quantisation one byte per 64 and one fp32 per 64 x 256 elements.
-    int8: one fp32 scale per output feature.  GPTQ: an fp16 scale and a 4-bit zero per 128 elements, an int32 group index per
-    input.  Whole on every GPU: engines divide parameters, and scales are none (``Params4bit.quant_state``, ``Int8Params.SCB``,
-    GPTQ's buffers), and they stay on the GPU where parameters are offloaded.  Source: bitsandbytes 0.50 nn/modules.py,
-    functional.quantize_4bit and int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear; seen in traces of ZeRO-3 and FSDP2.
-    Ignored: code books of about 1 KiB per matrix.
+    Whole on every GPU: engines divide parameters, and these are none (``Params4bit.quant_state``, ``Int8Params.SCB``, buffers of
+    GPTQ and AWQ).  They stay on the GPU where parameters are offloaded.
+    Formula: :func:`planner.anatomy.packing.constants_bytes`.  Source: there; seen in traces of ZeRO-3 and FSDP2.
     """
-    numerics, counts = job.recipe.numerics, job.counts
-    if numerics.quantization in ("nf4", "fp4"):
-        per_element = 1 / _BLOCK + 4 / (_BLOCK * _NESTED_BLOCK) if numerics.double_quant else 4 / _BLOCK
-        constants: Number = counts.quantizable * per_element
-    elif numerics.quantization == "int8":
-        constants = counts.quantizable_rows * 4
-    elif numerics.quantization == "gptq-int4":
-        constants = counts.quantizable * (2 + 0.5) / _GPTQ_GROUP + counts.quantizable_inputs * 4
-    else:
-        constants = 0
-    return constants
+    return sum(constants_bytes(job.recipe.numerics, job.counts.packed))
 
 
 def unquantized_weight_bytes(job: Job) -> Number:

@@ -1,6 +1,7 @@
 """LoRA beside a matrix: PEFT's separate operators, compiled ones, or one function that adds to the product in place.
 
-Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit, ``gptq.py``.
+Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit, ``gptq.py``, ``awq.py``,
+``aqlm.py``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
+from planner.domain.recipe import BITSANDBYTES
 from planner.program.autograd import record
 from planner.program.casts import rows_of
 from planner.program.dora import with_dora
@@ -17,30 +19,39 @@ from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 _FOUR_BIT = ("nf4", "fp4")
+LEAVES_CASTS = BITSANDBYTES | {"awq-int4", "aqlm"}
+"""Bases beside which PEFT leaves casts to autocast, where that is on."""
 Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
 
 
 def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
     """``base(x) + B(A(dropout(x))) * scaling``; the result of a 4-bit matrix is copied first.
 
-    PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes.  The sum has the
-    dtype of the base's result again, except over those weights under autocast.
+    PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes, AWQ and AQLM.  The sum
+    has the dtype of the base's result again, except over those weights under autocast.
     """
-    by_bitsandbytes = view.quantized(spec) and view.recipe.numerics.quantization in (*_FOUR_BIT, "int8")
+    quantization = view.recipe.numerics.quantization if view.quantized(spec) else "none"
+    leaves_casts = quantization in LEAVES_CASTS
     result = base(torch, view, spec, x)
-    if by_bitsandbytes and view.recipe.numerics.quantization in _FOUR_BIT:
+    if quantization in _FOUR_BIT:
         result = torch.contiguous(result)
-    given, converts = result.dtype, by_bitsandbytes and not view.dtypes.autocast
-    if converts or not by_bitsandbytes:
+    given, converts = result.dtype, leaves_casts and not view.dtypes.autocast
+    if converts or not leaves_casts:
         x = torch.to(x, view.dtypes.adapter)
     if view.recipe.adapter is not None and view.recipe.adapter.dora:
         result = with_dora(torch, view, spec, x, result)
-        return result if by_bitsandbytes and not converts else torch.to(result, given)
+        return result if leaves_casts and not converts else torch.to(result, given)
     if view.stack.adapter_kernels == "compiled":
         return _scaled_sum(torch, result, _branch(torch, view, spec, x))
     output_dtype = given if converts else None
-    result = torch.add(result, _scaled(torch, _branch(torch, view, spec, x), output_dtype))
-    return result if by_bitsandbytes else torch.to(result, given)
+    branch = _scaled(torch, _branch(torch, view, spec, x), output_dtype)
+    result = _added_in_place(torch, result, branch) if quantization == "aqlm" else torch.add(result, branch)
+    return result if leaves_casts else torch.to(result, given)
+
+
+def _added_in_place(torch: Operators, result: Tensor, branch: Tensor) -> Tensor:
+    """``result += branch``, in the memory and the dtype of ``result``."""
+    return record(torch, result.alias(), [result, branch], [], lambda _, gradient: [gradient, gradient])
 
 
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
-"""GPTQ matrices of AutoGPTQ's PyTorch path: the weight is unpacked for each product, and autograd keeps it.
+"""GPTQ matrices: the weight is unpacked for each product, and the product keeps it or unpacks it again.
 
-Source: auto_gptq 0.5.1 ``nn_modules/qlinear/qlinear_cuda.py`` QuantLinear.forward.
+Source: auto_gptq 0.5.1 and 0.7.1 ``nn_modules/qlinear/qlinear_cuda.py`` QuantLinear.forward, which unpacks by operators;
+gptqmodel 7.3.4 ``nn_modules/qlinear/torch.py`` TorchLinear ``_forward_eager``, which TritonV2Linear is in training, and which
+torch.compile makes one kernel of; fms_acceleration_peft (2024) ``triton_utils/dequant.py`` QuantLinearFunction, which unpacks in
+backward once more.
+Ignored: gptqmodel where torch.compile does not work; unpacked zeros of gptqmodel, at most an element for each scale.
 """
 
 from __future__ import annotations
 
 from planner.domain.model import LinearSpec
+from planner.program.autograd import record
 from planner.program.casts import autocast, rows_of, weight_copy
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
@@ -16,20 +21,33 @@ _STORED: Dtype = "fp16"
 
 
 def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The product with the unpacked weight, as the package computes it that the stack loads GPTQ with."""
+    if view.stack.packed_kernels == "gptqmodel":
+        return _by_one_kernel(torch, view, spec, x)
+    if view.stack.packed_kernels == "triton":
+        return _biased(torch, spec, torch.to(_unpacked_twice(torch, view, spec, x), _STORED))
+    return _by_operators(torch, view, spec, x)
+
+
+def _by_operators(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``matmul(x, weights)`` of an unpacked weight, its result in the dtype of the weight, and the bias added to it."""
-    unpacked = _unpacked(torch, spec)
+    unpacked = _unpacked(torch, view, spec)
     weights = _scaled(torch, unpacked)
     out = _matmul(torch, view, spec, x, weights)
-    out = torch.to(out, weights.dtype)
-    if spec.bias:
-        out = torch.add(out, torch.parameter(Unit.ONE, spec.out_features, _STORED, trained=False))
-    return out
+    return _biased(torch, spec, torch.to(out, weights.dtype))
 
 
-def _unpacked(torch: Operators, spec: LinearSpec) -> Tensor:
+def _biased(torch: Operators, spec: LinearSpec, out: Tensor) -> Tensor:
+    if not spec.bias:
+        return out
+    return torch.add(out, torch.parameter(Unit.ONE, spec.out_features, _STORED, trained=False))
+
+
+def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
+    narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
     weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, "int32", "bitwise_right_shift", "dequantization")
-    weight = torch.like(weight, "to", "int8")
+    weight = torch.like(weight, "to", narrow)
     return torch.like(weight, "bitwise_and")
 
 
@@ -49,3 +67,32 @@ def _matmul(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weig
     weights = weight_copy(torch, view, weights)
     x = autocast(torch, view, x)
     return torch.mm(x, weights, spec.out_features * rows_of(spec, x), to_unit=x.unit)
+
+
+def _by_one_kernel(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``matmul(x, weights.to(x.dtype))``; the bias is added in place."""
+    out = _matmul(torch, view, spec, x, torch.to(_dequantized(torch, spec), x.dtype))
+    if spec.bias:
+        torch.parameter(Unit.ONE, spec.out_features, _STORED, trained=False)
+    return out
+
+
+def _dequantized(torch: Operators, spec: LinearSpec) -> Tensor:
+    return torch.new(Unit.ONE, spec.in_features * spec.out_features, _STORED, "dequantize", "dequantization")
+
+
+def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``QuantLinearFunction``, whose context keeps nothing but what is stored: the weight in the dtype of what it multiplies."""
+    in_count = x.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, gradient.dtype, "dequantize", "dequantization")
+        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm")]
+
+    return record(torch, _first_product(torch, view, spec, x), [x], [], backward)
+
+
+def _first_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    _weight = weight_copy(torch, view, torch.to(_dequantized(torch, spec), x.dtype))
+    seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
+    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm")

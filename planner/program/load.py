@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes
+from planner.domain.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job
 from planner.program.parameters import Weight, adapter_weights, model_weights
@@ -16,13 +18,8 @@ from planner.program.stream import Stream
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.units import KIB, MIB
 
-_SCALED, _NESTED, _GPTQ_GROUP = 64, 256, 128
-"""Elements of one scale, scales of one nested scale, and elements of one scale of GPTQ checkpoints.
-
-Source: bitsandbytes 0.50 functional.quantize_4bit; ``group_size`` of published ``quantize_config.json`` files.
-"""
-_GPTQ_SCALE_BYTES = 2.5
-"""An fp16 scale and a 4-bit zero.  Source: auto_gptq 0.5 nn_modules/qlinear."""
+_SCALED = 64
+"""Elements of one scale.  Source: bitsandbytes 0.50 functional.quantize_4bit."""
 
 
 def load(stream: Stream, job: Job) -> list[Weight]:
@@ -71,21 +68,21 @@ def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
 
 
 def _pack(stream: Stream, job: Job, weight: Weight) -> None:
-    """A matrix arrives whole, is packed, and goes.  GPTQ checkpoints are packed already.
+    """A matrix arrives whole, is packed, and goes; of a checkpoint that is packed already it arrives so.
 
     int8 is made of an fp16 copy, whatever the dtype: it goes through the host.
     Source: transformers 5.23 integrations/bitsandbytes.py Bnb8bitQuantize; bitsandbytes 0.50 nn/modules.py Int8Params._quantize.
     """
     numerics, elements = job.recipe.numerics, weight.count
-    whole: list[Dtype] = [] if numerics.quantization == "gptq-int4" else [numerics.load_dtype]
-    if numerics.quantization == "int8":
+    whole: list[Dtype] = [] if numerics.arrives_packed else [numerics.load_dtype]
+    if whole and numerics.quantization == "int8":
         whole.append("fp16")
     arrived = [
         stream.allocate(Unit.ONE, elements * ELEMENT_BYTES[dtype], "dequantization", ("load", weight.name, "whole"))
         for dtype in whole
     ]
     weight.dtype = "int8"
-    packed = elements if numerics.quantization == "int8" else elements / 2
+    packed = packed_bytes(numerics, elements)
     weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
     for slot in arrived:
         stream.free(slot)
@@ -94,29 +91,19 @@ def _pack(stream: Stream, job: Job, weight: Weight) -> None:
 
 
 def constants(job: Job, weight: Weight) -> Iterator[float]:
-    """Bytes of the scales of one packed matrix."""
-    numerics, elements = job.recipe.numerics, weight.count
+    """Bytes of each tensor that unpacking one packed matrix reads."""
     *_, (_, rows), (_, columns) = weight.shape
-    copies = elements / (rows * columns)
-    if numerics.quantization == "int8":
-        yield 4 * rows * copies
-    elif numerics.quantization == "gptq-int4":
-        yield elements / _GPTQ_GROUP * _GPTQ_SCALE_BYTES
-        yield 4 * columns * copies
-    elif numerics.double_quant:
-        yield elements / _SCALED
-        yield 4 * elements / _SCALED / _NESTED
-    else:
-        yield 4 * elements / _SCALED
+    copies = weight.count / (rows * columns)
+    return constants_bytes(job.recipe.numerics, Matrices(weight.count, rows * copies, columns * copies, copies))
 
 
 def prepared_dtype(job: Job, weight: Weight) -> Dtype:
     """The dtype that preparation for training leaves a weight in.
 
-    PEFT widens every 16-bit tensor that is not packed, but nothing over GPTQ bases; other stacks widen norms, or nothing.
+    PEFT widens every 16-bit tensor that is not packed, but nothing over some bases; other stacks widen norms, or nothing.
     """
     numerics, stack = job.recipe.numerics, job.stack
-    if weight.packed or job.recipe.method == "full" or numerics.quantization == "gptq-int4":
+    if weight.packed or job.recipe.method == "full" or numerics.quantization in STAYS_16_BIT:
         return weight.dtype
     if numerics.quantization == "none":
         return "fp32" if stack.prepares_unquantized else weight.dtype

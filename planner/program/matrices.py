@@ -6,8 +6,14 @@ Source: torch 2.13 ``nn/modules/linear.py``; transformers 5.23 ``pytorch_utils.p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
+from planner.domain.recipe import BITSANDBYTES, Quantization
 from planner.program.adapters import with_adapter
+from planner.program.aqlm import linear_aqlm
+from planner.program.awq import linear_awq
 from planner.program.casts import autocast, rows_of, weight_copy
 from planner.program.four_bit import elements, linear_4bit, product_4bit
 from planner.program.fused_adapters import fused_linear, is_fused
@@ -42,12 +48,23 @@ def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
     if not view.quantized(spec):
         return _plain(torch, view, spec, x)
     numerics = view.recipe.numerics
-    if numerics.quantization == "gptq-int4":
-        return linear_gptq(torch, view, spec, x)  # packed in buffers, which are no parameters
-    stored = numerics.quant_storage or "int8"
-    n_bytes = elements(view, spec) if numerics.quantization == "int8" else elements(view, spec) / 2
-    torch.parameter(Unit.ONE, n_bytes / ELEMENT_BYTES[stored], stored, trained=False)
-    return (linear_int8 if numerics.quantization == "int8" else linear_4bit)(torch, view, spec, x)
+    if numerics.quantization in BITSANDBYTES or numerics.quant_storage is not None:
+        stored = numerics.quant_storage or "int8"
+        n_bytes = packed_bytes(numerics, elements(view, spec))
+        torch.parameter(Unit.ONE, n_bytes / ELEMENT_BYTES[stored], stored, trained=False)
+    return _PRODUCTS[numerics.quantization](torch, view, spec, x)
+
+
+_PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]] = {
+    "int8": linear_int8,
+    "nf4": linear_4bit,
+    "fp4": linear_4bit,
+    "gptq-int4": linear_gptq,
+    "gptq-int8": linear_gptq,
+    "awq-int4": linear_awq,
+    "aqlm": linear_aqlm,
+}
+"""Packed matrices that are no parameters of bitsandbytes lie in buffers, which no engine gathers."""
 
 
 def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

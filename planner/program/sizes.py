@@ -35,4 +35,5 @@ def _units_of(job: Job) -> dict[Unit, Number]:
         Unit.PIECE_TOKENS: piece_tokens(job),
         Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
         Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
+        Unit.ROWS: batch.rows,
     }

@@ -14,8 +14,8 @@ from typing import Literal
 
 from planner.domain.term import TermName
 
-Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int8", "bool"]
-ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
+Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
+ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1}
 
 
 class Unit(IntEnum):
@@ -36,12 +36,15 @@ class Unit(IntEnum):
     """Tokens times the keys that each attends to and one sink."""
     LENGTH_PAIRS = 8
     """Positions of one sample times themselves."""
-    EVAL_TOKENS = 9
+    ROWS = 9
+    """Samples of a micro-batch."""
+    EVAL_TOKENS = 10
     """From here on: as those above, of a batch that is evaluated."""
-    EVAL_PAIRS = 10
-    EVAL_RANK_TOKENS = 11
-    EVAL_PIECE_TOKENS = 12
-    EVAL_SINK_PAIRS = 13
+    EVAL_PAIRS = 11
+    EVAL_RANK_TOKENS = 12
+    EVAL_PIECE_TOKENS = 13
+    EVAL_SINK_PAIRS = 14
+    EVAL_ROWS = 15
 
 
 EVALUATED = {
@@ -50,6 +53,7 @@ EVALUATED = {
     Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
     Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
     Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
+    Unit.ROWS: Unit.EVAL_ROWS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 

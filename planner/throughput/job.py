@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.anatomy.adapters import AdaptedSums, adapted_linear_count, adapted_sums, adapted_widths, saved_module_params
+from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import TrainedCounts, passes_of_layers, trained_counts
 from planner.anatomy.work import Macs, Work, WorkKey, rebuilt, work_key, work_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Attention, Number, Quantization, Recipe
+from planner.domain.recipe import Attention, Number, Numerics, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.throughput.operators import Operators, OperatorView, operators_of
@@ -60,8 +61,7 @@ class ProfileKey:
     regime: Regime
     work: WorkKey
     attention: Attention
-    quantization: Quantization
-    double_quant: bool
+    numerics: Numerics
     loss: str
     dropout: bool
     rebuilt_share: float
@@ -142,8 +142,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         regime=regime,
         work=work_key(recipe, passes),
         attention=recipe.attention,
-        quantization=recipe.numerics.quantization,
-        double_quant=recipe.numerics.double_quant,
+        numerics=recipe.numerics,
         loss=recipe.loss,
         dropout=bool(adapter and adapter.dropout > 0),
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
@@ -176,7 +175,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     return Profile(
         work=work_of(model, key.work) if passes else rebuilt(work_of(model, key.work), key.rebuilt_share),
         traffic=model_traffic(model, view),
-        operators=operators_of(model, OperatorView(view, key.attention, key.quantization, key.rebuilt_share, backward)),
+        operators=operators_of(model, OperatorView(view, key.attention, key.numerics.quantization, key.rebuilt_share, backward)),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
         adapted=adapted_sums(model, targets or ()),
@@ -184,8 +183,8 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         saved_params=saved,
         logits_bytes=logits_bytes(key.stack, key.loss, key.regime),
         normhead_bytes=normhead_bytes(model, trained=head_trained, width=key.regime.outside),
-        quantized_weight_bytes=params.quantizable * _stored_bytes(key.quantization, key.double_quant),
-        int8=_int8_macs(model, view) if key.quantization == "int8" else Macs(),
+        quantized_weight_bytes=stored_bytes(key.numerics, params.packed),
+        int8=_int8_macs(model, view) if key.numerics.quantization == "int8" else Macs(),
         passes=1 + key.rebuilt_share,
         backward_share=backward,
         trained_share=passes.trained_share if passes else float(targets is None),
@@ -203,14 +202,3 @@ def _int8_macs(model: ModelSpec, view: TrafficView) -> Macs:
                 macs = group.count * linear.in_features * linear.out_features * linear.active_copies
                 total = total + Macs(forward=macs, input_gradient=macs if view.input_bytes(linear) == 4 else 0)
     return total
-
-
-def _stored_bytes(quantization: Quantization, double_quant: bool) -> float:
-    """Bytes per quantised weight, scales included: bitsandbytes functional.py (block 64, nested block 256), GPTQ group 128."""
-    if quantization == "int8":
-        return 1.0
-    if quantization == "gptq-int4":
-        return 0.5 + 2.5 / 128
-    if quantization in ("nf4", "fp4"):
-        return 0.5 + (1 / 64 + 4 / (64 * 256) if double_quant else 4 / 64)
-    return 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
 from planner.arrays import maximum, where
-from planner.domain.recipe import Number
+from planner.domain.recipe import GPTQ, Number
 from planner.throughput.job import Job
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
@@ -25,7 +25,17 @@ _BACKWARD_OVER_FORWARD, _FLASH_BACKWARD_OVER_FORWARD = 2.0, 2.5
 # Bytes moved per weight to expand it once.  4-bit: read the stored bytes (0.56), write 16-bit.  int8 backward: read 1, write
 # 2, scale in place (4).  gptq without exllama: shift to int32 (read 0.5, write 4), cast (4 + 1), mask (2), subtract (2),
 # scale (1 + 2) in qlinear_cuda_old, 16.5; with gathered zeros and scales 25.5 in qlinear_cuda; the mean, as models use either.
-_DEQUANTIZE_BYTES = {"nf4": 2.56, "fp4": 2.56, "int8": 7.0, "gptq-int4": 21.0}
+# The other kernels write 16 bits once: awq reads 0.52, gptqmodel 0.52 and casts (4); aqlm reads 0.25 and scales in place (4).
+_DEQUANTIZE_BYTES = {
+    "nf4": 2.56,
+    "fp4": 2.56,
+    "int8": 7.0,
+    "gptq-int4": 21.0,
+    "gptq-int8": 25.0,
+    "awq-int4": 2.52,
+    "aqlm": 6.25,
+}
+_GPTQ_IN_ONE_BYTES = {"gptq-int4": 6.52, "gptq-int8": 7.02}
 
 
 def matmul_seconds(job: Job) -> Number:
@@ -220,7 +230,10 @@ def expansion_seconds(job: Job) -> Number:
     """
     quantization = job.recipe.numerics.quantization
     weights = job.profile.params.quantizable
-    moved = weights * _DEQUANTIZE_BYTES[quantization] / job.rates.memory_bytes_per_s
+    of_each = _DEQUANTIZE_BYTES[quantization]
+    if job.scenario.stack.packed_kernels != "auto":
+        of_each = _GPTQ_IN_ONE_BYTES.get(quantization, of_each)
+    moved = weights * of_each / job.rates.memory_bytes_per_s
     issued = job.rates.instructions_per_s
     if quantization not in ("nf4", "fp4") or not job.scenario.stack.unpacks_by_branches or issued is None:
         return moved / job.coefficients.dequantize_relative_speed
@@ -231,9 +244,10 @@ def dequantization_seconds(job: Job) -> Number:
     """Expanding quantised weights to the compute dtype; seconds per micro-step.
 
     4-bit: forward, recompute and backward (ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens).
-    int8: backward.  gptq: each forward, which keeps the expanded weight for backward.
-    Source: bitsandbytes ``autograd/_functions.py``, ``backends/cuda/ops.py``; auto_gptq 0.5.1 ``qlinear_cuda_old.py``,
-    ``qlinear_cuda.py``.
+    int8: backward.  gptq: each forward, which keeps the expanded weight for backward.  awq: as 4-bit, and backward copies the
+    weight for each sample.  aqlm: as 4-bit.
+    Source: bitsandbytes ``autograd/_functions.py``, ``backends/cuda/ops.py``; :mod:`planner.program.gptq`,
+    :mod:`planner.program.awq`, :mod:`planner.program.aqlm`.
     """
     quantization = job.recipe.numerics.quantization
     if quantization == "none":
@@ -241,8 +255,11 @@ def dequantization_seconds(job: Job) -> Number:
     each = expansion_seconds(job)
     if quantization == "int8":
         return each
-    if quantization == "gptq-int4":
+    if quantization in GPTQ and job.scenario.stack.packed_kernels != "triton":
         return each * job.passes
+    if quantization == "awq-int4":
+        copied = job.profile.params.quantizable * (2 + 2 * job.recipe.batch.rows) / job.rates.memory_bytes_per_s
+        return each * (job.passes + 1) + copied
     return each * (job.passes + 1)
 
 

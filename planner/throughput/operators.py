@@ -21,7 +21,17 @@ _OUTSIDE_FORWARD, _OUTSIDE_BACKWARD = 35, 20
 # gptq: shift, cast, mask, reshape, subtract, multiply for weights and the same for zeros; int8: statistics, quantise, index
 # and zero the outlier columns, gather and dequantise their weights, product, scale, second product, add.  Source:
 # bitsandbytes 0.41 and 0.50 autograd/_functions.py, auto_gptq 0.5.1 qlinear_cuda_old.py.
-_QUANTIZED_OPERATORS = {"nf4": (4, 2), "fp4": (4, 2), "gptq-int4": (12, 0), "int8": (30, 5), "none": (0, 0)}
+# awq: unpack, casts; unpack and repeat.  aqlm: decode, scale, copy; scale and decode.
+_QUANTIZED_OPERATORS = {
+    "nf4": (4, 2),
+    "fp4": (4, 2),
+    "gptq-int4": (12, 0),
+    "gptq-int8": (12, 0),
+    "int8": (30, 5),
+    "awq-int4": (2, 3),
+    "aqlm": (3, 2),
+    "none": (0, 0),
+}
 # LoRA whose casts, scaling and addition are parts of its products: two products and one more kernel forward, six backward.
 _JOINED_BRANCH = (3, 6)
 

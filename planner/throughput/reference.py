@@ -27,7 +27,7 @@ def aside_seconds(job: Job) -> Number:
     kernels = policy_passes(job.recipe) * forward_seconds(job)
     kernels = kernels + reference_passes(job.recipe) * forward_seconds(job, adapters_on=False)
     beside = moved / job.rates.memory_bytes_per_s
-    if job.recipe.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
+    if job.recipe.numerics.quantization not in ("none", "int8"):
         beside = beside + expansion_seconds(job)
     return kernels + passes * beside
 

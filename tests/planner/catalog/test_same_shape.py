@@ -47,9 +47,10 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
 
 @pytest.mark.parametrize("hub_id", [
     # Stored quantised, as the id or its owner says.
-    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-Instruct-AWQ", "someone/Llama-3-8B-GPTQ-Int4", "Qwen/Qwen3-8B-FP8"),
-    *("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B", "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
-    *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "someone/Qwen3-8B-MXFP4", "someone/Llama3-8B-1.58bit"),
+    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ", "Qwen/Qwen3-8B-FP8"),
+    *("someone/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B", "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
+    *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4", "someone/Llama3-8B-1.58bit"),
+    *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
     # Another size, or a second one.
     *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "nvidia/Llama-3.1-Minitron-4B-Width-Base", "someone/Llama-3-8B-4x8B"),
     *("someone/Llama3-8B-100B-tokens", "someone/Qwen3-6B", "someone/Llama-3.1-stories"),

@@ -49,7 +49,7 @@ def test_qlora_takes_another_4_bit_format() -> None:
     assert scenario_of(method="qlora", quantization="fp4").recipe.numerics.double_quant
     assert not scenario_of(method="qlora", quantization="gptq-int4").recipe.numerics.double_quant
     assert not scenario_of(method="lora", quantization="nf4").recipe.numerics.double_quant
-    with pytest.raises(RefusedCombinationError, match="qlora allows nf4, fp4, gptq-int4, quantization says int8"):
+    with pytest.raises(RefusedCombinationError, match=r"qlora allows nf4, fp4, .*gptq-int4, .*quantization says int8"):
         scenario_of(method="qlora", quantization="int8")
 
 

@@ -21,6 +21,9 @@ WIDE_HEADS = {
     "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
+AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16"
+NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
+
 Flags = Mapping[str, object]
 
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE: a model with heads of 512.
@@ -148,6 +151,19 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "gptq-sharded": (
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero2"},
+    ),
+    "stored-otherwise": ({"model": AWQ, "quantization": "nf4"}, {"model": AWQ, "method": "qlora"}),
+    "stored-computes-otherwise": ({"model": NF4, "precision": "fp16-mixed"}, {"model": NF4, "precision": "bf16-mixed"}),
+    "packed-kernels-unread": ({"quantization": "gptq-int4", "stack": "torchtune"}, {"quantization": "gptq-int4", "stack": "trl"}),
+    "packed-fused-experts": (
+        {"model": "mixtral-8x7b", "quantization": "gptq-int4"},
+        {"model": "mixtral-8x7b", "quantization": "gptq-int4", "stack": "hf-trainer@4"},
+    ),
+    "packed-needs-backend": ({"quantization": "awq-int4"}, {"quantization": "awq-int4", "stack": "hf-trainer@4"}),
+    "aqlm-of-no-checkpoint": ({"quantization": "aqlm"}, {"model": AQLM}),
+    "aqlm-sharded": (
+        {"model": AQLM, "gpus": 2, "sharding": "zero3"},
+        {"model": AQLM, "gpus": 2, "sharding": "zero2"},
     ),
     "zero-without-masters": ({"sharding": "zero2", "precision": "bf16"}, {"sharding": "zero2", "precision": "bf16-mixed"}),
     "offload-without-engine": ({"offload": "optimizer"}, {"offload": "activations"}),

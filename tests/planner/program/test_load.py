@@ -91,10 +91,11 @@ def test_int8_is_made_of_an_fp16_copy_beside_the_loaded_matrix() -> None:
 
 
 def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
-    """Half a byte for each weight, 2.5 for 128 of them, and four for each input; nothing is freed."""
+    """Half a byte for each weight, a scale and a packed zero for 128 of them, four for each input; nothing is freed."""
     requests, _ = loaded(job("llama-2-7b", "lora", quantization="gptq-int4", load_dtype="fp16"))
     first = requests.index(f"+{SQUARE // 2}")
-    assert requests[first : first + 3] == [f"+{SQUARE // 2}", f"+{round(SQUARE * 2.5 / 128)}", f"+{4 * 4_096}"]
+    scales, zeros = 2 * SQUARE // 128, SQUARE // 2 // 128
+    assert requests[first : first + 4] == [f"+{SQUARE // 2}", f"+{scales}", f"+{zeros}", f"+{4 * 4_096}"]
     assert not [each for each in requests if each.startswith("-")]
 
 

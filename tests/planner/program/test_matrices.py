@@ -102,7 +102,7 @@ def test_a_buffer_for_expanded_weights_serves_forward_alone() -> None:
 
 def test_a_gptq_weight_is_unpacked_by_int32_and_kept_until_backward() -> None:
     """fp16 under bf16: autograd keeps the copy that autocast made of the unpacked weight, not the weight."""
-    view = view_of("qlora", numerics={"quantization": "gptq-int4"})
+    view = view_of("qlora", packed_kernels="auto", numerics={"quantization": "gptq-int4"})
 
     run = Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
 
