@@ -6,7 +6,7 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
 concatenated_forward, which are those of 1.16.0 trl/experimental.  trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
 reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
-get_batch_logps.
+get_batch_logps.  allenai/open-instruct at b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from planner.domain.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
+_LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
 Stage = Literal["forward", "divergence", "reference", "reference_2", "metrics"]
@@ -77,6 +78,8 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
     if task == "kto":
         return (_kto_tiles if in_tiles else _KTO_LOSSES[passes.kernel])(passes, inputs)
+    if passes.kernel in _LET_GO:
+        return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):
         return (_odds_whole if passes.kernel == "whole" else _odds_rows)(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
@@ -252,6 +255,46 @@ def _pass_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor
 def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     _, logps = _pass_of_all(model, inputs)
     return logps.chunk(2, dim=0)
+
+
+def _let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """open-instruct: one function, which lets the logits go; DPO's reference is a number for each sequence, known before."""
+    ids = inputs["input_ids"]
+    chosen, rejected = _logps_let_go(passes, inputs).chunk(2, dim=0)
+    before = torch.zeros(len(ids) // 2)
+    return _sigmoid(chosen, rejected, before, before)
+
+
+def _logps_let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    logits, ids = passes.model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
+    if passes.kernel == "unshifted":
+        return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
+    targets = ids[:, 1:].clone()
+    logits = logits[:, :-1, :]
+    if passes.kernel == "compiled":
+        compiled: Any = CompiledLogps.apply
+        picked: torch.Tensor = compiled(logits, targets)
+        return picked.sum(-1)
+    return torch.gather(logits.log_softmax(-1), dim=2, index=targets.unsqueeze(2)).squeeze(2).sum(-1)
+
+
+class CompiledLogps(torch.autograd.Function):
+    """Log-softmax and ``gather`` with the buffers of the kernels that torch 2.13's inductor makes of both."""
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Nothing as large as the logits is made."""
+        largest, total, out = (torch.empty(targets.shape) for _ in range(3))
+        context.save_for_backward(logits, largest, total, targets)
+        return out
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        """Zeros into which the gradient is written, then the gradient of the logits."""
+        del gradients
+        logits, *_ = context.saved_tensors
+        _zeros = torch.empty(logits.shape)
+        return torch.empty(logits.shape), None
 
 
 def _sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,9 @@ from planner.intake.rule import Case, Rule
 _READ: dict[str, frozenset[Task]] = {
     "none": frozenset(),
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "whole_let_go": frozenset({"dpo", "simpo"}),
+    "unshifted": frozenset({"dpo", "simpo"}),
+    "compiled": frozenset({"dpo", "simpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
