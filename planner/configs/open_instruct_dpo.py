@@ -35,7 +35,7 @@ _OLD = (
     "a key of before 2026-01-16, when DPO ran a second model under ZeRO-3 (dpo_tune.py) or cached its log-probabilities; "
     "the latter is modelled under today's names, without dpo_"
 )
-_REFERENCE = "the reference's log-probabilities are computed before training, with one forward pass over the data, which is not in the time"
+_REFERENCE = "before training, one forward pass over the data computes the reference's log-probabilities: not in the time"
 _TASKS = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 _PLACE = "allenai/open-instruct e6c3044aa open_instruct/dpo_utils.py DPOExperimentConfig"
 _JANUARY_PLACE = "allenai/open-instruct 90e956120 open_instruct/dpo_utils.py ExperimentConfig"
