@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -70,9 +71,39 @@ def disable_dropout(model: nn.Module) -> None:
             module.p = 0.0
 
 
+class _ValueHead(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dropout, self.summary = nn.Dropout(0.1), nn.Linear(width, 1)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.dropout(hidden_states)
+        output = output.to(self.summary.weight.dtype)
+        value: torch.Tensor = self.summary(output)
+        return value
+
+
+def add_value_head(model: Any, width: int) -> None:
+    """A number for each token beside the logits of words, as trl 0.24.0 models/modeling_value_head.py makes and returns them."""
+    model.v_head = _ValueHead(width)
+    inner = model.forward.__func__
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None, torch.Tensor]:
+        outputs = inner(self, *args, **kwargs)
+        value = self.v_head(outputs.hidden_states[-1]).squeeze(-1)
+        logits = outputs.logits
+        return logits.float() if logits.dtype != torch.float32 else logits, None, value
+
+    model.forward = MethodType(forward, model)
+
+
 def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones."""
     task, in_tiles = passes.recipe.task, passes.recipe.loss == "chunked"
+    if task == "reward" and hasattr(passes.model, "v_head"):
+        _, _, values = passes.model(**_without_labels(inputs), output_hidden_states=True, use_cache=False)
+        scores = values.gather(-1, inputs["attention_mask"].sum(-1, keepdim=True) - 1).squeeze(-1)
+        return -nn.functional.logsigmoid(torch.sub(*scores.float().chunk(2))).mean()
     if task == "reward":
         rewards = passes.model(**_without_labels(inputs), use_cache=False).logits.squeeze(-1)
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()

@@ -74,7 +74,8 @@ def prepare(model: Any, scenario: Scenario) -> None:
     """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
     recipe = scenario.recipe
     if recipe.is_preference:
-        disable_dropout(model)
+        if not scenario.model.value_head:
+            disable_dropout(model)
         if recipe.loss == "chunked":
             add_fused_head(model)
     else:

@@ -75,12 +75,9 @@ _UNMODELLED = {
     "use_asft_loss": "this loss is not modelled",
     "use_eaft_loss": "this loss is not modelled",
 }
-_STAGES = ("pt", "sft", "dpo", "kto", "orpo")
-_SHOWN_STAGES = "pt, sft, dpo and kto"
-_OTHER_STAGES = {
-    "rm": "training of a reward model beside the head of words",
-    "ppo": "reinforcement learning",
-}
+_STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
+_SHOWN_STAGES = "pt, sft, rm, dpo and kto"
+_OTHER_STAGES = {"ppo": "reinforcement learning"}
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 

@@ -88,6 +88,8 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
     Raises:
         NotModelledError: a loss or a reference that no formula covers.
     """
+    if stage == "rm":
+        return "reward"
     if stage not in ("dpo", "kto", "orpo"):
         return None
     keys.refuse_switched_on(_LLAMA_FACTORY_UNMODELLED)

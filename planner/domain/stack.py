@@ -21,6 +21,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
+RewardHead = Literal["score", "value"]
 PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
@@ -104,6 +105,7 @@ class Stack:
     ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position
     first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
     ``caches_reference``: log-probabilities of the reference are computed once, before training.
+    ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
@@ -170,6 +172,7 @@ class Stack:
     loss_pieces: LossPieces
     pair_logps: PairLogps
     caches_reference: bool
+    reward_head: RewardHead
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipe import Task
 from planner.intake.rule import Case, Rule
+from planner.intake.tasks import scores_by_value
 
 # How a stack takes log-probabilities -> tasks whose trainer of that age was read.
 _READ: dict[str, frozenset[Task]] = {
@@ -25,7 +26,8 @@ def _loss_of_trainer(case: Case) -> str:
 
 
 def _unread(case: Case) -> bool:
-    return case.recipe.is_preference and case.recipe.task not in _READ[case.stack.pair_logps]
+    task, stack = case.recipe.task, case.stack
+    return case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
 
 
 def _divides_reference(case: Case) -> bool:
@@ -79,6 +81,13 @@ TASK_RULES = (
             and case.numerics.mixed
             and case.numerics.load_dtype == "fp32"
         ),
+    ),
+    Rule(
+        "value-head",
+        "refuse",
+        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a full fine-tune leaves the "
+        "head of words without a gradient, and without checkpoints the hidden states of all layers wait for the head; use --method lora",
+        lambda case: case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing),
     ),
     Rule(
         "offloaded-with-reference",

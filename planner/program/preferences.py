@@ -23,6 +23,7 @@ from planner.domain.stack import PairLogps
 from planner.program.autograd import record
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
 from planner.program.losses import cross_entropy
+from planner.program.matrices import autocast, dropout
 from planner.program.operators import Operators
 from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.tensors import Tensor, Unit
@@ -42,6 +43,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     ``passed`` holds the stream, and is emptied.
     """
     recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
+    if ends.model.value_head:
+        return _value(torch, ends, passed)
     if recipe.loss == "chunked":
         return _tiles(torch, ends, passed)
     logits = [_logits(torch, ends, passed)]
@@ -63,6 +66,34 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     if kernel == "shifted_rows":
         return _shifted_rows(torch, logits, role, parts=1 if recipe.task == "kto" else 2)
     return _plain_rows(torch, logits)
+
+
+def _value(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """A number for each token, from a head in fp32 that an engine may turn to 16 bits; all logits are made and let go.
+
+    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward, AutoModelForCausalLMWithValueHead.forward.
+    Ignored: the value head's own weight and its states, one number for each feature.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    if model.fp32_logits and "compute" not in view.stack.loss_forward:
+        logits.append(torch.to(logits.pop(), "fp32"))
+    returned = [hidden.alias()]
+    hidden = dropout(torch, hidden)
+    if not (view.recipe.uses_deepspeed or view.recipe.uses_fsdp):
+        hidden = torch.to(hidden, "fp32")
+    hidden = autocast(torch, view, hidden)
+    weight = torch.parameter(Unit.ONE, model.hidden_size, hidden.dtype, trained=True)
+    value = torch.mm(hidden, weight, 1)
+    del hidden
+    logits.append(torch.to(logits.pop(), "fp32"))
+    torch.enter(FORWARD_OUT)
+    returned.clear()
+    logits.clear()
+    return value
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:

@@ -131,7 +131,8 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 @lru_cache(maxsize=1024)
 def _one_layer(view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
-    keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
+    values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
+    keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
     return run(partial(_kept_layer if keeps else _layer, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 

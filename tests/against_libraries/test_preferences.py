@@ -50,6 +50,7 @@ TASKS = [
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
     ("simpo", "compiled"),
+    ("reward", "whole"),
 ]
 
 
@@ -97,6 +98,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
         ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
+        ("reward", "whole", {"method": "lora", "sharding": "zero2"}),
         ("dpo", "compiled", {"method": "full", "sharding": "zero3"}),
         pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),

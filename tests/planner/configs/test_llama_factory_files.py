@@ -144,7 +144,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ"), "is quantised already (AWQ)"),
-        (BASE + "stage: rm\n", "stage 'rm' is not modelled (training of a reward model beside the head of words)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
         (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
