@@ -71,9 +71,7 @@ _UNMODELLED = {
     "use_v1_kernels": "kernels of LLaMA-Factory's own are not modelled",
     "freeze_language_model": "a frozen language model is not modelled",
     "fp8": "training in fp8 is not modelled",
-    "use_dft_loss": "this loss is not modelled",
-    "use_asft_loss": "this loss is not modelled",
-    "use_eaft_loss": "this loss is not modelled",
+    "use_asft_loss": "a loss beside that of a second model is not modelled",
 }
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, dpo and kto"
@@ -117,6 +115,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         if task is not None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
+    _read_loss_weights(keys, reading)
     _remark(keys, reading)
     _read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
@@ -239,6 +238,15 @@ def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
+
+
+def _read_loss_weights(keys: Keys, reading: Reading) -> None:
+    """Losses that weigh each token; they need logits, which Liger's fused loss does not make (train/sft/trainer.py)."""
+    for name, weights in (("use_dft_loss", "probability"), ("use_eaft_loss", "entropy")):
+        if keys.flag(name):
+            reading.switch("loss_weights", weights, keys.where(name))
+            reading.said.pop("loss", None)
+            return
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

@@ -152,7 +152,6 @@ def read_own_zero(keys: Keys, reading: Reading) -> bool:
     if stage == 3:
         partition = keys.count("zero_hpz_partition_size") or 8
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
-        zero |= {"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9, "sub_group_size": 1e9}
         zero |= {"zero_hpz_partition_size": partition}
     for name, target in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
         if keys.flag(name):

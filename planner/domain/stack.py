@@ -22,6 +22,7 @@ SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
 RewardHead = Literal["score", "value"]
+LossWeights = Literal["none", "probability", "entropy"]
 PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
@@ -106,6 +107,8 @@ class Stack:
     first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
     ``caches_reference``: log-probabilities of the reference are computed once, before training.
     ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
+    ``loss_weights``: the trainer takes the loss of each token from the logits that the model returns, and weighs it by the
+    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's own.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
@@ -173,6 +176,7 @@ class Stack:
     pair_logps: PairLogps
     caches_reference: bool
     reward_head: RewardHead
+    loss_weights: LossWeights
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool

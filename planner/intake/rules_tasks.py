@@ -85,8 +85,8 @@ TASK_RULES = (
     Rule(
         "value-head",
         "refuse",
-        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a full fine-tune leaves the "
-        "head of words without a gradient, and without checkpoints the hidden states of all layers wait for the head; use --method lora",
+        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a full fine-tune leaves "
+        "the head of words without a gradient, and without checkpoints all hidden states wait for the head; use --method lora",
         lambda case: case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing),
     ),
     Rule(

@@ -6,7 +6,7 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
 cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
 trainer/kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py,
-train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  allenai/open-instruct at b08997673 and 90e956120
+train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120
 open_instruct/dpo_utils.py concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py
 calculate_per_token_logps.
 Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens the cast rows of two
@@ -43,8 +43,6 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     ``passed`` holds the stream, and is emptied.
     """
     recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
-    if ends.model.value_head:
-        return _value(torch, ends, passed)
     if recipe.loss == "chunked":
         return _tiles(torch, ends, passed)
     logits = [_logits(torch, ends, passed)]
@@ -68,7 +66,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     return _plain_rows(torch, logits)
 
 
-def _value(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """A number for each token, from a head in fp32 that an engine may turn to 16 bits; all logits are made and let go.
 
     Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward, AutoModelForCausalLMWithValueHead.forward.
