@@ -5,6 +5,8 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.age import first_held
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
@@ -68,11 +70,11 @@ _UNMODELLED = {
     "shift_attn": "shifted sparse attention is not modelled",
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-    "use_v1_kernels": "kernels of LLaMA-Factory's own are not modelled",
     "freeze_language_model": "a frozen language model is not modelled",
     "fp8": "training in fp8 is not modelled",
     "use_asft_loss": "a loss beside that of a second model is not modelled",
 }
+_HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, dpo and kto"
 _OTHER_STAGES = {"ppo": "reinforcement learning"}
@@ -116,6 +118,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
     _read_loss_weights(keys, reading)
+    _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     _read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
@@ -238,6 +241,19 @@ def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
+
+
+def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
+    """On NVIDIA cards only experts get a kernel, by the class of the model (v1/plugins/model_plugins/kernels/ops/mlp).
+
+    Raises:
+        NotModelledError: such a model.
+    """
+    if not keys.flag("use_v1_kernels"):
+        return
+    if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
+        raise keys.not_modelled("use_v1_kernels", "LLaMA-Factory's kernel for experts is not modelled")
+    reading.remark(keys.where("use_v1_kernels"), "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5")
 
 
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:

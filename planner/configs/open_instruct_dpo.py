@@ -13,6 +13,7 @@ from typing import Any
 from planner.configs.age import first_held
 from planner.configs.deepspeed import read_deepspeed
 from planner.configs.keys import Keys
+from planner.configs.preferences import ASKED_BEFORE
 from planner.configs.reading import Reading
 from planner.errors import UsageError, show
 
@@ -35,7 +36,6 @@ _OLD = (
     "a key of before 2026-01-16, when DPO ran a second model under ZeRO-3 (dpo_tune.py) or cached its log-probabilities; "
     "the latter is modelled under today's names, without dpo_"
 )
-_REFERENCE = "before training, one forward pass over the data computes the reference's log-probabilities: not in the time"
 _TASKS = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 _PLACE = "allenai/open-instruct e6c3044aa open_instruct/dpo_utils.py DPOExperimentConfig"
 _JANUARY_PLACE = "allenai/open-instruct 90e956120 open_instruct/dpo_utils.py ExperimentConfig"
@@ -119,7 +119,7 @@ def _read_loss(keys: Keys, reading: Reading, default: str, place: str) -> None:
     else:
         reading.say("task", _TASKS[kind], keys.where("loss_type"))
     if _TASKS[kind or default] == "dpo":
-        reading.remark(str(keys.path), _REFERENCE)
+        reading.remark(str(keys.path), ASKED_BEFORE)
 
 
 def _read_budget(keys: Keys, reading: Reading) -> None:

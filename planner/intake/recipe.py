@@ -90,7 +90,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         loss=_resolve_loss(ledger, setting, task),
         batch=_resolve_batch(ledger, setting, task),
         task=task,
-        caches_reference=stack.caches_reference,
+        caches_reference=stack.caches_reference and task == "dpo",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.domain.recipe import Task
+from planner.domain.recipe import REFERENCE_TASKS, Task
 from planner.intake.rule import Case, Rule
 from planner.intake.tasks import scores_by_value
 
@@ -22,7 +22,7 @@ _SEPARATE_PASSES = ("rows",)
 
 
 def _loss_of_trainer(case: Case) -> str:
-    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.has_reference else "hf"
+    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.task in REFERENCE_TASKS else "hf"
 
 
 def _unread(case: Case) -> bool:
