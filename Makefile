@@ -9,7 +9,7 @@ XDIST ?= 2
 # The fits multiply many small matrices: threads of numpy's library cost them more than they bring, and get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy regenerate pictures clean
+.PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
 	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"
+	@echo "make corpus      the share of public recipes in CORPUS=DIR that plan check answers, tool by tool"
 	@echo "make regenerate  everything that follows from the formulas: calibration, accuracy.json, golden tables, README"
 	@echo "make pictures    the README's picture and the outputs of the notebooks"
 	@echo "make clean   remove the environments and caches"
@@ -88,6 +89,10 @@ calibrate: env
 
 accuracy: env
 	$(BIN)/python -m tests.accuracy.accuracy --check
+
+# LIST: a JSON list of [repository, file], where not every config below the folder is meant.
+corpus: env
+	$(BIN)/python -m tests.accuracy.corpus_share $(CORPUS) $(if $(LIST),--list $(LIST),)
 
 # The order matters: the golden tables show the new calibration, and the README shows the stored accuracy.  The accuracy is measured
 # with the fits that the calibration comes from, so both are written by one command.

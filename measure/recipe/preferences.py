@@ -6,7 +6,7 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
 concatenated_forward, which are those of 1.16.0 trl/experimental.  trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
 reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
-get_batch_logps.
+get_batch_logps.  Of allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from planner.domain.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
+_LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
 Stage = Literal["forward", "divergence", "reference", "reference_2", "metrics"]
@@ -69,14 +71,46 @@ def disable_dropout(model: nn.Module) -> None:
             module.p = 0.0
 
 
+class _ValueHead(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dropout, self.summary = nn.Dropout(0.1), nn.Linear(width, 1)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.dropout(hidden_states)
+        output = output.to(self.summary.weight.dtype)
+        value: torch.Tensor = self.summary(output)
+        return value
+
+
+def add_value_head(model: Any, width: int) -> None:
+    """A number for each token beside the logits of words, as trl 0.24.0 models/modeling_value_head.py makes and returns them."""
+    model.v_head = _ValueHead(width)
+    inner = model.forward.__func__
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None, torch.Tensor]:
+        outputs = inner(self, *args, **kwargs)
+        value = self.v_head(outputs.hidden_states[-1]).squeeze(-1)
+        logits = outputs.logits
+        return logits.float() if logits.dtype != torch.float32 else logits, None, value
+
+    model.forward = MethodType(forward, model)
+
+
 def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones."""
     task, in_tiles = passes.recipe.task, passes.recipe.loss == "chunked"
+    if task == "reward" and hasattr(passes.model, "v_head"):
+        _, _, values = passes.model(**_without_labels(inputs), output_hidden_states=True, use_cache=False)
+        scores = values.gather(-1, inputs["attention_mask"].sum(-1, keepdim=True) - 1).squeeze(-1)
+        return -nn.functional.logsigmoid(torch.sub(*scores.float().chunk(2))).mean()
     if task == "reward":
         rewards = passes.model(**_without_labels(inputs), use_cache=False).logits.squeeze(-1)
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
     if task == "kto":
         return (_kto_tiles if in_tiles else _KTO_LOSSES[passes.kernel])(passes, inputs)
+    if passes.kernel in _LET_GO:
+        return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):
         return (_odds_whole if passes.kernel == "whole" else _odds_rows)(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
@@ -252,6 +286,46 @@ def _pass_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor
 def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     _, logps = _pass_of_all(model, inputs)
     return logps.chunk(2, dim=0)
+
+
+def _let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """open-instruct: one function, which lets the logits go; DPO's reference is a number for each sequence, known before."""
+    ids = inputs["input_ids"]
+    chosen, rejected = _logps_let_go(passes, inputs).chunk(2, dim=0)
+    before = torch.zeros(len(ids) // 2)
+    return _sigmoid(chosen, rejected, before, before)
+
+
+def _logps_let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    logits, ids = passes.model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
+    if passes.kernel == "unshifted":
+        return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
+    targets = ids[:, 1:].clone()
+    logits = logits[:, :-1, :]
+    if passes.kernel == "compiled":
+        compiled: Any = CompiledLogps.apply
+        picked: torch.Tensor = compiled(logits, targets)
+        return picked.sum(-1)
+    return torch.gather(logits.log_softmax(-1), dim=2, index=targets.unsqueeze(2)).squeeze(2).sum(-1)
+
+
+class CompiledLogps(torch.autograd.Function):
+    """Log-softmax and ``gather`` with the buffers of the kernels that torch 2.13's inductor makes of both."""
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Nothing as large as the logits is made."""
+        largest, total, out = (torch.empty(targets.shape) for _ in range(3))
+        context.save_for_backward(logits, largest, total, targets)
+        return out
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        """Zeros into which the gradient is written, then the gradient of the logits."""
+        del gradients
+        logits, *_ = context.saved_tensors
+        _zeros = torch.empty(logits.shape)
+        return torch.empty(logits.shape), None
 
 
 def _sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
+from measure.recipe.preferences import add_value_head
 from measure.recipe.trained import differentiate, freeze
 from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock
@@ -85,6 +86,8 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
         if recipe.adapter is not None:
             with dora_reads_stand_ins():
                 model = adapted(model, recipe.adapter, scenario.model)
+        if scenario.model.value_head:
+            add_value_head(model, scenario.model.hidden_size)
     model.train()
     if recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)
@@ -130,7 +133,7 @@ def base_model(scenario: Scenario, config: Any) -> Any:
     """
     try:
         kind: Any = transformers.AutoModelForCausalLM
-        if scenario.recipe.task == "reward":
+        if scenario.recipe.task == "reward" and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
             config.num_labels, config.pad_token_id = 1, 0
         make: Any = kind.from_config

@@ -18,6 +18,7 @@ from measure.recipe.fused_head import add_fused_head
 from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preferences import Passes, Stage, disable_dropout, preference_loss
+from measure.recipe.weighted_loss import weighted_loss
 from measure.trace.tracer import Recorder
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -74,7 +75,8 @@ def prepare(model: Any, scenario: Scenario) -> None:
     """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
     recipe = scenario.recipe
     if recipe.is_preference:
-        disable_dropout(model)
+        if not scenario.model.value_head:
+            disable_dropout(model)
         if recipe.loss == "chunked":
             add_fused_head(model)
     else:
@@ -87,8 +89,10 @@ def prepare(model: Any, scenario: Scenario) -> None:
 
 
 def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
-    """The loss of a training from preferences; ``None`` where the model has the loss itself."""
-    recipe = scenario.recipe
+    """The loss of a training from preferences, or with a weight for each token; ``None`` where the model has the loss itself."""
+    recipe, weights = scenario.recipe, scenario.stack.loss_weights
+    if weights != "none":
+        return lambda inputs, _: weighted_loss(model, inputs, weights)
     if not recipe.is_preference:
         return None
 

@@ -270,6 +270,10 @@ def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
     total, branch = Macs(), Macs()
     for linear in (model.head, *model.extra_linears):
         macs = linear.in_features * linear.out_features
+        if model.value_head and linear is model.head:
+            # Nothing comes back from the words.
+            total = total + Macs(macs, 0, 0)
+            continue
         trained = _trains_head(key) or _is_saved_whole(linear, key)
         # An embedding projection below the first block returns a gradient only when the table under it is trained.
         returns = linear.reads != "embed" or key.targets is None

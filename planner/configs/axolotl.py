@@ -9,7 +9,7 @@ from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kb
 from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
-from planner.configs.preferences import axolotl_task
+from planner.configs.preferences import axolotl_task, read_precomputed
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
 from planner.configs.trained import read_unfrozen
@@ -221,6 +221,7 @@ def _read_task(keys: Keys, reading: Reading) -> None:
     task = axolotl_task(keys)
     if task is not None:
         reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
+        read_precomputed(keys, reading, adapters=keys.has("adapter"))
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):

@@ -21,9 +21,13 @@ _KERNELS = {
 _LIGER = ("liger_fused_linear_cross_entropy", "liger_cross_entropy", *(name for names in _KERNELS.values() for name in names))
 _FLASH_PARTS = {
     "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
-    "flash_attn_rms_norm": "flash-attn's norm is not modelled",
-    "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
+}
+# flash-attn 2.8.3 ops/layer_norm.py saves the input and a number per row, and its extension is built apart; xFormers 0.0.33
+# csrc/swiglu/swiglu_packedw.cpp saves the input and both products.  What they replace keeps as much and more.
+_PLAIN_PARTS = {
+    "flash_attn_rms_norm": "counted as the plain norm, which needs as much or more, and which it is without dropout_layer_norm",
+    "flash_attn_fuse_mlp": "counted as the plain feed-forward part, which needs as much as xFormers' or more",
 }
 # Models whose token table is named wte, and those with embed_in, which Axolotl has known since 2024-01 (pull request 1083).
 _QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
@@ -169,10 +173,9 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
     other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
     if not other:
         keys.refuse_switched_on(_FLASH_PARTS)
-        return
-    for name in _FLASH_PARTS:
+    for name, text in (_FLASH_PARTS | _PLAIN_PARTS).items():
         if keys.flag(name):
-            reading.remark(keys.where(name), "has no effect: Axolotl does this to Llama alone")
+            reading.remark(keys.where(name), "has no effect: Axolotl does this to Llama alone" if other else text)
 
 
 def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:

@@ -16,11 +16,13 @@ from planner.configs.open_instruct import LAUNCHED_WITH
 SCRIPT = "YOUR_SCRIPT.py"
 """Stands for the user's own script where the tool is a library."""
 _OTHER_NODES = "sbatch YOUR_JOB.sh"
+# trl 1.16.0 cli/commands; other trainers are in trl.experimental.
+_TRL_COMMANDS = ("sft", "dpo", "kto", "reward")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What decides how a job is started.
+    """What decides how a job is started; ``task`` as ``--task`` names it.
 
     ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.  ``engine``: whether DeepSpeed
     or FSDP runs it; ``gpus``: of one node.
@@ -32,6 +34,7 @@ class Launch:
     gpus: int = 1
     nodes: int = 1
     engine: bool = False
+    task: str = "sft"
 
     @property
     def file(self) -> str:
@@ -84,12 +87,15 @@ def _axolotl(launch: Launch) -> str:
 
 def _trl(launch: Launch) -> str:
     end = f"--config {launch.file}"
+    if launch.task not in _TRL_COMMANDS:
+        return ""
     if launch.accelerate:
-        return f"trl sft {end} --accelerate_config {shlex.quote(launch.accelerate)}{_deepspeed_flag(launch)}"
+        return f"trl {launch.task} {end} --accelerate_config {shlex.quote(launch.accelerate)}{_deepspeed_flag(launch)}"
     # It runs `accelerate launch`, which sets no rank for one GPU (accelerate utils/launch.py prepare_simple_launcher_cmd_env);
     # DeepSpeed and FSDP need one (accelerate state.py:202).
     alone = launch.engine and launch.gpus == 1
-    return f"{'torchrun --nproc_per_node 1 -m trl.scripts.sft' if alone else 'trl sft'} {end}{_deepspeed_flag(launch)}"
+    start = f"torchrun --nproc_per_node 1 -m trl.scripts.{launch.task}" if alone else f"trl {launch.task}"
+    return f"{start} {end}{_deepspeed_flag(launch)}"
 
 
 def _transformers(launch: Launch) -> str:
@@ -118,8 +124,8 @@ def _accelerate(launch: Launch) -> str:
 
 
 def _open_instruct(launch: Launch) -> str:
-    """Its scripts/finetune_with_accelerate_config.sh; how a job without an engine is launched is not known here."""
-    end = f"open_instruct/finetune.py {launch.file}"
+    """Its scripts/*_with_accelerate_config.sh; how a job without an engine is launched is not known here."""
+    end = f"open_instruct/{'finetune' if launch.task == 'sft' else 'dpo_tune_cache'}.py {launch.file}"
     if launch.accelerate:
         return f"{launch.accelerate_launch} {end}"
     if not launch.engine:

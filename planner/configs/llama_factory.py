@@ -5,6 +5,8 @@ Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py,
 
 from __future__ import annotations
 
+import re
+
 from planner.configs.age import first_held
 from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
@@ -68,19 +70,14 @@ _UNMODELLED = {
     "shift_attn": "shifted sparse attention is not modelled",
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-    "use_v1_kernels": "kernels of LLaMA-Factory's own are not modelled",
     "freeze_language_model": "a frozen language model is not modelled",
     "fp8": "training in fp8 is not modelled",
-    "use_dft_loss": "this loss is not modelled",
-    "use_asft_loss": "this loss is not modelled",
-    "use_eaft_loss": "this loss is not modelled",
+    "use_asft_loss": "a loss beside that of a second model is not modelled",
 }
-_STAGES = ("pt", "sft", "dpo", "kto", "orpo")
-_SHOWN_STAGES = "pt, sft, dpo and kto"
-_OTHER_STAGES = {
-    "rm": "training of a reward model beside the head of words",
-    "ppo": "reinforcement learning",
-}
+_HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
+_STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
+_SHOWN_STAGES = "pt, sft, rm, dpo and kto"
+_OTHER_STAGES = {"ppo": "reinforcement learning"}
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
@@ -120,6 +117,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         if task is not None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
+    _read_loss_weights(keys, reading)
+    _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     _read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
@@ -242,6 +241,28 @@ def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
+
+
+def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
+    """On NVIDIA cards only experts get a kernel, by the class of the model (v1/plugins/model_plugins/kernels/ops/mlp).
+
+    Raises:
+        NotModelledError: such a model.
+    """
+    if not keys.flag("use_v1_kernels"):
+        return
+    if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
+        raise keys.not_modelled("use_v1_kernels", "LLaMA-Factory's kernel for experts is not modelled")
+    reading.remark(keys.where("use_v1_kernels"), "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5")
+
+
+def _read_loss_weights(keys: Keys, reading: Reading) -> None:
+    """Losses that weigh each token; they need logits, which Liger's fused loss does not make (train/sft/trainer.py)."""
+    for name, weights in (("use_dft_loss", "probability"), ("use_eaft_loss", "entropy")):
+        if keys.flag(name):
+            reading.switch("loss_weights", weights, keys.where(name))
+            reading.said.pop("loss", None)
+            return
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

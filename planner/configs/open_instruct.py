@@ -1,4 +1,4 @@
-"""A training file of open-instruct's supervised fine-tuning (YAML): the arguments of ``open_instruct/finetune.py``.
+"""A training file of open-instruct (YAML): the arguments of ``open_instruct/finetune.py`` or ``dpo_tune_cache.py``.
 
 Keys and defaults: allenai/open-instruct at e6c3044aa (2026-08-20) and at b08997673 (2024-11-22), FlatArguments; the launch:
 scripts/finetune_with_accelerate_config.sh, finetune_lora_with_accelerate_config.sh and finetune_qlora_with_accelerate_config.sh.
@@ -16,6 +16,7 @@ from planner.configs.harmless import OPEN_INSTRUCT_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.launch import find_launch_files, take_launch_file
 from planner.configs.liger import say_liger
+from planner.configs.open_instruct_dpo import is_dpo, read_dpo, read_dpo_optimizer, read_own_zero
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
 from planner.configs.stock import stock_file
@@ -46,20 +47,10 @@ MARKS = frozenset(
 OLD_KEYS = frozenset(
     {"dataset_mixer", "dataset_name", "train_file", "overwrite_output_dir", "run_name", "reduce_loss", "use_flash_attn"}
 )
-_PREFERENCE = "preference training is not modelled; supervised fine-tuning is"
-_REWARD = "reward models are not modelled; supervised fine-tuning is"
-_ONLINE = "reinforcement learning (GRPO, PPO) is not modelled; supervised fine-tuning is"
-# Keys of its other scripts: dpo_utils.py (and dpo_tune_cache.py at b08997673), reward_modeling.py, grpo_fast.py.
+_REWARD = "reward models are not modelled; supervised fine-tuning and DPO are"
+_ONLINE = "reinforcement learning (GRPO, PPO) is not modelled; supervised fine-tuning and DPO are"
+# Keys of its other scripts: reward_modeling.py, grpo_fast.py.
 _OTHER_TRAININGS = {
-    "num_epochs": _PREFERENCE,
-    "beta": _PREFERENCE,
-    "dpo_beta": _PREFERENCE,
-    "dpo_loss_type": _PREFERENCE,
-    "loss_type": _PREFERENCE,
-    "gamma_beta_ratio": _PREFERENCE,
-    "concatenated_forward": _PREFERENCE,
-    "dpo_use_paged_optimizer": _PREFERENCE,
-    "cache_logprobs_only": _PREFERENCE,
     "total_episodes": _ONLINE,
     "num_unique_prompts_rollout": _ONLINE,
     "num_samples_per_prompt_rollout": _ONLINE,
@@ -96,14 +87,17 @@ def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
             raise keys.not_modelled(name, why)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
-    old = first_held(keys, sorted(OLD_KEYS))
-    if old is not None:
+    dpo = is_dpo(keys)
+    old = None if dpo else first_held(keys, sorted(OLD_KEYS))
+    if dpo:
+        read_dpo(keys, reading)
+    elif old is not None:
         text = "a key that open-instruct of today no longer has, or with which it ends at once"
         reading.take_stack(OLD_STACK, keys.where(old), text)
         reading.tool = "open-instruct b089976 of 2024"
     _read_sizes(keys, reading)
-    _read_method(keys, reading, old=old is not None)
-    _read_model(keys, reading, old=old is not None)
+    _read_method(keys, reading, plain_lora=dpo or old is not None)
+    _read_model(keys, reading, dpo=dpo)
     _read_loss(keys, reading)
     _read_batches(keys, reading)
     _read_launch(keys, reading, beside)
@@ -122,11 +116,11 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
         reading.remark(keys.where("max_train_steps"), text)
 
 
-def _read_method(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_method(keys: Keys, reading: Reading, *, plain_lora: bool) -> None:
     """What is trained, and whether layers are checkpointed.
 
-    Adapters over 16 bits were trained without checkpoints up to 2026-01-15 (3c1fe4171), whatever a file says: b08997673
-    finetune.py:700-718.
+    ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to 2026-01-15 (3c1fe4171),
+    b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
 
     Raises:
         UsageError: a 4-bit base without adapters.
@@ -143,7 +137,8 @@ def _read_method(keys: Keys, reading: Reading, *, old: bool) -> None:
     if lora:
         reading.take(keys, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
     keys.skip(("lora_rank", "lora_dropout", "lora_alpha"))
-    if again and old and lora and not quantised:
+    if lora and not quantised and plain_lora and (again or reading.value("gradient_checkpointing")):
+        reading.said.pop("gradient_checkpointing", None)
         reading.remark(keys.where("gradient_checkpointing"), "has no effect beside use_lora in this version")
     elif again is not None:
         reading.say("gradient_checkpointing", again, keys.where("gradient_checkpointing"))
@@ -153,6 +148,8 @@ def _read_method(keys: Keys, reading: Reading, *, old: bool) -> None:
 def _read_optimizer(keys: Keys, reading: Reading, *, quantised: bool) -> None:
     """AdamW of torch, or over 4 bits the paged one of bitsandbytes (e6c3044aa finetune.py:671-680)."""
     eight, fused = keys.flag("use_8bit_optimizer"), keys.flag("fused_optimizer")
+    if read_dpo_optimizer(keys, reading):
+        return
     if quantised:
         if eight:
             reading.say("optimizer", "paged_adamw_8bit", keys.where("use_8bit_optimizer"))
@@ -163,7 +160,7 @@ def _read_optimizer(keys: Keys, reading: Reading, *, quantised: bool) -> None:
         reading.say("optimizer", "adamw_torch", keys.where("fused_optimizer"))
 
 
-def _read_model(keys: Keys, reading: Reading, *, old: bool) -> None:
+def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
     """The model, how it is loaded and its attention.
 
     Raises:
@@ -178,10 +175,14 @@ def _read_model(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.say("attention", "flash2" if flash else "eager", keys.where("use_flash_attn"))
     if keys.flag("use_liger_kernel"):
         say_liger(reading, keys.where("use_liger_kernel"))
-        reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
+        if dpo:
+            # dpo_tune_cache.py: fused_linear_cross_entropy=False.
+            reading.said.pop("loss")
+        else:
+            reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
         # Transformers then takes fp32 (4.x) or the dtype of the checkpoint (5.x).
         place = "allenai/open-instruct e6c3044aa open_instruct/finetune.py:577-587, e75f1f2b2:555-565: no dtype is given"
-        reading.default("load_dtype", "fp32" if old else "checkpoint", place)
+        reading.default("load_dtype", "checkpoint" if reading.value("stack") == STACK else "fp32", place)
 
 
 def _read_loss(keys: Keys, reading: Reading) -> None:
@@ -210,7 +211,9 @@ def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
     if not beside.given and beside.look:
         found = find_launch_files(keys.path).beside
         beside = take_launch_file(found[0], reading, beside) if len(found) == 1 else beside
-    if beside.given:
+    if read_own_zero(keys, reading):
+        reading.default("precision", "bf16-mixed", "allenai/open-instruct scripts/: --mixed_precision bf16")
+    elif beside.given:
         read_files(keys, reading, beside)
     elif beside.look and reading.value("method") != "qlora":
         _read_own_script(keys, reading)
@@ -226,7 +229,7 @@ def _read_own_script(keys: Keys, reading: Reading) -> None:
     if stock is None:
         return
     document, source = stock
-    script = "scripts/finetune_with_accelerate_config.sh"
+    script = f"scripts/{'dpo_train' if reading.value('task') else 'finetune'}_with_accelerate_config.sh"
     text = f"counted as {script} launches it, with {LAUNCHED_WITH}; --accelerate FILE says another"
     reading.remark(str(keys.path), text)
     reading.default("precision", "bf16-mixed", f"allenai/open-instruct {script}: --mixed_precision bf16")

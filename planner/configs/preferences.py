@@ -27,21 +27,22 @@ _LLAMA_FACTORY_UNMODELLED = {
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
 _AXOLOTL_TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
 _REINFORCED = ("grpo", "gdpo", "ebft")
-_PRECOMPUTED = "log-probabilities of the reference that are computed before training are not modelled"
+_PRECOMPUTE = "precompute_ref_log_probs"
+_PRECOMPUTED = "log-probabilities of the reference that are computed before training are modelled for DPO with adapters only"
+ASKED_BEFORE = "before training, one forward pass over the data computes the reference's log-probabilities: not in the time"
+"""Remark about a reference that is not part of a step."""
 _UNPADDED = "preferences without padding are not modelled"
 _LIGER = "Liger's losses of preferences are not modelled"
 _WEIGHTED = "weights of pairs are not modelled"
 _LIKELIHOOD = "a likelihood of the chosen sequence beside the loss of DPO is not modelled"
 _AXOLOTL_UNMODELLED = {
     "rl_adapter_ref_model": _OTHER_REFERENCE,
-    "precompute_ref_log_probs": _PRECOMPUTED,
     "dpo_padding_free": _UNPADDED,
     "dpo_use_liger_kernel": _LIGER,
     "dpo_use_weighting": _WEIGHTED,
     "rpo_alpha": _LIKELIHOOD,
 }
 _TRL_UNMODELLED = {
-    "precompute_ref_log_probs": _PRECOMPUTED,
     "padding_free": _UNPADDED,
     "use_liger_loss": _LIGER,
     "use_weighting": _WEIGHTED,
@@ -88,6 +89,8 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
     Raises:
         NotModelledError: a loss or a reference that no formula covers.
     """
+    if stage == "rm":
+        return "reward"
     if stage not in ("dpo", "kto", "orpo"):
         return None
     keys.refuse_switched_on(_LLAMA_FACTORY_UNMODELLED)
@@ -116,6 +119,24 @@ def axolotl_task(keys: Keys) -> Task | None:
         return None
     keys.refuse_switched_on(_AXOLOTL_UNMODELLED)
     return _AXOLOTL_TASKS[kind] if kind else "reward"
+
+
+def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
+    """``precompute_ref_log_probs``: no second model is loaded, and no step asks the model as it was.
+
+    Scripts of TRL up to 0.24 hand over a second model in a full fine-tune, which then stays.
+    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters); 0.24.0
+    scripts/dpo.py.
+
+    Raises:
+        NotModelledError: another task, or no adapters.
+    """
+    if not keys.flag(_PRECOMPUTE):
+        return
+    if not adapters or reading.value("task") not in (None, "dpo"):
+        raise keys.not_modelled(_PRECOMPUTE, _PRECOMPUTED)
+    reading.switch("caches_reference", True, keys.where(_PRECOMPUTE))
+    reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)
 
 
 def trl_task(keys: Keys, reading: Reading) -> bool:

@@ -14,7 +14,7 @@ from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.model_args import DTYPES, read_dtype
 from planner.configs.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
-from planner.configs.preferences import trl_task
+from planner.configs.preferences import read_precomputed, trl_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
 from planner.configs.stock import stock_launch_file
@@ -77,6 +77,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     """
     _refuse_other_trainings(keys)
     compares = trl_task(keys, reading)
+    read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     keys.refuse_switched_on(_UNMODELLED)
     old = read_age(keys, reading)
     _read_method(keys, reading)
@@ -215,7 +216,8 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
     if keys.holds("max_length") and reading.value("seq") is None:
         reading.needs["seq"] = f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
     elif old == OLDEST and reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.path}: max_length is 512 up to TRL 0.12 and 1,024 since where nothing is said: say --seq"
+        ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
+        reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
     else:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):

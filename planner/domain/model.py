@@ -337,6 +337,7 @@ class ModelSpec:
     ``embedding_dropout`` a dropout of them, the ``last`` thing before the layers or ``before_tables`` of rotary positions.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
+    ``value_head``: beside the head of words one of a single number, which alone is trained for.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
     once (``half``); or each of the ``layers`` makes its own.  ``sections``: they are cast, and made for every sample from three
     positions each (text, height, width).  ``rotary_by_kind``: layers with a window have tables of their own.
@@ -366,6 +367,7 @@ class ModelSpec:
     embedding_dropout: EmbeddingDropout = "none"
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
+    value_head: bool = False
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
     omits: str = ""

@@ -194,7 +194,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
-    matrix product, too (``selective-op``).
+    matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
     """
 
     method: Method
@@ -212,6 +212,7 @@ class Recipe:
     loss: Loss
     batch: Batch
     task: Task
+    caches_reference: bool = False
 
     @property
     def is_preference(self) -> bool:
@@ -221,7 +222,7 @@ class Recipe:
     @property
     def has_reference(self) -> bool:
         """Whether each micro-step runs the model as it was before, too, without gradients."""
-        return self.task in REFERENCE_TASKS
+        return self.task in REFERENCE_TASKS and not self.caches_reference
 
     @property
     def has_reference_model(self) -> bool:

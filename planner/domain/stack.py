@@ -22,7 +22,9 @@ SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
-PairLogps = Literal["none", "whole", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
+RewardHead = Literal["score", "value"]
+LossWeights = Literal["none", "probability", "entropy"]
+PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,15 @@ class Stack:
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
     ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
-    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once; ``rows``:
-    row by row of the batch.  ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits
-    are cut by one position first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
+    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which are
+    held until the loss is there; or not (``whole_let_go``), and not even cut by one position (``unshifted``).  ``compiled``: the
+    log-softmax and what is picked of it are one compiled kernel, which saves the logits.  ``rows``: row by row of the batch.
+    ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position
+    first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
+    ``caches_reference``: log-probabilities of the reference are computed once, before training.
+    ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
+    ``loss_weights``: the trainer takes the loss of each token from the logits that the model returns, and weighs it by the
+    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's own.
     ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
     ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
     ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
@@ -171,6 +179,9 @@ class Stack:
     quantizes_experts: bool
     loss_pieces: LossPieces
     pair_logps: PairLogps
+    caches_reference: bool
+    reward_head: RewardHead
+    loss_weights: LossWeights
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool

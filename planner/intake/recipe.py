@@ -34,12 +34,13 @@ from planner.domain.recipe import (
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
-from planner.errors import UsageError
 from planner.domain.stored import StoredWeights, stored_text
+from planner.errors import UsageError
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 from planner.intake.request import require
+from planner.intake.tasks import scores_by_value
 from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
@@ -97,6 +98,7 @@ def resolve_recipe(
         loss=_resolve_loss(ledger, setting, task),
         batch=_resolve_batch(ledger, setting, task, lengths),
         task=task,
+        caches_reference=stack.caches_reference and task == "dpo",
     )
 
 
@@ -217,7 +219,7 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
 
 def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     """Trainers of preferences set every dropout to zero.  Source: trl 1.16.0 trainer/dpo_config.py ``disable_dropout``."""
-    if task in LANGUAGE_TASKS:
+    if task in LANGUAGE_TASKS or scores_by_value(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0

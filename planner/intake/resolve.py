@@ -116,7 +116,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack, found.lengths)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
-    model = trained_model(found.model, recipe.task)
+    model = trained_model(found.model, recipe.task, found.stack)
     stack = stack_for(found.stack, recipe.task)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from planner.domain.recipe import Task
+from planner.domain.recipe import REFERENCE_TASKS, Task
 from planner.intake.rule import Case, Rule
+from planner.intake.tasks import scores_by_value
 
 # How a stack takes log-probabilities -> tasks whose trainer of that age was read.
 _READ: dict[str, frozenset[Task]] = {
     "none": frozenset(),
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "whole_let_go": frozenset({"dpo", "simpo"}),
+    "unshifted": frozenset({"dpo", "simpo"}),
+    "compiled": frozenset({"dpo", "simpo"}),
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
@@ -18,11 +22,12 @@ _SEPARATE_PASSES = ("rows",)
 
 
 def _loss_of_trainer(case: Case) -> str:
-    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.has_reference else "hf"
+    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.task in REFERENCE_TASKS else "hf"
 
 
 def _unread(case: Case) -> bool:
-    return case.recipe.is_preference and case.recipe.task not in _READ[case.stack.pair_logps]
+    task, stack = case.recipe.task, case.stack
+    return case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
 
 
 def _divides_reference(case: Case) -> bool:
@@ -76,6 +81,13 @@ TASK_RULES = (
             and case.numerics.mixed
             and case.numerics.load_dtype == "fp32"
         ),
+    ),
+    Rule(
+        "value-head",
+        "refuse",
+        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a full fine-tune leaves "
+        "the head of words without a gradient, and without checkpoints all hidden states wait for the head; use --method lora",
+        lambda case: case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing),
     ),
     Rule(
         "offloaded-with-reference",

@@ -9,16 +9,26 @@ from planner.domain.recipe import LANGUAGE_TASKS, Task
 from planner.domain.stack import Stack
 
 
-def trained_model(model: ModelSpec, task: Task) -> ModelSpec:
-    """The model that ``task`` trains: trainers of preferences set every dropout to zero.
+def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
+    """The model that ``task`` trains: trainers of preferences set every dropout to zero, but for that of a value head.
 
     Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2 trainer/{dpo,kto,orpo,cpo,reward}_config.py
     (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
     """
     if task in LANGUAGE_TASKS:
         return model
+    if scores_by_value(task, stack):
+        return replace(model, value_head=True)
     model = replace(model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups))
     return _with_score(model) if task == "reward" else model
+
+
+def scores_by_value(task: Task, stack: Stack) -> bool:
+    """Whether a reward model keeps its head of words and gets one of values beside it.
+
+    Source: llamafactory 0.9.5 model/loader.py:185, trl 0.24.0 models/modeling_value_head.py.
+    """
+    return task == "reward" and stack.reward_head == "value"
 
 
 def _with_score(model: ModelSpec) -> ModelSpec:

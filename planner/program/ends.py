@@ -13,7 +13,7 @@ from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
 from planner.program.inputs import make_masks, make_tables
-from planner.program.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
 from planner.program.norms import norm
 from planner.program.operators import Operators
@@ -142,8 +142,10 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
     ``passed`` holds the stream, and is emptied.
     """
-    loss, outputs = _forward(torch, ends, passed)
     view = ends.layer
+    if view.stack.loss_weights != "none":
+        return _weighted(torch, ends, passed)
+    loss, outputs = _forward(torch, ends, passed)
     # The wrapper that widens runs autocast inside of it.
     torch.enter(FORWARD_OUT)
     if view.stack.keeps_outputs:
@@ -154,6 +156,32 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     elif _widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
+    return loss
+
+
+def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss of a trainer that weighs tokens, from the logits that the model returns and that are there until it is done.
+
+    All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
+    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func; transformers 5.23 trainer.py compute_loss.
+    Ignored: the twenty largest logits of each token.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        outputs = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    del hidden
+    torch.enter(FORWARD_OUT)
+    if _widens(view) or (model.fp32_logits and "compute" not in view.stack.loss_forward):
+        outputs.append(torch.to(outputs.pop(), "fp32"))
+    wide = torch.to(outputs[0], "fp32")
+    loss = cross_entropy(torch, view, wide)
+    if view.stack.loss_weights == "entropy":
+        _copy = torch.like(wide, "index")
+        del _copy
+    del wide
+    outputs.clear()
     return loss
 
 

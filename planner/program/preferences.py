@@ -6,7 +6,9 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
 cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
 trainer/kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py,
-train/kto/trainer.py and train/trainer_utils.py get_batch_logps.
+train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120
+open_instruct/dpo_utils.py concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py
+calculate_per_token_logps.
 Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens the cast rows of two
 tiles meet.
 """
@@ -17,9 +19,11 @@ from functools import partial
 from typing import Literal
 
 from planner.domain.model import LinearSpec
+from planner.domain.stack import PairLogps
 from planner.program.autograd import record
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
 from planner.program.losses import cross_entropy
+from planner.program.matrices import autocast, dropout
 from planner.program.operators import Operators
 from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.tensors import Tensor, Unit
@@ -30,6 +34,7 @@ Role = Literal["policy", "reference", "divergence"]
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Tokens and words of one tile of logits.  Source: trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py."""
 _ENTROPY_ROWS = 128
+_LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 
 def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
@@ -46,8 +51,10 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         return logits.pop()
     # Accelerate's wrapper returns fp32 under FSDP, too.
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
-    if widens or kernel == "whole":
+    if widens or kernel in ("whole", *_LET_GO):
         logits.append(torch.to(logits.pop(), "fp32"))
+    if kernel in _LET_GO:
+        return _let_go(torch, logits, kernel)
     if recipe.task == "kto" and kernel != "shifted_rows":
         return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)
     if kernel == "whole":
@@ -57,6 +64,34 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     if kernel == "shifted_rows":
         return _shifted_rows(torch, logits, role, parts=1 if recipe.task == "kto" else 2)
     return _plain_rows(torch, logits)
+
+
+def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """A number for each token, from a head in fp32 that an engine may turn to 16 bits; all logits are made and let go.
+
+    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward, AutoModelForCausalLMWithValueHead.forward.
+    Ignored: the value head's own weight and its states, one number for each feature.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    if model.fp32_logits and "compute" not in view.stack.loss_forward:
+        logits.append(torch.to(logits.pop(), "fp32"))
+    returned = [hidden.alias()]
+    hidden = dropout(torch, hidden)
+    if not (view.recipe.uses_deepspeed or view.recipe.uses_fsdp):
+        hidden = torch.to(hidden, "fp32")
+    hidden = autocast(torch, view, hidden)
+    weight = torch.parameter(Unit.ONE, model.hidden_size, hidden.dtype, trained=True)
+    value = torch.mm(hidden, weight, 1)
+    del hidden
+    logits.append(torch.to(logits.pop(), "fp32"))
+    torch.enter(FORWARD_OUT)
+    returned.clear()
+    logits.clear()
+    return value
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
@@ -235,6 +270,34 @@ def _whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     torch.enter(FORWARD_LOSS)
     torch.held.clear()
     return out
+
+
+def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor:
+    """The log-softmax of all logits at once, in a function that lets the logits go when it returns."""
+    part = logits.pop()
+    if kernel != "unshifted":
+        part = torch.part(part, part.count)
+    if kernel == "compiled":
+        return _compiled(torch, part)
+    scores = torch.kernel(part, "log_softmax", saves="output")
+    del part
+    return _gathered(torch, scores)
+
+
+def _compiled(torch: Operators, logits: Tensor) -> Tensor:
+    """Log-softmax and ``gather`` as torch.compile makes them: the logits are saved, and backward fills zeros as large first.
+
+    Source: the code that torch 2.13 inductor writes for ``log_softmax_and_gather``.
+    """
+    out = torch.new(Unit.TOKENS, 1, logits.dtype, "log_softmax")
+    _sums = [torch.new(Unit.TOKENS, 1, logits.dtype, op) for op in ("amax", "log")]
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        _zeros = torch.like(kept[0], "scatter_add")
+        return [torch.like(kept[0], "log_softmax_backward")]
+
+    return record(torch, out, [logits], [logits, *_sums], backward)
 
 
 def _tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:

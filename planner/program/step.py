@@ -18,7 +18,7 @@ from planner.program.inputs import names_for
 from planner.program.job import Job, reference_job
 from planner.program.layer import layer
 from planner.program.operators import Operators
-from planner.program.preferences import Role, preference_head
+from planner.program.preferences import Role, preference_head, values
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
@@ -131,7 +131,8 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 @lru_cache(maxsize=1024)
 def _one_layer(view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
-    keeps = dpo and view.stack.pair_logps == "rows_and_hidden"
+    values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
+    keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
     return run(partial(_kept_layer if keeps else _layer, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 
@@ -147,6 +148,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
+        if ends.model.value_head:
+            return values(torch, ends, passed)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
         return head(torch, ends, passed)

@@ -207,11 +207,14 @@ def _dora_seconds(job: Job) -> Number:
 def logits_seconds(job: Job) -> Number:
     """Logits and loss without the head's products: vocabulary x tokens x bytes per logit; seconds per micro-step.
 
-    A NormHead's normalisation of its weight is added; a reward model has no logits of words.
+    A NormHead's normalisation of its weight is added.  A reward model has no logits of words; beside a value head they are
+    written, read and widened, and nothing more.
     Source: :func:`planner.throughput.traffic.logits_bytes`.
     """
-    words = 0 if job.recipe.task == "reward" else job.scenario.model.vocab_size
-    moved = words * job.micro.computed * job.profile.logits_bytes + job.profile.normhead_bytes
+    model = job.scenario.model
+    words = 0 if job.recipe.task == "reward" and not model.value_head else model.vocab_size
+    by_logit = 2 * job.regime.compute + 4 if model.value_head else job.profile.logits_bytes
+    moved = words * job.micro.computed * by_logit + job.profile.normhead_bytes
     return moved / job.rates.memory_bytes_per_s
 
 

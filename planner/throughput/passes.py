@@ -21,11 +21,11 @@ def policy_passes(recipe: Recipe) -> int:
 
 
 def reference_passes(recipe: Recipe) -> int:
-    """Forward passes of the model as it was before, in one micro-step.
+    """Forward passes of the model as it was before, in one micro-step; none where it was asked before training.
 
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss.
     """
-    return _OF_REFERENCE.get(recipe.task, 0)
+    return _OF_REFERENCE.get(recipe.task, 0) if recipe.has_reference else 0
 
 
 def passes_aside(recipe: Recipe) -> int:

@@ -36,12 +36,28 @@ KERNELS: dict[str, dict[str, Any]] = {
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
 }
+# Losses of the trainer that weigh each token.
+WEIGHTS: dict[str, dict[str, Any]] = {
+    name: {"stack": "llama-factory", "checkpoint_reentrant": False, "switches": (f"loss_weights={name}",)}
+    for name in ("probability", "entropy")
+}
+# Ways of open-instruct, whose reference is asked before training.
+LET_GO = {
+    "whole_let_go": {"stack": "open-instruct@2024"},
+    "compiled": {"stack": "open-instruct@2026-01"},
+    "unshifted": {"stack": "open-instruct"},
+}
 TASKS = [
     *(("dpo", kernel) for kernel in KERNELS),
     *(("kto", kernel) for kernel in KERNELS),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
     ("simpo", "whole"),
     ("reward", "tiles"),
+    *(("dpo", kernel) for kernel in LET_GO),
+    ("simpo", "compiled"),
+    ("reward", "whole"),
+    ("sft", "probability"),
+    ("sft", "entropy"),
 ]
 
 
@@ -50,7 +66,7 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     path = folder / f"{model}.json"
     path.write_text(json.dumps(small_fields(text_fields(model)) | {"vocab_size": WORDS}), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
-    return resolve(from_flags({**said, "gradient_checkpointing": True, **KERNELS[kernel], **flags}))
+    return resolve(from_flags({**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS)[kernel], **flags}))
 
 
 def compare(scenario: Scenario) -> None:
@@ -89,6 +105,8 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
         ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
+        ("reward", "whole", {"method": "lora", "sharding": "zero2"}),
+        ("dpo", "compiled", {"method": "full", "sharding": "zero3"}),
         pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),

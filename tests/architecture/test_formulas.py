@@ -106,7 +106,7 @@ MAY_NAME_STACKS = {
         f"planner/configs/{reader}.py"
         for reader in ("read", "llama_factory", "llama_factory_v1", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")
     ),
-    *(f"planner/configs/{reader}.py" for reader in ("open_instruct", "torchtitan", "torchtune", "commands")),
+    *(f"planner/configs/{reader}.py" for reader in ("open_instruct", "open_instruct_dpo", "torchtitan", "torchtune", "commands")),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.configs.open_instruct import OLD_KEYS
+from planner.configs.open_instruct_dpo import is_dpo_table
 from planner.configs.trainer import OPTIMIZERS
 from planner.configs.writing.edits import REMOVED, Settings
 
@@ -289,15 +290,22 @@ _TORCHTUNE: Mapping[str, Rule] = {
 }
 
 
+def _open_instruct_checkpointing(table: Table, value: Any) -> Settings:
+    """DPO of today turns checkpoints on by the budget for what they save."""
+    if is_dpo_table(table) and "gradient_checkpointing" not in table:
+        return {("activation_memory_budget",): 0.5 if value else 1.0}
+    return {("gradient_checkpointing",): value}
+
+
 _OPEN_INSTRUCT: Mapping[str, Rule] = {
     "batch": _key("per_device_train_batch_size"),
     "grad_accum": _key("gradient_accumulation_steps"),
     "seq": _key("max_seq_length"),
-    "epochs": _key("num_train_epochs"),
+    "epochs": lambda table, value: {("num_epochs" if is_dpo_table(table) else "num_train_epochs",): value},
     "method": _open_instruct_method,
     "lora_rank": _key("lora_rank"),
     "optimizer": _open_instruct_optimizer,
-    "gradient_checkpointing": _key("gradient_checkpointing"),
+    "gradient_checkpointing": _open_instruct_checkpointing,
     # Its versions of 2024 have no such key (efa36849b of 2025-03-11).
     "loss": lambda table, value: {("use_liger_kernel",): True} if value == "liger" and not OLD_KEYS & table.keys() else None,
 }

@@ -142,7 +142,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
     ("text", "sentence"),
     [
         ("rl: bco\n", "rl: preference training (bco)"),
-        ("rl: dpo\nprecompute_ref_log_probs: true\n", "precompute_ref_log_probs: log-probabilities of the reference"),
+        ("rl: kto\nprecompute_ref_log_probs: true\n", "precompute_ref_log_probs: log-probabilities of the reference"),
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
@@ -155,7 +155,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
         ("relora_steps: 150\n", "relora_steps: ReLoRA"),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
-        ("flash_attn_rms_norm: true\n", "flash_attn_rms_norm: flash-attn's norm"),
+        ("flash_attn_cross_entropy: true\n", "flash_attn_cross_entropy: flash-attn's loss"),
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
         ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
         ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
@@ -289,8 +289,8 @@ def test_what_axolotl_does_to_llama_alone_has_no_effect_on_stablelm(tmp_path: Pa
     )
     config = read(tmp_path, text)
     assert sum("Axolotl does this to Llama alone" in remark.text for remark in config.remarks) == 2
-    with pytest.raises(NotModelledError, match="flash-attn's norm"):
-        read(tmp_path, text + "is_llama_derived_model: true\n")
+    config = read(tmp_path, text + "is_llama_derived_model: true\n")
+    assert sum("counted as the plain" in remark.text for remark in config.remarks) == 2
 
 
 def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> None:

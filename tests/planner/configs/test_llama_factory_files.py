@@ -144,7 +144,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ"), "is quantised already (AWQ)"),
-        (BASE + "stage: rm\n", "stage 'rm' is not modelled (training of a reward model beside the head of words)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
         (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
@@ -195,3 +194,13 @@ def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
     """As its parser refuses it."""
     with pytest.raises(InputFileError, match="flash_attn' must be auto, disabled, sdpa, fa2 or fa3"):
         read(tmp_path, BASE + "flash_attn: fa9\n")
+
+
+def test_losses_that_weigh_tokens_and_kernels_of_v1(tmp_path: Path) -> None:
+    """The former need logits, which Liger's loss does not make; the latter are for experts alone on NVIDIA cards."""
+    config = read(tmp_path, BASE + "use_eaft_loss: true\nenable_liger_kernel: true\nuse_v1_kernels: true\n")
+    assert "loss_weights=entropy" in config.request.get("switches")
+    assert config.request.get("loss") is None
+    assert any("but for experts" in remark.text for remark in config.remarks)
+    with pytest.raises(NotModelledError, match="kernel for experts"):
+        read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-30B-A3B") + "use_v1_kernels: true\n")

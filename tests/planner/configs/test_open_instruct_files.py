@@ -35,9 +35,9 @@ def remarks(reading: Reading) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("num_epochs", 1, "preference training is not modelled; supervised fine-tuning is"),
-        ("beta", 5, "preference training is not modelled"),
-        ("dpo_loss_type", "dpo_norm", "preference training is not modelled"),
+        ("concatenated_forward", False, "a pass for the chosen and one for the rejected"),
+        ("cache_logprobs_only", True, "computes log-probabilities and does not train"),
+        ("dpo_loss_type", "dpo_norm", "a key of before 2026-01-16"),
         ("total_episodes", 1000, "reinforcement learning"),
         ("max_prompt_token_length", 256, "reward models are not modelled"),
         ("reduce_loss", "sum", "a second loss beside the model's own"),
@@ -53,6 +53,32 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, key: str, value: object
     with pytest.raises(NotModelledError, match=text) as error:
         read(tmp_path, NOW | {key: value})
     assert f"train.yaml:{key}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "task", "stack", "checkpoints"),
+    [
+        ({"beta": 5}, "dpo", "open-instruct", None),
+        ({"loss_type": "simpo", "activation_memory_budget": 0.5}, "simpo", "open-instruct", True),
+        ({"loss_type": "dpo_norm", "gradient_checkpointing": True}, "dpo", "open-instruct@2026-01", True),
+        ({"beta": 5, "gradient_checkpointing": True, "use_lora": True}, "dpo", "open-instruct@2026-01", None),
+    ],
+)
+def test_files_for_dpo(tmp_path: Path, keys: dict[str, Any], task: str, stack: str, checkpoints: bool | None) -> None:
+    """The loss is the task; adapters over 16 bits are trained without checkpoints."""
+    reading = read(tmp_path, NOW | {"num_epochs": 1} | keys)
+    assert (reading.value("task"), reading.value("stack")) == (task, stack)
+    assert reading.value("gradient_checkpointing") is checkpoints
+    assert reading.value("sharding") == "zero3"
+
+
+def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
+    """A stage without a file; stage 3 has a secondary partition of eight unless it is said."""
+    assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
+    with pytest.raises(NotModelledError, match="secondary partition"):
+        read(tmp_path, NOW | {"beta": 5, "zero_stage": 3})
+    own = read(tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True})
+    assert (own.value("sharding"), own.value("offload")) == ("zero3", "optimizer")
 
 
 def test_its_age_is_told_by_keys_that_it_dropped(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
         (LLAMA_FACTORY + "stage: dpo\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: ipo\n", "dpo"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: orpo\n", "orpo"),
+        (LLAMA_FACTORY + "stage: rm\n", "reward"),
         (LLAMA_FACTORY + "stage: dpo\npref_loss: simpo\n", "simpo"),
         (LLAMA_FACTORY + "stage: dpo\ndpo_loss: kto_pair\n", "dpo"),
         (LLAMA_FACTORY + "stage: orpo\n", "orpo"),
@@ -99,3 +100,14 @@ def test_padding_to_the_cap_has_no_effect(tmp_path: Path) -> None:
     config = read(tmp_path, AXOLOTL + "rl: dpo\npad_to_sequence_len: true\n")
     assert config.request.get("padding") is None
     assert any("longest of the batch" in remark.text for remark in config.remarks)
+
+
+def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
+    """No step asks it again, and no second model is there; KTO still compares other completions."""
+    scenario = scenario_of(tmp_path, TRL + "precompute_ref_log_probs: true\n")
+    assert scenario.recipe.caches_reference
+    assert not scenario.recipe.has_reference
+    axolotl = scenario_of(tmp_path, AXOLOTL + "rl: dpo\nprecompute_ref_log_probs: true\n")
+    assert not axolotl.recipe.has_reference
+    kto = scenario_of(tmp_path, TRL + "beta: 0.1\n", task="kto", switches="caches_reference=true")
+    assert kto.recipe.has_reference

@@ -150,6 +150,8 @@ LINES = [
     ("axolotl", Launch("a.yml", deepspeed="z.json", gpus=2, engine=True), "axolotl train a.yml --deepspeed z.json"),
     ("trl", Launch("a.yaml", engine=True), "torchrun --nproc_per_node 1 -m trl.scripts.sft --config a.yaml"),
     ("trl", Launch("a.yaml", gpus=2, engine=True), "trl sft --config a.yaml"),
+    ("trl", Launch("a.yaml", gpus=2, engine=True, task="dpo"), "trl dpo --config a.yaml"),
+    ("trl", Launch("a.yaml", task="orpo"), ""),
     (
         "transformers",
         Launch("a.json", deepspeed="z.json", gpus=2, engine=True),
