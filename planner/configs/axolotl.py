@@ -21,6 +21,7 @@ from planner.configs.trainer import (
     read_files,
     remark_on_evaluation,
     remark_on_tf32,
+    say_optimizer,
 )
 from planner.errors import UsageError, show
 
@@ -121,6 +122,8 @@ _UNMODELLED = {
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
+# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py); in 4 bits with a scale for 128 elements in place of 256.
+_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
     "context_parallel_size": "a context-parallel degree",
@@ -404,12 +407,8 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    name = keys.text("optimizer")
-    if name is None:
-        return
-    if name.lower() not in OPTIMIZERS:
-        raise keys.not_modelled("optimizer", f"optimizer '{show(name)}' is not modelled; these are: {', '.join(OPTIMIZERS)}")
-    reading.say("optimizer", OPTIMIZERS[name.lower()], keys.where("optimizer"))
+    if keys.text("optimizer") is not None:
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
