@@ -324,11 +324,8 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:
-    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
-    if isinstance(said, str) and said not in ("", "all-linear"):
-        # PEFT matches a text with whole names of modules (peft 0.20 tuners/tuners_utils.py check_target_module_exists).
-        raise keys.not_modelled("lora_target_modules", f"the pattern '{show(said)}' is not read; write the modules as a list")
-    targets = keys.names("lora_target_modules")
+    extra = keys.names("lora_modules_to_save")
+    targets = keys.targets("lora_target_modules")
     if keys.flag("lora_target_linear"):
         reading.say("lora_targets", ("all-linear",), keys.where("lora_target_linear"))
     elif targets:

@@ -5,6 +5,7 @@ Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_co
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from planner.configs.age import TRANSFORMERS_4, first_held
@@ -26,6 +27,7 @@ from planner.configs.trainer import (
     read_precision,
     read_trainer,
 )
+from planner.domain.recipe import TARGET_PATTERN
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -174,7 +176,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         _refuse_quantised_full(keys)
         return
     reading.take(keys, adapter)
-    targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
+    targets, extra = _targets(keys), keys.names("lora_modules_to_save")
     if targets:
         reading.say("lora_targets", targets, keys.where("lora_target_modules"))
     else:
@@ -183,6 +185,15 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
     _read_quantisation(keys, reading)
+
+
+def _targets(keys: Keys) -> tuple[str, ...]:
+    """``lora_target_modules``: the only name of a list is handed to PEFT as a text (trl 1.16.0 trainer/model_config.py)."""
+    said = keys.get("lora_target_modules")
+    only = said[0] if isinstance(said, list) and len(said) == 1 else said
+    if isinstance(only, str) and re.search(r"[^\w\-., ]|\.\*", only):
+        return (TARGET_PATTERN + only,)
+    return keys.names("lora_target_modules")
 
 
 def _refuse_quantised_full(keys: Keys) -> None:

@@ -64,6 +64,9 @@ LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
+TARGET_PATTERN = "regex:"
+"""Begins a LoRA target that is a regular expression over the paths of modules."""
+
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {
     "full": ("full", None, None),

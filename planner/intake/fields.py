@@ -325,7 +325,11 @@ _FIELDS = (
     ),
     _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS, of_tokens=True),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
-    RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
+    RequestField(
+        "lora_targets",
+        "names",
+        "all-linear, attention, module names separated by ';', or regex: and an expression as PEFT reads it",
+    ),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
     RequestField(

@@ -55,6 +55,30 @@ NAMED = [
 ]
 
 
+PATTERNS = {
+    "llama": (
+        r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj",
+        r".*self_attn\.(q|v)_proj",
+        r".*(q_proj|lm_head)",
+    ),
+    "phi": (r".*\.mlp\.fc\d",),
+    "qwen3_moe": (r".*self_attn.*",),
+}
+
+
+@pytest.mark.parametrize(("name", "pattern"), [(name, each) for name, all_ in PATTERNS.items() for each in all_])
+def test_an_expression_matches_what_peft_matches(name: str, pattern: str) -> None:
+    """Names of the modules whose paths PEFT matches, among the linear ones of the real model."""
+    from real_models import build
+
+    from planner.intake.patterns import matched_targets
+
+    linears = [path for path, module in build(CONFIGS[name], Setup()).named_modules() if isinstance(module, torch.nn.Linear)]
+    config = peft.LoraConfig(target_modules=pattern)
+    found = [path for path in linears if peft.tuners.tuners_utils.check_target_module_exists(config, path)]
+    assert set(matched_targets(job(CONFIGS[name], Setup()).model, pattern)) == {path.rpartition(".")[2] for path in found}
+
+
 def real_count(name: str, setup: Setup) -> int:
     """Trained parameters of the real PEFT model."""
     from real_models import build

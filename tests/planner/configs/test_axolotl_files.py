@@ -162,7 +162,6 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
         ("model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers: a model that differs"),
         ("trainer_cls: mine.Trainer\n", "trainer_cls: a trainer of one's own"),
-        ("adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.up_proj'\n", "lora_target_modules: the pattern"),
         ("merge_lora: true\n", "this file does not train"),
         ("s2_attention: true\n", "s2_attention: this attention"),
     ],
