@@ -73,7 +73,6 @@ _UNMODELLED = {
     "process_reward_model": "reward models of single steps are not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
-    "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
     "relora": "ReLoRA is not modelled",
     "relora_steps": "ReLoRA is not modelled",
@@ -298,6 +297,7 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
                 "peft_autocast_adapter_dtype",
                 "lora_target_modules",
                 "lora_target_linear",
+                "lora_target_parameters",
                 "lora_modules_to_save",
             )
         )
@@ -326,10 +326,12 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
 def _read_targets(keys: Keys, reading: Reading) -> None:
     extra = keys.names("lora_modules_to_save")
     targets = keys.targets("lora_target_modules")
+    parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
-        reading.say("lora_targets", ("all-linear",), keys.where("lora_target_linear"))
-    elif targets:
-        reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+    elif targets or parameters:
+        place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
+        reading.say("lora_targets", (*targets, *parameters), place)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
 

@@ -66,6 +66,8 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 TARGET_PATTERN = "regex:"
 """Begins a LoRA target that is a regular expression over the paths of modules."""
+TARGET_PARAMETER = "param:"
+"""Begins a LoRA target that is the name of a parameter: PEFT's ``target_parameters``."""
 
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {

@@ -328,7 +328,7 @@ _FIELDS = (
     RequestField(
         "lora_targets",
         "names",
-        "all-linear, attention, module names separated by ';', or regex: and an expression as PEFT reads it",
+        "all-linear, attention, module names separated by ';', regex: and an expression, or param: and a parameter of experts",
     ),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),

@@ -12,6 +12,7 @@ from planner.domain.recipe import (
     METHOD_ALIASES,
     PAIR_TASKS,
     REFERENCE_TASKS,
+    TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
     Attention,
@@ -199,9 +200,10 @@ def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:
         return targets
-    if len(targets) > 1:
+    others = tuple(target for target in targets if target not in patterns)
+    if len(patterns) > 1 or not all(other.startswith(TARGET_PARAMETER) for other in others):
         raise UsageError(f"lora_targets: say '{show(patterns[0])}' alone, without other names")
-    found = matched_targets(setting.model, patterns[0].removeprefix(TARGET_PATTERN))
+    found = (*matched_targets(setting.model, patterns[0].removeprefix(TARGET_PATTERN)), *others)
     ledger.enter("lora_targets", found, ledger.request.values["lora_targets"].origin, "the modules that the expression matches")
     return found
 

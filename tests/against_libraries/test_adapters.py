@@ -164,3 +164,22 @@ def test_kbit_preparation(name: str) -> None:
     assert sizes["norm"] == {regime.norm_weight}
     assert sizes["outside"] == {regime.outside}
     assert sizes["bias"] | sizes["experts"] <= {regime.base}
+
+
+def test_parameters_of_experts_are_adapted_at_the_asked_rank() -> None:
+    """PEFT's ``target_parameters``: one rank for each expert, where older names give the first tensor two."""
+    from real_models import build
+
+    from planner.anatomy.adapters import adapter_param_count
+    from planner.intake.linears import unmatched_targets, with_parameters
+
+    paths = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    model = build(CONFIGS["mixtral"], Setup())
+    config = peft.LoraConfig(r=8, target_modules=["q_proj"], target_parameters=list(paths))
+    made = sum(tensor.numel() for tensor in peft.get_peft_model(model, config).parameters() if tensor.requires_grad)
+    planned = job(CONFIGS["mixtral"], Setup(rank=8, targets=("q_proj", *(f"param:{path}" for path in paths))))
+    assert planned.recipe.adapter is not None
+    targets = planned.recipe.adapter.targets
+    spec = with_parameters(planned.model, targets)
+    assert adapter_param_count(spec, planned.recipe.adapter) == made
+    assert not unmatched_targets(spec, targets)

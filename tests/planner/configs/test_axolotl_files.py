@@ -173,6 +173,14 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
     assert sentence in str(caught.value)
 
 
+def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
+    """A text is an expression; parameters of experts stand beside modules."""
+    text = BASE + "adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.(up|down)_proj'\n"
+    assert read(tmp_path, text).request.get("lora_targets") == ("regex:model.layers.[0-9]+.mlp.(up|down)_proj",)
+    text = BASE + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
+    assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
+
+
 def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
     """utils/config/__init__.py turns it off whatever the file says."""
     text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-4-E2B-it") + "gradient_checkpointing: true\n"
