@@ -21,10 +21,10 @@ _KERNELS = {
 _LIGER = ("liger_fused_linear_cross_entropy", "liger_cross_entropy", *(name for names in _KERNELS.values() for name in names))
 _FLASH_PARTS = {
     "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
-    "flash_attn_rms_norm": "flash-attn's norm is not modelled",
-    "flash_attn_fuse_mlp": "flash-attn's feed-forward part is not modelled",
     "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
 }
+# Kernels that save what Liger's do: the norm its input, the gate both products.
+_LIKE_LIGER = {"flash_attn_rms_norm": "fused_norm", "flash_attn_fuse_mlp": "fused_mlp"}
 # Models whose token table is named wte, and those with embed_in, which Axolotl has known since 2024-01 (pull request 1083).
 _QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
 _WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
@@ -169,10 +169,29 @@ def _read_flash_parts(keys: Keys, reading: Reading) -> None:
     other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
     if not other:
         keys.refuse_switched_on(_FLASH_PARTS)
+        _read_like_liger(keys, reading)
         return
-    for name in _FLASH_PARTS:
+    for name in (*_FLASH_PARTS, *_LIKE_LIGER):
         if keys.flag(name):
             reading.remark(keys.where(name), "has no effect: Axolotl does this to Llama alone")
+
+
+def _read_like_liger(keys: Keys, reading: Reading) -> None:
+    """flash-attn's RMSNorm and xFormers' SwiGLU, counted as Liger's kernels.
+
+    The norm saves its input and writes a new gradient.  SwiGLU saves both products and not what they make, which its backward
+    pass makes again beside their gradients: for a moment two tensors of the feed-forward part's width more, of one layer.
+    Source: flash-attention 2 flash_attn/ops/layer_norm.py DropoutAddLayerNormFn; xformers csrc/swiglu/swiglu_packedw.cpp.
+
+    Raises:
+        NotModelledError: SwiGLU where every layer keeps what it saves.
+    """
+    if keys.flag("flash_attn_fuse_mlp") and not reading.value("gradient_checkpointing"):
+        raise keys.not_modelled("flash_attn_fuse_mlp", "xFormers' SwiGLU is not modelled without gradient_checkpointing")
+    for name, switch in _LIKE_LIGER.items():
+        if keys.flag(name):
+            reading.switch(switch, True, keys.where(name))
+            reading.remark(keys.where(name), "counted as Liger's kernel, which saves the same in a checkpointed layer")
 
 
 def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:

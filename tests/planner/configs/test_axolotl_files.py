@@ -155,7 +155,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
         ("relora_steps: 150\n", "relora_steps: ReLoRA"),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
-        ("flash_attn_rms_norm: true\n", "flash_attn_rms_norm: flash-attn's norm"),
+        ("flash_attn_fuse_mlp: true\n", "SwiGLU is not modelled without"),
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
         ("flash_attn_fuse_qkv: true\n", "flash_attn_fuse_qkv: flash-attn's fused projections"),
         ("expert_parallel_size: 2\n", "an expert-parallel degree of 2"),
@@ -179,6 +179,15 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     assert read(tmp_path, text).request.get("lora_targets") == ("regex:model.layers.[0-9]+.mlp.(up|down)_proj",)
     text = BASE + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
+
+
+def test_kernels_of_old_flash_attention_are_counted_as_those_of_liger(tmp_path: Path) -> None:
+    """The norm saves its input and SwiGLU both products, for Llama models; the tool changes no others."""
+    text = (
+        BASE.replace("Qwen/Qwen2.5-0.5B", "NousResearch/Llama-2-7b-hf") + "flash_attn_rms_norm: true\nflash_attn_fuse_mlp: true\n"
+    )
+    switches = read(tmp_path, text + "gradient_checkpointing: true\n").request.get("switches")
+    assert {"fused_norm=true", "fused_mlp=true"} <= set(switches)
 
 
 def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
@@ -297,7 +306,7 @@ def test_what_axolotl_does_to_llama_alone_has_no_effect_on_stablelm(tmp_path: Pa
     )
     config = read(tmp_path, text)
     assert sum("Axolotl does this to Llama alone" in remark.text for remark in config.remarks) == 2
-    with pytest.raises(NotModelledError, match="flash-attn's norm"):
+    with pytest.raises(NotModelledError, match="SwiGLU is not modelled without"):
         read(tmp_path, text + "is_llama_derived_model: true\n")
 
 
