@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Adapter
+from planner.domain.recipe import TARGET_PARAMETER, Adapter
 from planner.intake.linears import GROUP_TARGETS, linear_names
 
 SCORE = "score"
@@ -24,11 +24,15 @@ def _attention_paths(model: nn.Module, spec: ModelSpec) -> list[str]:
     return [path for path, parent, name in parts if name in names and "att" in parent.rpartition(".")[2]]
 
 
+def _parameters(adapter: Adapter) -> list[str]:
+    return [target for target in adapter.targets if target.startswith(TARGET_PARAMETER)]
+
+
 def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[str]:
     """``target_modules`` as PEFT reads them: it knows ``all-linear`` alone, and not among names."""
     if adapter.targets == ("all-linear",):
         return "all-linear"
-    named = [target for target in adapter.targets if target not in GROUP_TARGETS]
+    named = [target for target in adapter.targets if target not in GROUP_TARGETS and target not in _parameters(adapter)]
     if "all-linear" in adapter.targets:
         return named + [name for name in linear_names(spec) if name != spec.head.name]
     return named + (_attention_paths(model, spec) if "attention" in adapter.targets else [])
@@ -43,6 +47,7 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
         lora_alpha=2 * int(adapter.rank),
         target_modules=_targets(model, adapter, spec),
         lora_dropout=adapter.dropout,
+        target_parameters=[each.removeprefix(TARGET_PARAMETER) for each in _parameters(adapter)] or None,
         modules_to_save=list(adapter.modules_to_save) or None,
         task_type="SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
         use_dora=adapter.dora,

@@ -23,6 +23,7 @@ _TORCH: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adamw_torch": ("AdamW", {"foreach": True}),
     "adamw_torch_fused": ("AdamW", {"fused": True}),
     "sgd": ("SGD", {"foreach": True}),
+    "rmsprop": ("RMSprop", {"foreach": True}),
 }
 _BITSANDBYTES: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adamw_8bit": ("AdamW", {"optim_bits": 8, "is_paged": False}),

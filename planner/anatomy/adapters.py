@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
-from planner.domain.recipe import Adapter, Number
+from planner.domain.recipe import TARGET_PARAMETER, Adapter, Number
 from planner.intake.linears import reaches_experts
 
 
@@ -27,6 +27,8 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     if not linear.adaptable:
         return False
     for target in targets:
+        if target.startswith(TARGET_PARAMETER):
+            continue
         if target == "all-linear":
             if linear.group != "head":
                 return True

@@ -32,6 +32,7 @@ from planner.configs.keys import Keys
 from planner.configs.read import TOOLS
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
+from planner.domain.recipe import TARGET_PATTERN
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.config_file import config_of, with_flags
@@ -179,12 +180,15 @@ def _say_adapters(peft: Any, reading: Reading) -> None:
     targets = peft.target_modules
     if targets is None:
         raise UsageError("peft_config.target_modules is left to PEFT: give the Trainer the PEFT model, or name them")
-    if isinstance(targets, str) and targets != "all-linear":
-        raise NotModelledError("peft_config.target_modules: a pattern is not read; give a list of names")
-    names = (targets,) if isinstance(targets, str) else tuple(dict.fromkeys(sorted(map(_matrix, targets))))
+    names = (_text_target(targets),) if isinstance(targets, str) else tuple(dict.fromkeys(sorted(map(_matrix, targets))))
     reading.say("lora_targets", names, f"{place}.target_modules")
     if peft.modules_to_save:
         reading.say("modules_to_save", tuple(peft.modules_to_save), f"{place}.modules_to_save")
+
+
+def _text_target(text: str) -> str:
+    """A text as PEFT reads it: all linear layers, or an expression."""
+    return text if text == "all-linear" else TARGET_PATTERN + text
 
 
 def _matrix(target: str) -> str:

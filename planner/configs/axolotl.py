@@ -20,6 +20,7 @@ from planner.configs.trainer import (
     read_distribution,
     read_files,
     remark_on_tf32,
+    say_optimizer,
 )
 from planner.errors import UsageError, show
 
@@ -71,7 +72,6 @@ _UNMODELLED = {
     "process_reward_model": "reward models of single steps are not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
-    "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
     "relora": "ReLoRA is not modelled",
     "relora_steps": "ReLoRA is not modelled",
@@ -119,6 +119,8 @@ _UNMODELLED = {
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
+# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py); in 4 bits with a scale for 128 elements in place of 256.
+_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
     "context_parallel_size": "a context-parallel degree",
@@ -286,6 +288,7 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
                 "peft_autocast_adapter_dtype",
                 "lora_target_modules",
                 "lora_target_linear",
+                "lora_target_parameters",
                 "lora_modules_to_save",
             )
         )
@@ -312,15 +315,14 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:
-    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
-    if isinstance(said, str) and said not in ("", "all-linear"):
-        # PEFT matches a text with whole names of modules (peft 0.20 tuners/tuners_utils.py check_target_module_exists).
-        raise keys.not_modelled("lora_target_modules", f"the pattern '{show(said)}' is not read; write the modules as a list")
-    targets = keys.names("lora_target_modules")
+    extra = keys.names("lora_modules_to_save")
+    targets = keys.targets("lora_target_modules")
+    parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
-        reading.say("lora_targets", ("all-linear",), keys.where("lora_target_linear"))
-    elif targets:
-        reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+    elif targets or parameters:
+        place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
+        reading.say("lora_targets", (*targets, *parameters), place)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
 
@@ -395,12 +397,8 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    name = keys.text("optimizer")
-    if name is None:
-        return
-    if name.lower() not in OPTIMIZERS:
-        raise keys.not_modelled("optimizer", f"optimizer '{show(name)}' is not modelled; these are: {', '.join(OPTIMIZERS)}")
-    reading.say("optimizer", OPTIMIZERS[name.lower()], keys.where("optimizer"))
+    if keys.text("optimizer") is not None:
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:

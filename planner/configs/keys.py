@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.configs.document import Document
+from planner.domain.recipe import TARGET_PARAMETER, TARGET_PATTERN
 from planner.errors import InputFileError, NotModelledError, show
 
 # What a key may hold that switches something off.
@@ -122,6 +123,31 @@ class Keys:
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
             raise self.wrong(name, "a list of names", value)
         return tuple(part.strip() for part in parts if part.strip())
+
+    def targets(self, name: str) -> tuple[str, ...]:
+        """LoRA targets: a list of names, or one text, which PEFT takes for an expression unless it is ``all-linear``.
+
+        Source: peft 0.21 tuners/tuners_utils.py check_target_module_exists.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if isinstance(value, str) and value not in ("", "all-linear"):
+            return (TARGET_PATTERN + value,)
+        return self.names(name)
+
+    def parameter_targets(self, name: str) -> tuple[str, ...]:
+        """Parameters that adapters are put on, of every layer.
+
+        Raises:
+            InputFileError: no list of names.
+            NotModelledError: parameters of single layers.
+        """
+        names = self.names(name)
+        if single := next((each for each in names if re.search(r"(?:^|\.)[0-9]+\.", each)), None):
+            raise self.not_modelled(name, f"'{show(single)}' is of one layer: adapters on some layers only are not modelled")
+        return tuple(TARGET_PARAMETER + each for each in names)
 
     def part(self, name: str) -> Keys | None:
         """The table below a key, ``None`` where there is none; what is not read of it is left over as well.

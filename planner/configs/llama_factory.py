@@ -105,7 +105,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     else:
         reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
     _read_method(keys, reading)
-    read_checkpoint(keys, "model_name_or_path", reading)
+    if "model" not in reading.needs:
+        read_checkpoint(keys, "model_name_or_path", reading)
+    keys.skip(("model_name_or_path",))
     _read_packing(keys, reading, stage)
     if keys.flag("disable_gradient_checkpointing") is not None:
         where = keys.where("disable_gradient_checkpointing")

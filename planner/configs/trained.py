@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
@@ -42,7 +43,24 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
     if unknown := [name for name in extra if name not in _ENDS]:
         raise keys.not_modelled("freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are")
     place = keys.where("finetuning_type" if said is None else "freeze_trainable_layers")
+    if spread:
+        _need_expanded(keys, reading, count)
     reading.say("train_layers", (layers, *(_ENDS[name] for name in extra)), place)
+
+
+def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
+    """Ask for the model where it is a folder with a model that the tool's script expanded, and that is not here.
+
+    The Hub has no owner called models; such a name is what the script writes to (llamafactory 0.9.5 scripts/llama_pro.py).
+    """
+    name = keys.text("model_name_or_path") or ""
+    folder = name.startswith(("models/", "saves/", "./", "../", "/", "~"))
+    if folder and not (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
+        expanded = f"{show(name)} is a model expanded for LLaMA-Pro, which is not here"
+        reading.needs["model"] = (
+            f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the expanded layers the file "
+            f"trains {count}"
+        )
 
 
 def read_unfrozen(keys: Keys, reading: Reading) -> None:

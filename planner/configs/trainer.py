@@ -5,6 +5,8 @@ Keys and defaults: Transformers 5.23.0 training_args.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.configs.accelerate import read_accelerate
 from planner.configs.age import refuse_no_training
 from planner.configs.deepspeed import read_deepspeed
@@ -29,10 +31,13 @@ OPTIMIZERS = {
     "adamw_torch_fused": "adamw_torch_fused",
     "adamw_bnb_8bit": "adamw_8bit",
     "adamw_8bit": "adamw_8bit",
+    "adamw_torch_8bit": "adamw_torch_8bit",
+    "adamw_torch_4bit": "adamw_torch_4bit",
     "paged_adamw_32bit": "paged_adamw_32bit",
     "paged_adamw_8bit": "paged_adamw_8bit",
     "adafactor": "adafactor",
     "sgd": "sgd",
+    "rmsprop": "rmsprop",
     "lion_32bit": "lion",
 }
 OWN_OPTIMIZERS = ("adam_mini", "muon")
@@ -200,10 +205,22 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     name = keys.text("optim")
     if name is None or reading.value("optimizer") in OWN_OPTIMIZERS:
         return
-    known = OPTIMIZERS.get(name.lower())
+    say_optimizer(keys, "optim", OPTIMIZERS, reading)
+
+
+def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Reading) -> None:
+    """Enter the optimizer that ``key`` names, by a table of names.
+
+    Raises:
+        NotModelledError: an optimizer that no formula covers.
+    """
+    name = str(keys.get(key))
+    known = names.get(name.lower())
     if known is None:
-        raise keys.not_modelled("optim", f"optimizer '{show(name)}' is not modelled; these are: {', '.join(OPTIMIZERS)}")
-    reading.say("optimizer", known, keys.where("optim"))
+        raise keys.not_modelled(key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}")
+    if known == "rmsprop" and keys.get("weight_decay") not in (None, 0, 0.0):
+        raise keys.not_modelled("weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is")
+    reading.say("optimizer", known, keys.where(key))
 
 
 def read_checkpointing(keys: Keys, reading: Reading) -> None:

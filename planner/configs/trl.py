@@ -5,6 +5,7 @@ Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_co
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from planner.configs.age import TRANSFORMERS_4, first_held
@@ -26,6 +27,7 @@ from planner.configs.trainer import (
     read_precision,
     read_trainer,
 )
+from planner.domain.recipe import TARGET_PATTERN
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -48,9 +50,6 @@ MARKS = frozenset(
 )
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
 HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
-_UNMODELLED = {
-    "lora_target_parameters": "adapters on three-dimensional parameters are not modelled",
-}
 _FILTERS = "this file filters a data set and does not train; training is what is predicted"
 _ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
 _POLICY = "training by a reward model's scores is not modelled"
@@ -78,7 +77,6 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _refuse_other_trainings(keys)
     compares = trl_task(keys, reading)
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
-    keys.refuse_switched_on(_UNMODELLED)
     old = read_age(keys, reading)
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading)
@@ -170,20 +168,36 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if keys.flag("use_dora") and reading.value("method") == "lora":
         reading.say("dora", True, keys.where("use_dora"))
     if not peft:
-        keys.skip((*adapter, "lora_target_modules", "lora_modules_to_save", "load_in_4bit", "load_in_8bit"))
+        keys.skip(
+            (*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "load_in_4bit", "load_in_8bit")
+        )
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
         _refuse_quantised_full(keys)
         return
     reading.take(keys, adapter)
-    targets, extra = keys.names("lora_target_modules"), keys.names("lora_modules_to_save")
+    targets, extra = _targets(keys), keys.names("lora_modules_to_save")
+    parameters = keys.parameter_targets("lora_target_parameters")
+    if parameters and not targets:
+        raise UsageError(
+            f"{keys.where('lora_target_parameters')}: say lora_target_modules, too: PEFT adds some of its own choice"
+        )
     if targets:
-        reading.say("lora_targets", targets, keys.where("lora_target_modules"))
+        reading.say("lora_targets", (*targets, *parameters), keys.where("lora_target_modules"))
     else:
         text = "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are counted, which is more"
         reading.remark(keys.where("lora_target_modules"), text)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
     _read_quantisation(keys, reading)
+
+
+def _targets(keys: Keys) -> tuple[str, ...]:
+    """``lora_target_modules``: the only name of a list is handed to PEFT as a text (trl 1.16.0 trainer/model_config.py)."""
+    said = keys.get("lora_target_modules")
+    only = said[0] if isinstance(said, list) and len(said) == 1 else said
+    if isinstance(only, str) and re.search(r"[^\w\-., ]|\.\*", only):
+        return (TARGET_PATTERN + only,)
+    return keys.names("lora_target_modules")
 
 
 def _refuse_quantised_full(keys: Keys) -> None:

@@ -25,10 +25,13 @@ Optimizer = Literal[
     "adamw_torch",
     "adamw_torch_fused",
     "adamw_8bit",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
     "paged_adamw_32bit",
     "paged_adamw_8bit",
     "adafactor",
     "sgd",
+    "rmsprop",
     "lion",
     "adam_mini",
     "muon",
@@ -72,6 +75,11 @@ Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AW
 """
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+TARGET_PATTERN = "regex:"
+"""Begins a LoRA target that is a regular expression over the paths of modules."""
+TARGET_PARAMETER = "param:"
+"""Begins a LoRA target that is the name of a parameter: PEFT's ``target_parameters``."""
 
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {

@@ -331,7 +331,11 @@ _FIELDS = (
     ),
     RequestField("tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
-    RequestField("lora_targets", "names", "all-linear, attention, or module names separated by ';'"),
+    RequestField(
+        "lora_targets",
+        "names",
+        "all-linear, attention, module names separated by ';', regex: and an expression, or param: and a parameter of experts",
+    ),
     RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
     RequestField(

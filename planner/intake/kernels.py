@@ -10,11 +10,12 @@ from planner.domain.recipe import Attention
 from planner.domain.sharding import Sharding
 from planner.domain.stack import Stack
 
-# bitsandbytes steps these on the GPU only.
-GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"})
-# Those of torch itself.  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors of FSDP2
-# (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py): tests/against_libraries/test_optimizers_of_fsdp2.py.
-_DTENSOR_OPTIMIZERS = frozenset({"adamw_torch", "adamw_torch_fused", "sgd"})
+# bitsandbytes steps these on the GPU only; torchao's step was read as it is compiled for one.
+GPU_ONLY_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"})
+# Those of torch itself, and torchao's, which makes DTensors of its states (torchao 0.17 optim/adam.py _new_buffer).  The kernels
+# of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors of FSDP2 (bitsandbytes 0.50.2, issue 1633;
+# transformers 5.23.0 optimization.py): tests/against_libraries/test_optimizers_of_fsdp2.py.
+_DTENSOR_OPTIMIZERS = frozenset({"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_torch_4bit", "sgd", "rmsprop"})
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.

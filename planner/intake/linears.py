@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.model import LinearSpec, ModelSpec
+from planner.domain.recipe import TARGET_PARAMETER
 
 GROUP_TARGETS = ("all-linear", "attention")
 
@@ -18,14 +21,43 @@ def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
 
     Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
     """
-    names = {target.rpartition(".")[2] for target in targets}
+    names = {target if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] for target in targets}
     return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
 
 
 def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
     """Those of ``targets`` that name no matrix of the model.  Only the last part of a dotted path is looked at."""
     known = {*linear_names(model), *GROUP_TARGETS}
-    return tuple(target for target in targets if target.rpartition(".")[2] not in known)
+    parameters = {name for group in model.groups for linear in group.block.linears for name in linear.legacy_names}
+    return tuple(
+        target
+        for target in targets
+        if (target not in parameters if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] not in known)
+    )
+
+
+def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
+    """``model`` whose fused expert tensors are reached by the targets that name them as parameters, each with the asked rank.
+
+    Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path.
+    """
+    named = [target for target in targets if target.startswith(TARGET_PARAMETER)]
+    if not named:
+        return model
+
+    def reached(linear: LinearSpec) -> LinearSpec:
+        if linear.kind != "parameter" or linear.group != "expert" or reaches_experts(linear, targets):
+            return linear
+        for target in named:
+            parent, _, name = target.removeprefix(TARGET_PARAMETER).rpartition(".")
+            if name == linear.name and parent.rpartition(".")[2] in ("", "experts"):
+                return replace(linear, legacy_names=(target,))
+        return linear
+
+    groups = (
+        replace(group, block=replace(group.block, linears=tuple(map(reached, group.block.linears)))) for group in model.groups
+    )
+    return replace(model, groups=tuple(groups))
 
 
 def unmatched_modules(model: ModelSpec, modules: tuple[str, ...]) -> tuple[str, ...]:

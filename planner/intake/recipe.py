@@ -13,6 +13,8 @@ from planner.domain.recipe import (
     METHOD_ALIASES,
     PAIR_TASKS,
     REFERENCE_TASKS,
+    TARGET_PARAMETER,
+    TARGET_PATTERN,
     Adapter,
     Attention,
     Batch,
@@ -35,10 +37,11 @@ from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
-from planner.errors import UsageError
+from planner.errors import UsageError, show
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
+from planner.intake.patterns import matched_targets
 from planner.intake.request import require
 from planner.intake.tasks import scores_by_value
 from planner.intake.trained import trained_parts
@@ -225,6 +228,20 @@ def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     return 0.0
 
 
+def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
+    """Names of modules; an expression becomes the names that it matches."""
+    targets: tuple[str, ...] = ledger.choose("lora_targets", setting.defaults.lora_targets, setting.origin)
+    patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
+    if not patterns:
+        return targets
+    others = tuple(target for target in targets if target not in patterns)
+    if len(patterns) > 1 or not all(other.startswith(TARGET_PARAMETER) for other in others):
+        raise UsageError(f"lora_targets: say '{show(patterns[0])}' alone, without other names")
+    found = (*matched_targets(setting.model, patterns[0].removeprefix(TARGET_PATTERN)), *others)
+    ledger.enter("lora_targets", found, ledger.request.values["lora_targets"].origin, "the modules that the expression matches")
+    return found
+
+
 def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
     numerics, task = basis
@@ -235,7 +252,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
     return Adapter(
         rank=ledger.choose("lora_rank", defaults.lora_rank, origin),
-        targets=ledger.choose("lora_targets", defaults.lora_targets, origin),
+        targets=_resolve_targets(ledger, setting),
         dropout=_resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),

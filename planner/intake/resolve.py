@@ -20,6 +20,7 @@ from planner.intake.data_file import read_data
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.ledger import Ledger
+from planner.intake.linears import with_parameters
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
@@ -117,6 +118,8 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(found.model, recipe.task, found.stack)
+    if recipe.adapter is not None:
+        model = with_parameters(model, recipe.adapter.targets)
     stack = stack_for(found.stack, recipe.task)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
-from planner.domain.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED
+from planner.domain.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rule import Case, Rule
 from planner.intake.trained import missing_layers, trained_parts
@@ -41,6 +41,14 @@ def _some_targets_unmatched(case: Case) -> bool:
         and not _all_targets_unmatched(case)
         and bool(unmatched_targets(case.model, case.adapter.targets))
     )
+
+
+def _targets_parameters(case: Case) -> bool:
+    return case.adapter is not None and any(each.startswith(TARGET_PARAMETER) for each in case.adapter.targets)
+
+
+def _dropout(case: Case) -> float:
+    return case.adapter.dropout if case.adapter else 0.0
 
 
 def _adapts_head(case: Case) -> bool:
@@ -342,6 +350,14 @@ RECIPE_RULES = (
         "Some names in modules_to_save are neither a matrix nor the token table and are counted as nothing",
         lambda case: case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save)),
         _unmatched_modules_text,
+    ),
+    Rule(
+        # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
+        "parameter-targets",
+        "refuse",
+        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and lora_dropout 0",
+        lambda case: _targets_parameters(case) and bool(not case.stack.skips_experts or _dropout(case) > 0),
+        lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
     ),
     Rule(
         "rank-above-width",

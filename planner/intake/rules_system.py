@@ -6,7 +6,7 @@ from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks,
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
-_NO_CPU_KERNEL = ("adafactor", "sgd")
+_NO_CPU_KERNEL = ("adafactor", "sgd", "rmsprop")
 _FLASH2_MAX_HEAD_DIM = 256
 
 

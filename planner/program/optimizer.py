@@ -13,7 +13,7 @@ from functools import partial
 from planner.domain.recipe import Optimizer
 from planner.program.job import Job
 from planner.program.parameters import Weight
-from planner.program.states import states_of, sums_of
+from planner.program.states import BLOCK, is_in_blocks, states_of, sums_of
 from planner.program.step_kernels import Make, States, adam_mini, muon
 from planner.program.stream import Stream
 from planner.program.tensors import Unit
@@ -39,11 +39,14 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
         if job.recipe.optimizer == "adafactor":
             states += _adafactor(stream, job, group, first=first)
             continue
+        if job.recipe.optimizer in ("adamw_torch_8bit", "adamw_torch_4bit"):
+            states += _torchao(stream, job, group, first=first)
+            continue
         if first:
             for each in group:
                 states += make_states(stream, job, each)
-        if job.recipe.optimizer == "adamw_torch":
-            _foreach_adamw(stream, job, group)
+        if job.recipe.optimizer in ("adamw_torch", "rmsprop"):
+            _foreach_roots(stream, job, group)
     return states
 
 
@@ -77,11 +80,11 @@ def _temporary(stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str
     return Temporary(stream, unit, unit_bytes, (name, op))
 
 
-def _foreach_adamw(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
+def _foreach_roots(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
     """One dtype after the other: the root of every second moment at once; before torch 2.1 one more copy to add epsilon.
 
     The dtype that appears last comes first: the groups are in a ``std::unordered_map``, to which libstdc++ adds at the front.
-    Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, ATen/native/ForeachUtils.h.
+    Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, rmsprop.py _multi_tensor_rmsprop, ATen/native/ForeachUtils.h.
     """
     roots, sums = [], []
     for dtype in reversed(dict.fromkeys(each.dtype for each in group)):
@@ -90,6 +93,31 @@ def _foreach_adamw(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
         if job.stack.foreach_step_copies > 1:
             sums = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_add")) for each in same]
     del roots, sums
+
+
+def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
+    """One parameter after the other, by a compiled step: new moments in fp32 and their scales are buffers between its kernels.
+
+    In 4 bits the codes are, too, as int64 before two of them are packed into a byte.
+    Source: torchao 0.17 optim/adam.py single_param_adam, quant_utils.py; buffers as torch 2.13's Inductor writes them for an
+    H100 (``empty_strided_cuda`` in the generated ``call``), the same for matrices, tables and tensors of experts.
+    Ignored: copies that Triton makes while it chooses a kernel, in the first step; what other versions of torch fuse.
+    """
+    states: list[int] = []
+    for each in group:
+        if first:
+            states += make_states(stream, job, each)
+        if not is_in_blocks(job, each):
+            continue
+
+        def new(element_bytes: float, op: str, weight: Weight = each) -> Temporary:
+            return Temporary(stream, weight.unit, element_bytes * weight.count, (weight.name, op))
+
+        scales = [new(4 / BLOCK, "amax") for _ in range(2)]
+        moments = [new(4, "lerp") for _ in range(2)]
+        codes = [new(8, "where") for _ in range(2)] if job.recipe.optimizer == "adamw_torch_4bit" else []
+        del moments, codes, scales
+    return states
 
 
 def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:

@@ -269,24 +269,37 @@ def dequantization_seconds(job: Job) -> Number:
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
 # addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.  adam_mini: square 2,
 # mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon: momentum 5, nesterov 3, decay 2, add 3, beside its
-# products.
+# products.  torchao in two kernels: read p g m v, write both moments; read them and p g m v, write p m v, in 4 bits with
+# the codes as int64.  rmsprop: scale 2, addcmul 4, root 2, add 2, addcdiv 4.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
     "adamw_8bit": 16,
+    "adamw_torch_8bit": 38,
+    "adamw_torch_4bit": 62,
     "paged_adamw_32bit": 28,
     "paged_adamw_8bit": 16,
     "adafactor": 40,
     "sgd": 12,
+    "rmsprop": 56,
     "lion": 20,
     "adam_mini": 68,
     "muon": 52,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
-# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each), the
+# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each; a
+# compiled step of torchao: its buffers and kernels), the
 # others hand lists of tensors to one kernel (about one call's worth per tensor for building lists, clipping and zeroing).
-_UPDATE_OPERATORS = {"adamw_8bit": 6, "paged_adamw_32bit": 6, "paged_adamw_8bit": 6, "adam_mini": 14, "muon": 45}
+_UPDATE_OPERATORS = {
+    "adamw_8bit": 6,
+    "adamw_torch_8bit": 8,
+    "adamw_torch_4bit": 11,
+    "paged_adamw_32bit": 6,
+    "paged_adamw_8bit": 6,
+    "adam_mini": 14,
+    "muon": 45,
+}
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
 _ENGINE_COPY_BYTES = 12
 

@@ -55,6 +55,30 @@ NAMED = [
 ]
 
 
+PATTERNS = {
+    "llama": (
+        r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj",
+        r".*self_attn\.(q|v)_proj",
+        r".*(q_proj|lm_head)",
+    ),
+    "phi": (r".*\.mlp\.fc\d",),
+    "qwen3_moe": (r".*self_attn.*",),
+}
+
+
+@pytest.mark.parametrize(("name", "pattern"), [(name, each) for name, all_ in PATTERNS.items() for each in all_])
+def test_an_expression_matches_what_peft_matches(name: str, pattern: str) -> None:
+    """Names of the modules whose paths PEFT matches, among the linear ones of the real model."""
+    from real_models import build
+
+    from planner.intake.patterns import matched_targets
+
+    linears = [path for path, module in build(CONFIGS[name], Setup()).named_modules() if isinstance(module, torch.nn.Linear)]
+    config = peft.LoraConfig(target_modules=pattern)
+    found = [path for path in linears if peft.tuners.tuners_utils.check_target_module_exists(config, path)]
+    assert set(matched_targets(job(CONFIGS[name], Setup()).model, pattern)) == {path.rpartition(".")[2] for path in found}
+
+
 def real_count(name: str, setup: Setup) -> int:
     """Trained parameters of the real PEFT model."""
     from real_models import build
@@ -140,3 +164,22 @@ def test_kbit_preparation(name: str) -> None:
     assert sizes["norm"] == {regime.norm_weight}
     assert sizes["outside"] == {regime.outside}
     assert sizes["bias"] | sizes["experts"] <= {regime.base}
+
+
+def test_parameters_of_experts_are_adapted_at_the_asked_rank() -> None:
+    """PEFT's ``target_parameters``: one rank for each expert, where older names give the first tensor two."""
+    from real_models import build
+
+    from planner.anatomy.adapters import adapter_param_count
+    from planner.intake.linears import unmatched_targets, with_parameters
+
+    paths = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    model = build(CONFIGS["mixtral"], Setup())
+    config = peft.LoraConfig(r=8, target_modules=["q_proj"], target_parameters=list(paths))
+    made = sum(tensor.numel() for tensor in peft.get_peft_model(model, config).parameters() if tensor.requires_grad)
+    planned = job(CONFIGS["mixtral"], Setup(rank=8, targets=("q_proj", *(f"param:{path}" for path in paths))))
+    assert planned.recipe.adapter is not None
+    targets = planned.recipe.adapter.targets
+    spec = with_parameters(planned.model, targets)
+    assert adapter_param_count(spec, planned.recipe.adapter) == made
+    assert not unmatched_targets(spec, targets)

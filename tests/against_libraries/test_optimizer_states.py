@@ -82,6 +82,7 @@ TORCH: dict[Optimizer, Callable[[list[Any]], Any]] = {
     "adamw_torch": lambda tensors: torch.optim.AdamW(in_groups(tensors), foreach=True),
     "adamw_torch_fused": lambda tensors: torch.optim.AdamW(tensors, fused=True),
     "sgd": lambda tensors: torch.optim.SGD(tensors, lr=0.1),
+    "rmsprop": lambda tensors: torch.optim.RMSprop(in_groups(tensors), foreach=True),
 }
 
 
@@ -89,7 +90,7 @@ TORCH: dict[Optimizer, Callable[[list[Any]], Any]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("optimizer", TORCH)
 def test_torch_optimizers_to_the_byte(optimizer: Optimizer, name: str, setup: str) -> None:
-    """States and temporaries of foreach AdamW, fused AdamW and plain SGD are exact, for full and LoRA training."""
+    """States and temporaries of foreach AdamW, fused AdamW, plain SGD and RMSprop are exact, for full and LoRA training."""
     states, temporaries = step_twice(TORCH[optimizer](trained(model_of(name, SETUPS[setup]))))
     planned = predicted(name, SETUPS[setup], optimizer)
     assert planned[0] == states

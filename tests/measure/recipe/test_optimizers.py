@@ -17,8 +17,8 @@ import_or_skip("bitsandbytes")
 import_or_skip("transformers")
 
 
-# LLaMA-Factory has its own code for the last two, which is not installed here.
-NOT_MADE = ("unheard_of", "adam_mini", "muon")
+# LLaMA-Factory and torchao have code of their own for these, which is not installed here.
+NOT_MADE = ("unheard_of", "adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit")
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))

@@ -162,7 +162,6 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("model_kwargs: {attn_bias: true}\n", "model_kwargs: what is handed to the loader"),
         ("model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers: a model that differs"),
         ("trainer_cls: mine.Trainer\n", "trainer_cls: a trainer of one's own"),
-        ("adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.up_proj'\n", "lora_target_modules: the pattern"),
         ("merge_lora: true\n", "this file does not train"),
         ("s2_attention: true\n", "s2_attention: this attention"),
     ],
@@ -172,6 +171,23 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
     with pytest.raises(NotModelledError) as caught:
         with_flags(read(tmp_path, BASE + text), from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
     assert sentence in str(caught.value)
+
+
+def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
+    """A text is an expression; parameters of experts stand beside modules."""
+    text = BASE + "adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.(up|down)_proj'\n"
+    assert read(tmp_path, text).request.get("lora_targets") == ("regex:model.layers.[0-9]+.mlp.(up|down)_proj",)
+    text = BASE + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
+    assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
+
+
+def test_kernels_of_old_flash_attention_are_counted_as_those_of_liger(tmp_path: Path) -> None:
+    """The norm saves its input and SwiGLU both products, for Llama models; the tool changes no others."""
+    text = (
+        BASE.replace("Qwen/Qwen2.5-0.5B", "NousResearch/Llama-2-7b-hf") + "flash_attn_rms_norm: true\nflash_attn_fuse_mlp: true\n"
+    )
+    switches = read(tmp_path, text + "gradient_checkpointing: true\n").request.get("switches")
+    assert {"fused_norm=true", "fused_mlp=true"} <= set(switches)
 
 
 def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:

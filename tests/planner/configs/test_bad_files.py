@@ -98,7 +98,11 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
         (AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", NotModelledError, "what spectrum trains"),
         (AXOLOTL + "rl: grpo\n", NotModelledError, "rl: reinforcement"),
-        (TRL + "lora_target_parameters: [a]\n", NotModelledError, "lora_target_parameters: adapters"),
+        (
+            TRL + "lora_target_modules: [q_proj]\nlora_target_parameters: [22.mlp.experts.down_proj]\n",
+            NotModelledError,
+            "of one layer",
+        ),
         (TRL + "load_in_4bit: true\nload_in_8bit: true\n", UsageError, "both true"),
         (TRL + "attn_implementation: flex_attention\n", NotModelledError, "attention 'flex_attention'"),
         (TRL + "dtype: int4\n", InputFileError, "key 'dtype' must be auto"),

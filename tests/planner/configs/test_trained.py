@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.configs.sharding import Beside
-from planner.errors import InputFileError, NotModelledError
+from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
@@ -104,3 +104,10 @@ def test_llama_factorys_own_optimizers(name: str, tmp_path: Path) -> None:
     """They take the place of what ``optim`` says."""
     text = FACTORY.replace("freeze", "full") + f"use_{name}: true\noptim: adamw_torch\n"
     assert recipe_of(tmp_path, text).recipe.optimizer == name
+
+
+def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
+    """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
+    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro") + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    with pytest.raises(UsageError, match=r"models/llama3-8b-pro is a model expanded .* --model .* trains 8"):
+        recipe_of(tmp_path, text)

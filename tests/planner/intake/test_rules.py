@@ -95,6 +95,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "targets-match-nothing": ({"lora_targets": "query_key_value"}, {"lora_targets": "self_attn.q_proj"}),
     "targets-match-partly": ({"lora_targets": "q_proj;c_attn"}, {"lora_targets": "q_proj;v_proj"}),
     "modules-to-save-unmatched": ({"modules_to_save": "wte"}, {"modules_to_save": "embed_tokens;lm_head"}),
+    "parameter-targets": (
+        {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj", "lora_dropout": 0.1},
+        {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj", "lora_dropout": 0},
+    ),
     "rank-above-width": ({"lora_rank": 4097}, {"lora_rank": 4096}),
     "tokens-above-sequence": ({"tokens_per_sample": 1024.5}, {"tokens_per_sample": 1024}),
     "packed-with-sample-length": (

@@ -85,6 +85,19 @@ def test_8bit_states_need_4096_elements_and_no_table() -> None:
     assert stepped(job("adamw_8bit"), [table]) == [800_000, 800_000]
 
 
+IN_BLOCKS = matrix(256, 100, "bf16")
+
+
+@pytest.mark.parametrize(("optimizer", "code_bytes", "buffers"), [("adamw_torch_8bit", 1, 8), ("adamw_torch_4bit", 0.5, 24)])
+def test_torchao_keeps_codes_of_whole_blocks(optimizer: Optimizer, code_bytes: float, buffers: int) -> None:
+    """Two states of codes and scales; buffers of the compiled step: two moments in fp32 with scales, in 4 bits codes as int64."""
+    codes, scales = round(25_600 * code_bytes), 400
+    requests = stepped(job(optimizer), [IN_BLOCKS])
+    assert requests[:4] == [codes, scales, codes, scales]
+    assert most(requests) == 2 * (codes + scales) + 2 * scales + buffers * 25_600
+    assert stepped(job(optimizer), [matrix(100, 100, "bf16")]) == [20_000, 20_000], "not in whole blocks of 256"
+
+
 PAGED: list[tuple[Optimizer, int, int]] = [("paged_adamw_32bit", 1_600, 1_600_000), ("paged_adamw_8bit", 7_850, 400_000)]
 
 
