@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
@@ -12,13 +15,14 @@ NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid"]
-FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
+FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-RotaryTables = Literal["cast", "fp32", "half", "layers"]
+RotaryTables = Literal["cast", "fp32", "half", "layers", "sections"]
+Pieces = Literal["none", "window", "image"]
 EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
@@ -117,7 +121,8 @@ class AttentionSpec:
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
     ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
-    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
+    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them; or
+    ``unbound`` from a dimension of three that was moved to the front.
     ``rotary_width``: features of each head that rotary positions turn (0: all).  ``rotary_join``: where a turned and an
     untouched part are joined: in one expression (``inline``), in a ``function`` behind both turns, or in the ``forward`` that
     calls attention, whose variables keep the parts until it returns.
@@ -130,6 +135,8 @@ class AttentionSpec:
     sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
     ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
     clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
+    ``pieces``: the code cuts the patches of all images into pieces that attend to themselves, a ``window`` of
+    ``window_tokens`` patches or an ``image`` each.
     """
 
     n_heads: int
@@ -158,6 +165,7 @@ class AttentionSpec:
     head_norms_turned: bool = False
     clips_products: bool = False
     scales_turned_query: bool = False
+    pieces: Pieces = "none"
 
     @property
     def q_width(self) -> int:
@@ -284,8 +292,9 @@ class ModelSpec:
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own.  ``rotary_by_kind``: layers with a window have tables of their own.
-    ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
+    once (``half``); or each of the ``layers`` makes its own; or they are put together of ``sections`` for time, height and width.
+    ``rotary_by_kind``: layers with a window have tables of their own.
+    ``vision``: the tower of a model that sees.  ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
     """
 
     id: str
@@ -312,6 +321,7 @@ class ModelSpec:
     scales_logits: bool = False
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
+    vision: TowerSpec | None = None
     omits: str = ""
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
@@ -333,7 +343,19 @@ class ModelSpec:
         outside = sum(norm.param_count for norm in self.final_norms) + sum(table.param_count for table in self.extra_embeddings)
         outside += sum(linear.weight_count + linear.bias_count for linear in self.extra_linears)
         head = self.head.bias_count + (0 if self.tied else self.head.weight_count)
-        return blocks + outside + self.token_embedding.param_count + head
+        seeing = self.vision.param_count if self.vision else 0
+        return blocks + outside + self.token_embedding.param_count + head + seeing
+
+    def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
+        """Every kind of block with how many of it there are: the layers, then those of a vision tower."""
+        yield from ((group.block, group.count) for group in self.groups)
+        if self.vision is not None:
+            yield from self.vision.blocks()
+
+    def linears(self) -> Iterator[tuple[LinearSpec, int]]:
+        """Every kind of matrix in blocks with how many blocks have it."""
+        for block, count in self.blocks():
+            yield from ((linear, count) for linear in block.linears)
 
     @property
     def active_param_count(self) -> int:

@@ -26,6 +26,10 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out, _variables = eager(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
+            if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
+                # The list of pieces lives until attention returns.
+                _held.append(out)
+                out = torch.cat([out])
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 

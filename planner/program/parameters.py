@@ -14,13 +14,16 @@ from typing import Literal
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.trained import parts_of
-from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.vision import TowerSpec
 from planner.intake.trained import TrainedParts
 from planner.program.job import Job
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 
 Kind = Literal["table", "matrix", "bias", "norm"]
 Shape = tuple[tuple[Unit, float], ...]
+SEEING = ("tower ", "projector ")
+"""How names of weights of a vision tower and its projector begin."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class Weight:
 def model_weights(job: Job) -> list[Weight]:
     """Every parameter of the base model, as it is loaded."""
     model, parts = job.model, parts_of(job.model, job.recipe)
+    seeing = [] if model.vision is None else [*_seeing(job, model.vision)]
     made: list[Weight] = [*_tables(model.token_embedding, *model.extra_embeddings)]
     for extra in model.extra_linears:
         made += _linear(job, extra, extra.name)
@@ -85,15 +89,37 @@ def model_weights(job: Job) -> list[Weight]:
     last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
     for each in last:
         each.outside = True
-    made += last
+    made = [*seeing, *made, *last]
     for each in made:
         each.trained = _is_trained(parts, each)
         each.dtype = "fp32" if each.trained and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
     return made
 
 
+def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
+    """The tower and its projector, which modelling code makes before the language model."""
+    for layer, block in _seeing_blocks(vision):
+        for linear in block.linears:
+            yield from _linear(job, linear, f"{layer} {linear.name}")
+        if block.extra_params:
+            yield _weight(f"{layer} extra", "table", block.extra_params)
+        yield from _norms(block.norms, layer)
+    yield from _norms(vision.behind, "tower")
+
+
+def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
+    """Names and blocks of entry, layers and projectors."""
+    yield "tower entry", vision.entry
+    layers = (group.block for group in vision.groups for _ in range(group.count))
+    yield from ((f"tower layer {number}", block) for number, block in enumerate(layers))
+    projectors = (group.block for group in vision.projectors for _ in range(group.count))
+    yield from ((f"projector {number}", block) for number, block in enumerate(projectors))
+
+
 def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
     """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
+    if weight.name.startswith(SEEING):
+        return weight.name.split()[0] in parts.ends
     if not weight.outside:
         return int(weight.name.split()[1]) in parts.layers
     end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
@@ -113,12 +139,17 @@ def adapter_weights(job: Job) -> list[Weight]:
         elif is_adapted(linear, adapter.targets):
             made += _lora(job, linear, name)
     for each in made:
-        each.trained = each.adapter = True
+        # Without images nothing of a tower gets a gradient.
+        each.trained = job.recipe.batch.images is not None or not each.name.startswith(SEEING)
+        each.adapter = True
         each.packed = False
     return made
 
 
 def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
+    if model.vision is not None:
+        for layer, block in _seeing_blocks(model.vision):
+            yield from ((linear, f"{layer} {linear.name}") for linear in block.linears)
     yield from ((linear, linear.name) for linear in model.extra_linears)
     number = 0
     for group in model.groups:

@@ -12,6 +12,9 @@ def unit_values(job: Job) -> dict[Unit, Number]:
     """The number of each unit in one micro-batch of ``job``."""
     batch, adapter = job.recipe.batch, job.recipe.adapter
     tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
+    images = batch.images
+    n_images: Number = batch.rows * images.per_sample if images else 0
+    patches: Number = n_images * images.patches if images else 0
     return {
         Unit.ONE: 1,
         Unit.TOKENS: tokens,
@@ -22,4 +25,8 @@ def unit_values(job: Job) -> dict[Unit, Number]:
         Unit.PIECE_TOKENS: piece_tokens(job),
         Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
         Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
+        Unit.PATCHES: patches,
+        Unit.IMAGE_PATCHES: images.patches if images else 0,
+        Unit.RANK_PATCHES: rank * patches,
+        Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
     }

@@ -36,6 +36,13 @@ class Unit(IntEnum):
     """Tokens times the keys that each attends to and one sink."""
     LENGTH_PAIRS = 8
     """Positions of one sample times themselves."""
+    PATCHES = 9
+    """Patches of all images of a micro-batch."""
+    IMAGE_PATCHES = 10
+    """Patches of one image."""
+    RANK_PATCHES = 11
+    PIXELS = 12
+    """Numbers in ``pixel_values`` of all micro-batches of a step."""
 
 
 class Storage:

@@ -110,6 +110,11 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
     )
 
 
+def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
+    """The same for a part of a vision tower, which gets no mask."""
+    return replace(layer_view(job, block, trained=trained), masked=False, single=False)
+
+
 _NO_BATCH = Batch(1, 1, 1, "packed", 1)
 
 

@@ -31,6 +31,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
+    "qwen_vision": ("qwen2_vl", "qwen2_5_vl"),
     "remote_code": ("baichuan", "chatglm", "qwen"),
 }
 

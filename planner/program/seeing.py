@@ -1,0 +1,123 @@
+"""The parts of a vision-language model before its first layer, in forward order: patches, layers of the tower, projector, scatter.
+
+Source: as :mod:`planner.program.vision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from planner.anatomy.trained import is_tower_checkpointed, makes_patches_require_gradient, parts_of
+from planner.domain.model import BlockSpec
+from planner.domain.vision import TowerSpec
+from planner.program.ends import EndsView
+from planner.program.job import Job
+from planner.program.runtime import Part
+from planner.program.stream import Stream
+from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.tensors import Unit
+from planner.program.view import LayerView, tower_view
+from planner.program.vision import (
+    TABLES,
+    TOKEN_EMBEDS,
+    TOKEN_GRADIENT,
+    SeeingView,
+    entry,
+    of_patches,
+    projector,
+    scatter,
+)
+
+_OUTSIDE = Terms("saved_activations", "other_temporaries")
+Given = tuple[tuple[str, Shape], ...]
+RunLayer = Callable[[LayerView, bool, Shape, Given], Template]
+"""One layer by its view, whether it is called through checkpointing, its input, and what others share; in units of patches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The parts before the first layer, and what they share with those behind, by name."""
+
+    parts: list[Part]
+    shares: dict[str, Shape]
+
+
+def seeing_parts(job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer) -> Before:
+    """The parts of ``tower`` in front of the language model that ``ends`` describes."""
+    trained = parts_of(job.model, job.recipe).ends
+    seeing = SeeingView(
+        tower,
+        tower_view(job, tower.entry, trained="tower" in trained),
+        tower_view(job, tower.projectors[0].block, trained="projector" in trained),
+        makes_patches_require_gradient(job.recipe, job.stack),
+    )
+    first = _entry(ends, seeing, gradients)
+    made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
+    stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
+    tables = tuple((name, replace(shares[known], unit=Unit.TOKENS)) for name, known in TABLES.items() if known in shares)
+    for group in tower.groups:
+        view = tower_view(job, group.block, trained="tower" in trained)
+        again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view, group.block))
+        for _ in range(group.count):
+            template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), tables)
+            made.append(Part("vision layer", template, 1))
+            stream = template.out
+    known = tuple((name, replace(shape, unit=Unit.TOKENS)) for name, shape in shares.items() if shape.unit is Unit.PATCHES)
+    last = _projector(seeing, replace(stream, unit=Unit.TOKENS), known, gradients)
+    made.append(Part("projector", last, 1))
+    shares |= {name: shape for name, (_, shape) in last.shares.items()}
+    scattered = _scatter(ends, last.out, ((TOKEN_EMBEDS, shares[TOKEN_EMBEDS]),), gradients)
+    made.append(Part("scatter", scattered, 1))
+    return Before(joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()})
+
+
+def take_pixels(stream: Stream, job: Job, before: int | None = None) -> int | None:
+    """Images of all micro-batches of a step in fp32, which go when those of the next one are there.
+
+    Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again; accelerate 1.15
+    data_loader.py DataLoaderShard.__iter__ (each batch goes to the card when it is fetched).
+    """
+    if job.recipe.batch.images is None:
+        return None
+    slot = stream.allocate(Unit.PIXELS, 4, "other_temporaries", ("batch", "", "pixel_values"))
+    if before is not None:
+        stream.free(before)
+    return slot
+
+
+def _has_trained(view: LayerView, block: BlockSpec) -> bool:
+    return view.trains_base or any(view.adapted(linear) for linear in block.linears)
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Equal parts in a row as one."""
+    made: list[Part] = []
+    for part in parts:
+        if made and made[-1].template is part.template:
+            made[-1] = replace(part, count=made[-1].count + part.count)
+        else:
+            made.append(part)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _entry(ends: EndsView, seeing: SeeingView, gradients: Gradients) -> Template:
+    given = {}
+    if gradients != "none":
+        given = dict(ends.given)
+        if ends.needs_entry or ends.trains(ends.embed, ends.model.token_embedding.name):
+            table = ends.model.token_embedding
+            given[TOKEN_GRADIENT] = Shape(table.width, ends.embed.dtypes.table, False, Unit.TOKENS, TOKEN_GRADIENT)
+    return run(lambda torch, _: entry(torch, ends, seeing), NO_INPUT, _OUTSIDE, given, gradients=gradients)
+
+
+@lru_cache(maxsize=256)
+def _projector(seeing: SeeingView, stream: Shape, given: Given, gradients: Gradients) -> Template:
+    return of_patches(run(lambda torch, x: projector(torch, seeing, x), stream, _OUTSIDE, dict(given), gradients=gradients))
+
+
+@lru_cache(maxsize=256)
+def _scatter(ends: EndsView, tokens: Shape, given: Given, gradients: Gradients) -> Template:
+    return run(lambda torch, x: scatter(torch, ends, [x]), tokens, _OUTSIDE, dict(given), gradients=gradients)
