@@ -148,7 +148,7 @@ def makes_patches_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     llamafactory 0.9.5 model/model_utils/checkpointing.py (of quantised models it makes the inputs of layers require one).
     """
     quantized_freely = stack.frozen_layers == "spared" and recipe.numerics.quantization != "none"
-    hooks = makes_input_require_gradient(recipe, stack) and recipe.method != "full"
+    hooks = makes_input_require_gradient(recipe, stack)
     return hooks and stack.model_code != "transformers-4" and not quantized_freely
 
 

@@ -7,9 +7,8 @@ import re
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
-from planner.domain.recipe import Batch, Recipe
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
-from planner.errors import NotModelledError, RefusedCombinationError, UsageError, show
+from planner.errors import UsageError, show
 from planner.intake.ledger import Ledger
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
@@ -87,21 +86,6 @@ def resized(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
     return new_width, new_height
 
 
-def check_room(batch: Batch) -> None:
-    """Refuse sequences that are too short for the tokens of their images.
-
-    Raises:
-        RefusedCombinationError: names both numbers.
-    """
-    images = batch.images
-    if images is None:
-        return
-    tokens = images.per_sample * images.tokens
-    if tokens > batch.seq_len:
-        which = f"{images.per_sample} images of {images.width}x{images.height} pixels"
-        raise RefusedCombinationError(f"{which} are {tokens:,} tokens, more than seq {batch.seq_len:,}: say a larger --seq")
-
-
 def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
     """The parts of a vision-language model that are not trained.
 
@@ -141,24 +125,3 @@ def _unreached(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:
 def _unreached_block(block: BlockSpec) -> BlockSpec:
     linears = tuple(replace(linear, adaptable=False, legacy_names=()) for linear in block.linears)
     return replace(block, linears=linears)
-
-
-def refuse_unread(model: ModelSpec, recipe: Recipe) -> None:
-    """Refuse what nobody wrote down of vision-language models.
-
-    Raises:
-        NotModelledError: names it.
-    """
-    if model.vision is None:
-        return
-    batch, engine = recipe.batch, recipe.sharding.engine
-    if recipe.checkpoint_every > 1 or recipe.checkpoint_policy != "full":
-        raise NotModelledError(f"checkpointing of some layers of {model.id} is not modelled: layers of its tower count, too")
-    if engine == "fsdp":
-        raise NotModelledError(f"FSDP of {model.id} is not modelled: how its vision tower is wrapped was not read; use DDP or ZeRO")
-    if engine == "deepspeed" and batch.images is None:
-        raise NotModelledError(f"DeepSpeed of {model.id} is modelled with images only: say --images-per-sample and --image-size")
-    if batch.images is not None and recipe.attention == "eager":
-        raise NotModelledError("eager attention of a vision tower is not modelled; use --attention sdpa or flash2")
-    if batch.images is not None and recipe.offload == "activations":
-        raise NotModelledError("activations of a vision tower on the host are not modelled; use --offload none")

@@ -31,7 +31,7 @@ from planner.domain.recipe import (
 from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.intake.fields import CHECKPOINT_DTYPE
-from planner.intake.images import check_room, resolve_frozen, resolve_images
+from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 from planner.intake.request import require
@@ -260,7 +260,7 @@ def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
 
 def _resolve_batch(ledger: Ledger, setting: Setting, task: Task) -> Batch:
     seq: int = ledger.request.get("seq")
-    batch = Batch(
+    return Batch(
         micro_batch=ledger.choose("batch", 1, "assumed"),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),
         seq_len=ledger.choose("seq", seq, "assumed"),
@@ -269,5 +269,3 @@ def _resolve_batch(ledger: Ledger, setting: Setting, task: Task) -> Batch:
         is_paired=task in PAIR_TASKS,
         images=resolve_images(ledger, setting.model),
     )
-    check_room(batch)
-    return batch

@@ -15,7 +15,7 @@ from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
-from planner.intake.images import refuse_unread, without_adapters
+from planner.intake.images import without_adapters
 from planner.intake.ledger import Ledger
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
@@ -110,7 +110,6 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
-    refuse_unread(found.model, recipe)
     model = without_adapters(trained_model(found.model, recipe.task), recipe.frozen)
     stack = stack_for(found.stack, recipe.task)
     scenario = Scenario(model, found.hardware, recipe, stack, found.run, ledger.assumptions)
