@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
+from planner.domain.origin import is_tool_default
 from planner.errors import UsageError, show
 from planner.intake.ledger import Ledger
 
@@ -24,7 +25,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     """
     said_number, said_size = ledger.said("images_per_sample"), ledger.said("image_size")
     if model.vision is None:
-        if said_number or said_size:
+        if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
             raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
         return None
     note = "text alone: the vision tower is loaded and does not run; say --images-per-sample and --image-size"
@@ -39,6 +40,12 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     if not said_size:
         raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
     return images_of(rule, model.vision, number, parse_size(ledger.choose("image_size", "", "assumed")))
+
+
+def _is_asked(ledger: Ledger, name: str) -> bool:
+    """Whether the user said it: what a tool does with images means nothing to a model that sees none."""
+    said = ledger.request.values.get(name)
+    return said is not None and not is_tool_default(said.origin)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -92,7 +99,7 @@ def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
     Raises:
         UsageError: a part that there is not, or all of them.
     """
-    if not ledger.said("freeze"):
+    if not ledger.said("freeze") or (model.vision is None and not _is_asked(ledger, "freeze")):
         return ()
     said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
     unknown = [name for name in said if name not in FROZEN_PARTS]
