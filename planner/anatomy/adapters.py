@@ -76,7 +76,9 @@ def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
     Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.update_layer.
     """
-    return sum(n * each.copies * each.out_features for each, n in (*model.linears(), (model.head, 1)) if is_adapted(each, targets))
+    return sum(
+        n * each.copies * each.out_features for each, n in (*model.linears(), (model.head, 1)) if is_adapted(each, targets)
+    )
 
 
 @dataclass(frozen=True, slots=True)

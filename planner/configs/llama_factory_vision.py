@@ -1,7 +1,7 @@
 """What a file of LLaMA-Factory says about images, and about the parts of a vision-language model that are trained.
 
-Keys and defaults: llamafactory 0.9.5 hparams/model_args.py ``ProcessorArguments``, finetuning_args.py, model/model_utils/visual.py
-and data/mm_plugin.py.
+Keys and defaults: llamafactory 0.9.5 hparams/model_args.py ``ProcessorArguments``, hparams/finetuning_args.py,
+model/model_utils/visual.py and data/mm_plugin.py.
 """
 
 from __future__ import annotations
@@ -56,4 +56,6 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
     if places:
         reading.say("freeze", tuple(frozen), places[0])
     else:
-        reading.default("freeze", tuple(frozen), "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next")
+        reading.default(
+            "freeze", tuple(frozen), "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next"
+        )

@@ -21,7 +21,7 @@ RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-RotaryTables = Literal["cast", "fp32", "half", "layers", "sections"]
+RotaryTables = Literal["cast", "fp32", "half", "layers", "sections", "interleaved"]
 Pieces = Literal["none", "window", "image"]
 EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
@@ -292,9 +292,10 @@ class ModelSpec:
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own; or they are put together of ``sections`` for time, height and width.
+    once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of ``sections``, or
+    ``interleaved`` in place.
     ``rotary_by_kind``: layers with a window have tables of their own.
-    ``vision``: the tower of a model that sees.  ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
+    ``vision``: the tower of a model that sees.  ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 
     id: str

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, NormSpec
 
-TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "clip", "siglip"]
+TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"]
 """Whose modelling code runs around the layers of the tower."""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
@@ -18,11 +18,11 @@ FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_m
 
 @dataclass(frozen=True, slots=True)
 class ImageRule:
-    """How the processor cuts an image: ``patch_pixels`` is the side of a patch, ``merge`` how many patches make the side of a token.
+    """How the processor cuts an image: ``patch_pixels`` is the side of a patch, ``merge`` patches make the side of a token.
 
     ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within ``min_pixels`` and
     ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens`` tokens.
-    ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower adds to the patches (a class token).
+    ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower adds to them (a class token).
     """
 
     kind: Literal["resized", "square"]
@@ -58,7 +58,9 @@ class TowerSpec:
 
     ``entry``: the convolution over patches as a matrix, positions and a class token as ``extra_params``, norms before the layers.
     ``groups``: the layers.  ``projectors``: what makes tokens of patches; the first one behind the last layer.
-    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.
+    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.  ``deepstack``: numbers of the layers whose output
+    blocks of their own (``stacked``) turn into what is added behind the first layers of the language model.  ``has_hook``:
+    Transformers finds the input of the tower, so that it can require a gradient.
     """
 
     code: TowerCode
@@ -68,6 +70,9 @@ class TowerSpec:
     groups: tuple[BlockGroup, ...]
     projectors: tuple[BlockGroup, ...]
     token_share: float
+    has_hook: bool = True
+    deepstack: tuple[int, ...] = ()
+    stacked: tuple[BlockGroup, ...] = ()
     behind: tuple[NormSpec, ...] = ()
 
     @property
@@ -83,7 +88,7 @@ class TowerSpec:
     @property
     def tower_param_count(self) -> int:
         """Parameters of the tower without its projector."""
-        layers = sum(group.count * group.block.param_count for group in self.groups)
+        layers = sum(group.count * group.block.param_count for group in (*self.groups, *self.stacked))
         return self.entry.param_count + layers + sum(norm.param_count for norm in self.behind)
 
     @property
@@ -97,6 +102,6 @@ class TowerSpec:
         return self.tower_param_count + self.projector_param_count
 
     def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
-        """Every kind of block with how many of it there are: entry, layers, projectors."""
+        """Every kind of block with how many of it there are: entry, layers, what is stacked, projectors."""
         yield self.entry, 1
-        yield from ((group.block, group.count) for group in (*self.groups, *self.projectors))
+        yield from ((group.block, group.count) for group in (*self.groups, *self.stacked, *self.projectors))

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
-from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.domain.origin import is_tool_default
+from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import UsageError, show
 from planner.intake.ledger import Ledger
 
@@ -23,7 +23,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     Raises:
         UsageError: images of a model that sees none, or without a size where that decides.
     """
-    said_number, said_size = ledger.said("images_per_sample"), ledger.said("image_size")
+    said_size = ledger.said("image_size")
     if model.vision is None:
         if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
             raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
@@ -118,7 +118,7 @@ def without_adapters(model: ModelSpec, frozen: tuple[FrozenPart, ...]) -> ModelS
         return model
     vision = model.vision
     if "vision_tower" in frozen:
-        vision = replace(vision, groups=_unreached(vision.groups))
+        vision = replace(vision, groups=_unreached(vision.groups), stacked=_unreached(vision.stacked))
     if "projector" in frozen:
         vision = replace(vision, projectors=_unreached(vision.projectors))
     groups = _unreached(model.groups) if "language_model" in frozen else model.groups

@@ -14,7 +14,7 @@ from planner.errors import UsageError, show
 
 End = Literal["embed", "norm", "head", "tower", "projector"]
 ENDS: tuple[End, ...] = ("embed", "norm", "head")
-"""What lies around the layers: tables, norms outside of layers, the head.  A tower and its projector are no part of the layers' row."""
+"""What lies around the layers of a language model: tables, norms outside of layers, the head."""
 _NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 

@@ -79,8 +79,8 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     """Cosines and sines of one sample, made in fp32; or both as one table of complex numbers (DeepSeek V2)."""
     attention = view.block.attention
     width = attention.rotary_width or attention.head_dim
-    if model.rotary_tables == "sections":
-        return _of_sections(torch, width, dtype)
+    if model.rotary_tables in ("sections", "interleaved"):
+        return _of_sections(torch, width, dtype, in_place=model.rotary_tables == "interleaved")
     angles = _frequencies = torch.new(Unit.LENGTH, width / 2, "fp32", "mul")
     if attention.rotary_form == "complex":
         ones = torch.like(angles, "ones_like")
@@ -97,22 +97,26 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     return torch.to(cosines, dtype), torch.to(sines, dtype)
 
 
-def _of_sections(torch: Operators, width: float, dtype: Dtype) -> tuple[Tensor, Tensor]:
+def _of_sections(torch: Operators, width: float, dtype: Dtype, *, in_place: bool) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every sample, each put together of those of time, height and width.
 
-    Source: transformers 5.23 models/qwen2_vl/modeling_qwen2_vl.py Qwen2VLRotaryEmbedding.forward.
+    Source: transformers 5.23 models/qwen2_vl/modeling_qwen2_vl.py Qwen2VLRotaryEmbedding.forward; ``in_place``:
+    models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextRotaryEmbedding.
     """
     angles = torch.new(Unit.TOKENS, 3 * width / 2, "fp32", "mul")
     cosines = _scaled(torch, torch.like(angles, "cos"))
     sines = _scaled(torch, torch.like(angles, "sin"))
-    sines = _joined_sections(torch, [sines], width)
-    cosines = _joined_sections(torch, [cosines], width)
+    sines = _joined_sections(torch, [sines], width, in_place=in_place)
+    cosines = _joined_sections(torch, [cosines], width, in_place=in_place)
     return torch.to(cosines, dtype), torch.to(sines, dtype)
 
 
-def _joined_sections(torch: Operators, table: list[Tensor], width: float) -> Tensor:
-    """``cat`` of a third of each of three tables, and ``cat`` of that with itself; ``table`` is emptied."""
-    half = torch.new(Unit.TOKENS, width / 2, "fp32", "cat")
+def _joined_sections(torch: Operators, table: list[Tensor], width: float, *, in_place: bool) -> Tensor:
+    """``cat`` of a third of each of three tables, unless the first one takes them, and ``cat`` of that with itself.
+
+    ``table`` is emptied.
+    """
+    half = None if in_place else torch.new(Unit.TOKENS, width / 2, "fp32", "cat")
     out = torch.new(Unit.TOKENS, width, "fp32", "cat")
     del half
     table.clear()

@@ -112,6 +112,8 @@ def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
     yield "tower entry", vision.entry
     layers = (group.block for group in vision.groups for _ in range(group.count))
     yield from ((f"tower layer {number}", block) for number, block in enumerate(layers))
+    stacked = (group.block for group in vision.stacked for _ in range(group.count))
+    yield from ((f"tower stacked {number}", block) for number, block in enumerate(stacked))
     projectors = (group.block for group in vision.projectors for _ in range(group.count))
     yield from ((f"projector {number}", block) for number, block in enumerate(projectors))
 

@@ -101,7 +101,8 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
             parts[-1] = Part("layer", template, parts[-1].count + 1)
         else:
             parts.append(Part("layer", template, 1))
-        entry = template.out
+        parts += before.stacked(number, template.out, gradients)
+        entry = parts[-1].template.out
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
 
 

@@ -38,21 +38,24 @@ _OF_PATCHES = {
 
 @dataclass(frozen=True, slots=True)
 class SeeingView:
-    """The tower around its layers.  ``hooked``: what its first layer reads is made to require a gradient."""
+    """The tower around its layers.
+
+    ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``: gradients reach its layers.
+    """
 
     tower: TowerSpec
     entry: LayerView
     projector: LayerView
+    stacked: LayerView | None
     hooked: bool
+    differentiated: bool
 
 
 def of_patches(template: Template) -> Template:
     """A template that was run on tokens, for patches."""
     units = tuple(_OF_PATCHES[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[unit], *rest) for unit, *rest in template.gradients)
-    shares = {
-        name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit])) for name, (slot, shape) in template.shares.items()
-    }
+    shares = {name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit])) for name, (slot, shape) in template.shares.items()}
     out = replace(template.out, unit=_OF_PATCHES[template.out.unit])
     return replace(template, units=units, gradients=gradients, shares=shares, out=out)  # type: ignore[arg-type]
 
@@ -66,13 +69,7 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
     tokens = token_rows(torch, ends)
     stream = _patches(torch, seeing)
     torch.shared[TOKEN_EMBEDS] = tokens
-    if not arrived or tokens.node is None:
-        return stream
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [gradient, arrived.pop()]
-
-    return record(torch, stream.alias(), [stream, tokens], [], backward)
+    return _with_gradient(torch, stream, tokens, arrived)
 
 
 def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
@@ -86,6 +83,8 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
             require_gradient(stream, torch.path)
     if seeing.tower.code == "qwen2_5_vl":
         stream = _in_order_of_windows(torch, stream)
+    if seeing.tower.code == "qwen3_vl":
+        stream = torch.add(stream, _positions(torch, view, seeing.tower))
     with torch.inside("rotary_pos_emb"):
         _make_tables(torch, seeing.tower)
     return stream
@@ -99,6 +98,29 @@ def _convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     bias = None if bias is None else weight_copy(torch, view, bias)
     weight = weight_copy(torch, view, weight)
     return torch.mm(autocast(torch, view, x), weight, spec.out_features, bias=bias, to_unit=x.unit)
+
+
+def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
+    """Four rows of a table for each patch, weighted in fp32 and summed up."""
+    dtype, trained, count = view.dtypes.base, view.trains_base, 4 * tower.width
+    with torch.inside("pos_embed"):
+        table = torch.parameter(Unit.ONE, view.block.extra_params, dtype, trained=trained)
+        rows = torch.new(Unit.PATCHES, count, dtype, "embedding")
+        rows = record(torch, rows, [table], [], lambda *_: [torch.new(Unit.ONE, table.count, dtype, "embedding_dense_backward")])
+    weighted = record(
+        torch,
+        torch.like(rows, "mul", "fp32"),
+        [rows],
+        [],
+        lambda *_: [torch.new(Unit.PATCHES, count, "fp32", "mul")],
+    )
+    del rows
+    # The gradient of a sum is spread out without a copy.
+    spread = record(
+        torch, torch.new(Unit.PATCHES, tower.width, "fp32", "sum"), [weighted], [], lambda *_: [Tensor(None, Unit.PATCHES, count, "fp32")]
+    )
+    del weighted
+    return torch.to(spread, dtype)
 
 
 def _in_order_of_windows(torch: Operators, x: Tensor) -> Tensor:
@@ -159,12 +181,79 @@ def _merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return linear(torch, view, last, activation(torch, view, out))
 
 
+def stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Tensor:
+    """The stream behind a layer as it is; what a merger of its own makes of it waits for a layer of the language model."""
+    assert seeing.stacked is not None
+    name = f"deepstack {number}"
+    arrived = [torch.shared.pop(gradient_of(name))] if gradient_of(name) in torch.shared else []
+    with torch.inside(f"deepstack_merger_list {number}"):
+        features = _merged(torch, seeing.stacked, x)
+    torch.shared[name] = features
+    return _with_gradient(torch, x, features, arrived)
+
+
+def _with_gradient(torch: Operators, stream: Tensor, beside: Tensor, arrived: list[Tensor]) -> Tensor:
+    """``stream``, whose backward also sends the gradient on that ``beside`` has got elsewhere."""
+    if not arrived or beside.node is None:
+        return stream
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [gradient, arrived.pop()]
+
+    return record(torch, stream.alias(), [stream, beside], [], backward)
+
+
+def gradient_of(name: str) -> str:
+    """The name of the gradient of what one part makes for others, which goes the other way."""
+    return f"gradient of {name}"
+
+
+def _hands_on(torch: Operators, name: str, tensor: Tensor) -> Tensor:
+    """``tensor``, whose gradient goes to the part that made it."""
+
+    def hand_on(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        torch.shared[gradient_of(name)] = gradient
+        return []
+
+    tensor.node = Node(name, LEAF_ORDER, hand_on)
+    return tensor
+
+
+def add_stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Tensor:
+    """Behind a layer of the language model: rows of images taken out of a copy, summed with what was stacked, and put back.
+
+    Source: transformers 5.23 models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextModel._deepstack_process.
+    """
+    name = f"deepstack embeds {number}"
+    beside = torch.shared.pop(name)
+    if seeing.differentiated and torch.grad_enabled:
+        beside = _hands_on(torch, name, beside)
+    unit, count, rows = x.unit, x.count, beside.unit
+    copy = torch.contiguous(x)
+
+    def of_taken(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "index_backward")]
+
+    taken = record(torch, torch.new(rows, beside.count, x.dtype, "index"), [copy], [], of_taken)
+    local = torch.add(taken, beside)
+    del taken
+
+    def of_put(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        zeros = torch.new(rows, local_count, gradient.dtype, "zeros")
+        first = torch.like(gradient, "index_put")
+        del zeros
+        return [first, torch.new(rows, local_count, gradient.dtype, "index")]
+
+    local_count = local.count
+    return record(torch, copy.alias(), [copy, local], [], of_put)
+
+
 def _one_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
     with torch.inside("norm"):
         return norm(torch, view, spec, x)
 
 
-def scatter(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[Tensor]) -> Tensor:
     """The stream that the first layer reads: rows of the token table, with those of images in the place of their tokens.
 
     ``passed`` holds the tokens of images, and is emptied.  All variables live until the model returns.
@@ -175,9 +264,23 @@ def scatter(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     del split
     stream = _scattered(torch, ends, embeds, features)
     torch.shared["image_embeds"] = features
+    stream = _join_stacked(torch, seeing, stream)
     torch.shared["inputs_embeds"] = stream
     make_masks(torch, ends.model, ends.kinds)
     make_tables(torch, ends.model, ends.kinds, stream.dtype)
+    return stream
+
+
+def _join_stacked(torch: Operators, seeing: SeeingView, stream: Tensor) -> Tensor:
+    """What was stacked, as one tensor each for all images."""
+    for number in range(len(seeing.tower.deepstack)):
+        name, joined = f"deepstack {number}", f"deepstack embeds {number}"
+        arrived = [torch.shared.pop(gradient_of(joined))] if gradient_of(joined) in torch.shared else []
+        features = torch.shared.pop(name)
+        if seeing.differentiated and torch.grad_enabled:
+            features = _hands_on(torch, name, features)
+        torch.shared[joined] = beside = torch.cat([_split(torch, features)])
+        stream = _with_gradient(torch, stream, beside, arrived)
     return stream
 
 
@@ -194,12 +297,7 @@ def _scattered(torch: Operators, ends: EndsView, embeds: list[Tensor], features:
     """
     given = embeds.pop()
     if torch.grad_enabled and (ends.needs_entry or ends.trains(ends.embed, ends.model.token_embedding.name)):
-
-        def hand_on(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            torch.shared[TOKEN_GRADIENT] = gradient
-            return []
-
-        given.node = Node(TOKEN_EMBEDS, LEAF_ORDER, hand_on)
+        given = _hands_on(torch, TOKEN_EMBEDS, given)
     out = torch.like(given, "masked_scatter")
     _mask = torch.new(given.unit, given.count, "bool", "masked_scatter")
     _sums = torch.new(given.unit, given.count, "int64", "masked_scatter")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, llama_block, with_windows
+from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, llama_block, with_windows
+from planner.catalog.architectures.moe_family import read_qwen3_moe
 from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
 from planner.catalog.architectures.windows import qwen_windows
 from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
@@ -18,6 +19,9 @@ from planner.domain.vision import ImageRule, TowerSpec
 NO_ATTENTION = AttentionSpec(1, 1, 1, 1, position="none")
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 12_845_056
 """Of Qwen/Qwen2.5-VL-7B-Instruct preprocessor_config.json (huggingface.co), the same for all sizes of Qwen2-VL and Qwen2.5-VL."""
+
+_QWEN3_MIN_PIXELS, _QWEN3_MAX_PIXELS = 65_536, 16_777_216
+"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``), the same for all sizes."""
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
@@ -136,4 +140,54 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
     return replace(spec, vision=tower)
 
 
-READERS = {"qwen2_vl": read_qwen2_vl, "qwen2_5_vl": read_qwen2_5_vl}
+def _qwen3_tower(vision: ConfigFields) -> TowerSpec:
+    """Qwen3-VL's tower: learned positions beside the turned ones, and mergers behind some of its layers."""
+    width, heads = vision.integer("hidden_size", default=1152), vision.integer("num_heads", default=16)
+    inner, n_layers = vision.integer("intermediate_size", default=4304), vision.layers("depth")
+    block = BlockSpec(
+        tower_attention(vision, width, heads),
+        MlpSpec(inner, gated=False, activation=vision.text("hidden_act", "gelu_pytorch_tanh")),
+        attention_linears(width) + plain_mlp(width, inner, ("linear_fc1", "linear_fc2"), bias=True),
+        (layer_norm(width, copies=2),),
+    )
+    rule = _rule(vision, min_pixels=_QWEN3_MIN_PIXELS, max_pixels=_QWEN3_MAX_PIXELS, patch=16)
+    positions = vision.integer("num_position_embeddings", default=2304) * width
+    hidden, names = vision.integer("out_hidden_size", default=3584), ("linear_fc1", "linear_fc2")
+    known = vision.integers("deepstack_visual_indexes") if vision.has("deepstack_visual_indexes") else (8, 16, 24)
+    stacked = merger(width, hidden, rule.merge, layer_norm(width * rule.merge**2), names)
+    return TowerSpec(
+        "qwen3_vl",
+        width,
+        rule,
+        patch_block(vision, rule, width, bias=True, extra_params=positions),
+        (BlockGroup(n_layers, block),),
+        (BlockGroup(1, merger(width, hidden, rule.merge, layer_norm(width), names)),),
+        1 / rule.merge**2,
+        has_hook=False,
+        deepstack=tuple(number for number in known if number < n_layers),
+        stacked=(BlockGroup(len(known), stacked),) if known else (),
+    )
+
+
+def read_qwen3_vl(fields: ConfigFields) -> ModelSpec:
+    """``qwen3_vl``: Qwen3's decoder, to whose first layers the tower adds what it saw in between."""
+    text = text_fields(fields)
+    attention = attention_of(text, kv_default=32, head_dim_default=128)
+    bias = text.flag("attention_bias", False)
+    block = llama_block(text, attention, qkv_bias=bias, out_bias=bias)
+    block = replace(block, norms=block.norms + head_norms(attention))
+    spec = decoder(text, [block] * text.layers("num_hidden_layers"))
+    return _seeing(fields, spec)
+
+
+def read_qwen3_vl_moe(fields: ConfigFields) -> ModelSpec:
+    """``qwen3_vl_moe``: the same around the experts of Qwen3-MoE."""
+    return _seeing(fields, read_qwen3_moe(text_fields(fields)))
+
+
+def _seeing(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
+    tower = _qwen3_tower(fields.section("vision_config"))
+    return replace(spec, rotary_tables="interleaved", architecture=fields.text("model_type", ""), vision=tower)
+
+
+READERS = {"qwen2_vl": read_qwen2_vl, "qwen2_5_vl": read_qwen2_5_vl, "qwen3_vl": read_qwen3_vl, "qwen3_vl_moe": read_qwen3_vl_moe}
