@@ -73,7 +73,11 @@ def _seeing_params(vision: TowerSpec, parts: TrainedParts) -> int:
 
 def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
     """Tensors of the trained parts.  Ignored: that a norm with a bias is two."""
-    chosen = [(vision.entry, 1), *((group.block, group.count) for group in (*vision.groups, *vision.stacked))] if "tower" in parts.ends else []
+    chosen = (
+        [(vision.entry, 1), *((group.block, group.count) for group in (*vision.groups, *vision.stacked))]
+        if "tower" in parts.ends
+        else []
+    )
     chosen += [(group.block, group.count) for group in vision.projectors] if "projector" in parts.ends else []
     return sum(
         n * (sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms))

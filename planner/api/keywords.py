@@ -38,11 +38,14 @@ class JobFlags(TypedDict, total=False):
     grad_accum: int | str
     padding: str
     tokens_per_sample: float | str
+    images_per_sample: int | str
+    image_size: str
     lora_rank: int | str
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    freeze: Names
     dora: bool
     optimizer: str
     precision: str
@@ -88,11 +91,14 @@ class SearchFlags(TypedDict, total=False):
     grad_accum: int | str | Sequence[int]
     padding: Names
     tokens_per_sample: float | str
+    images_per_sample: int | str
+    image_size: str
     lora_rank: int | str | Sequence[int]
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    freeze: Names
     dora: bool
     optimizer: Names
     precision: Names

@@ -46,6 +46,12 @@ VISION_RULES = (
         lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
     ),
     Rule(
+        "vision-code",
+        "refuse",
+        "Vision towers are modelled as Transformers 5 runs them: use a stack with its code, such as hf-trainer, trl or llama-factory",
+        lambda case: _has_images(case) and case.stack.model_code != "transformers-5",
+    ),
+    Rule(
         "vision-eager",
         "refuse",
         "Eager attention of a vision tower is not modelled: use --attention sdpa or flash2",

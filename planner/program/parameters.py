@@ -31,7 +31,7 @@ class Weight:
     """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
 
     ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a
-    module.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
+    module.  ``unread``: of a layer whose output nothing reads, so that it gets no gradient.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
     It has ``count`` elements for each ``unit``.
     """
 
@@ -43,6 +43,7 @@ class Weight:
     outside: bool = False
     packed: bool = False
     adapter: bool = False
+    unread: bool = False
     slot: int = -1
     unit: Unit = field(init=False)
     count: float = field(init=False)
@@ -98,13 +99,16 @@ def model_weights(job: Job) -> list[Weight]:
 
 def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
     """The tower and its projector, which modelling code makes before the language model."""
+    unread = {f"tower layer {vision.n_layers - 1 - number}" for number in range(vision.n_unread)}
     for layer, block in _seeing_blocks(vision):
-        for linear in block.linears:
-            yield from _linear(job, linear, f"{layer} {linear.name}")
-        if block.extra_params:
-            yield _weight(f"{layer} extra", "table", block.extra_params)
-        yield from _norms(block.norms, layer)
-    yield from _norms(vision.behind, "tower")
+        made = [weight for linear in block.linears for weight in _linear(job, linear, f"{layer} {linear.name}")]
+        made += [_weight(f"{layer} extra", "table", block.extra_params)] if block.extra_params else []
+        for each in (*made, *_norms(block.norms, layer)):
+            each.unread = layer in unread
+            yield each
+    for each in _norms(vision.behind, "tower"):
+        each.unread = vision.n_unread > 0
+        yield each
 
 
 def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
@@ -118,10 +122,16 @@ def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
     yield from ((f"projector {number}", block) for number, block in enumerate(projectors))
 
 
+def _is_unread(model: ModelSpec, name: str) -> bool:
+    """Whether a matrix is in a layer of a tower whose output nothing reads."""
+    vision, words = model.vision, name.split()
+    return vision is not None and words[1] == "layer" and int(words[2]) >= vision.n_layers - vision.n_unread
+
+
 def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
     """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
     if weight.name.startswith(SEEING):
-        return weight.name.split()[0] in parts.ends
+        return weight.name.split()[0] in parts.ends and not weight.unread
     if not weight.outside:
         return int(weight.name.split()[1]) in parts.layers
     end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
@@ -142,7 +152,7 @@ def adapter_weights(job: Job) -> list[Weight]:
             made += _lora(job, linear, name)
     for each in made:
         # Without images nothing of a tower gets a gradient.
-        each.trained = job.recipe.batch.images is not None or not each.name.startswith(SEEING)
+        each.trained = not each.name.startswith(SEEING) or (job.recipe.batch.images is not None and not _is_unread(model, each.name))
         each.adapter = True
         each.packed = False
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from planner.anatomy.trained import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
@@ -34,7 +35,9 @@ from planner.program.vision import (
 
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
-RunLayer = Callable[[LayerView, bool, Shape, Given], Template]
+Manner = Literal["plain", "kept", "unread"]
+"""A layer of a tower: as any other; its input is ``kept`` until the loss is there; or its output, too, which nothing reads."""
+RunLayer = Callable[[LayerView, bool, Shape, Given, Manner], Template]
 """One layer by its view, whether it is called through checkpointing, its input, and what others share; in units of patches."""
 
 
@@ -65,7 +68,9 @@ def seeing_parts(job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradient
     views = [tower_view(job, group.block, trained="tower" in trained) for group in tower.groups for _ in range(group.count)]
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
-        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), tables)
+        unread = number >= len(views) - tower.n_unread
+        manner: Manner = "unread" if unread else "kept" if tower.keeps_states else "plain"
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), tables, manner)
         made.append(Part("vision layer", template, 1))
         stream = template.out
         if number in tower.deepstack:

@@ -5,6 +5,7 @@ Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -20,7 +21,7 @@ from planner.program.layer import layer
 from planner.program.operators import Operators
 from planner.program.preferences import Role, preference_head
 from planner.program.runtime import Part, Pass, Runtime
-from planner.program.seeing import Before, seeing_parts, take_pixels
+from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.tensors import Tensor
@@ -116,9 +117,21 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
 
 
 @lru_cache(maxsize=256)
-def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, given: tuple[tuple[str, Shape], ...]) -> Template:
+def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, given: Given, manner: Manner) -> Template:
     """A layer of a vision tower, in units of patches."""
-    return of_patches(_one_layer(view, _Call(again, enters=False), entry, given, mode))
+    part = partial(_layer, view, _Call(again, enters=False))
+    if manner != "plain":
+        part = partial(_passing_layer, part, manner)
+    return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients))
+
+
+def _passing_layer(part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor) -> Tensor:
+    """A layer whose input the tower returns; of one that nothing reads the output, too, and the stream goes on as it was."""
+    torch.passing.append(x.alias())
+    if manner == "kept":
+        return part(torch, x)
+    torch.passing.append(part(torch, x))
+    return x
 
 
 def _layers(job: Job, trained: frozenset[int]) -> list[LayerView]:

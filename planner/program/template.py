@@ -137,6 +137,7 @@ def run(
     torch.returned.clear()
     torch.enter(FORWARD_END)
     torch.autocast_cache.clear()
+    torch.passing.clear()
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
     shares, out_slot = _shares(torch), _slot(out)

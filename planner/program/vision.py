@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 
 from planner.domain.model import NormSpec
 from planner.domain.vision import TowerSpec
+from planner.errors import NotModelledError
 from planner.program.activations import activation
 from planner.program.autograd import LEAF_ORDER, record
 from planner.program.ends import EndsView, require_gradient, token_rows
 from planner.program.inputs import COSINES, SINES, make_masks, make_tables
+from planner.program.casts import rows_of
 from planner.program.matrices import autocast, linear, weight_copy
 from planner.program.norms import norm
-from planner.program.operators import Operators
+from planner.program.operators import Operators, part_of
 from planner.program.template import Template
 from planner.program.tensors import Node, Tensor, Unit
 from planner.program.view import LayerView
@@ -53,6 +55,9 @@ class SeeingView:
 
 def of_patches(template: Template) -> Template:
     """A template that was run on tokens, for patches."""
+    strange = next((unit for unit in template.units if unit not in _OF_PATCHES), None)
+    if strange is not None:
+        raise NotModelledError(f"a vision tower whose memory grows with {strange.name.lower()} is not modelled")
     units = tuple(_OF_PATCHES[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[unit], *rest) for unit, *rest in template.gradients)
     shares = {name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit])) for name, (slot, shape) in template.shares.items()}
@@ -75,6 +80,8 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
 def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
     """Pixels in the dtype of the tower, the convolution over patches, and the tables of rotary positions."""
     view, patch = seeing.entry, seeing.tower.patch
+    if seeing.tower.code in ("llava", "gemma3"):
+        return _square_patches(torch, seeing)
     torch.shared["pixel_values"] = pixels = torch.new(Unit.PATCHES, patch.in_features, view.dtypes.base, "to")
     torch.shared["position_ids"] = torch.new(Unit.PATCHES, 2, "int64", "cat")
     with torch.inside("patch_embed"):
@@ -90,6 +97,43 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
     return stream
 
 
+def _square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
+    """Patches of images of one size, with a class token before them where there is one, and a position for each.
+
+    Source: transformers 5.23 models/{clip,siglip}/modeling_*.py, their ``VisionEmbeddings``.
+    """
+    view, tower = seeing.entry, seeing.tower
+    share = 1.0 if not tower.rule.extra_patches else tower.token_share
+    with torch.inside("patch_embedding"):
+        stream = _convolution(torch, view, torch.new(Unit.PATCHES, tower.patch.in_features * share, view.dtypes.base, "to"))
+        if seeing.hooked and stream.node is None and torch.grad_enabled:
+            require_gradient(stream, torch.path)
+    dtype, trained = view.dtypes.base, view.trains_base
+    if tower.rule.extra_patches:
+        stream = _with_class(torch, view, stream)
+    with torch.inside("position_embedding"):
+        n_params = view.block.extra_params - tower.width * tower.rule.extra_patches
+        table = torch.parameter(Unit.ONE, n_params, dtype, trained=trained)
+        rows = torch.new(Unit.IMAGE_PATCHES, tower.width, dtype, "embedding")
+        rows = record(torch, rows, [table], [], lambda *_: [torch.new(Unit.ONE, n_params, dtype, "embedding_dense_backward")])
+    stream = torch.add(stream, rows)
+    del rows
+    for spec in view.block.norms:
+        stream = _one_norm(torch, view, spec, stream)
+    return stream
+
+
+def _with_class(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``cat`` of a class token and the patches: views of the gradient, that of the token summed."""
+    width, dtype, count = view.block.linears[0].out_features, view.dtypes.base, x.count
+    token = torch.parameter(Unit.ONE, width, dtype, trained=view.trains_base)
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(Unit.ONE, width, gradient.dtype, "sum"), part_of(gradient, count)]
+
+    return record(torch, torch.new(Unit.PATCHES, width, x.dtype, "cat"), [token, x], [], backward)
+
+
 def _convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """A product of each patch with all kernels."""
     spec, trained = view.block.linears[0], view.trains_base
@@ -97,7 +141,7 @@ def _convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     bias = torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=trained) if spec.bias else None
     bias = None if bias is None else weight_copy(torch, view, bias)
     weight = weight_copy(torch, view, weight)
-    return torch.mm(autocast(torch, view, x), weight, spec.out_features, bias=bias, to_unit=x.unit)
+    return torch.mm(autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit)
 
 
 def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
@@ -117,7 +161,11 @@ def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
     del rows
     # The gradient of a sum is spread out without a copy.
     spread = record(
-        torch, torch.new(Unit.PATCHES, tower.width, "fp32", "sum"), [weighted], [], lambda *_: [Tensor(None, Unit.PATCHES, count, "fp32")]
+        torch,
+        torch.new(Unit.PATCHES, tower.width, "fp32", "sum"),
+        [weighted],
+        [],
+        lambda *_: [Tensor(None, Unit.PATCHES, count, "fp32")],
     )
     del weighted
     return torch.to(spread, dtype)
@@ -165,6 +213,8 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
 
     The tower returns its last state, too, which lives until the language model has run.
     """
+    if seeing.tower.code == "llava":
+        return _selected(torch, seeing, x)
     held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
@@ -173,6 +223,15 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
         out = _in_order_of_windows(torch, out)
     del held
     return out
+
+
+def _selected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
+    """LLaVA's projector, over all patches but the class token."""
+    view, share = seeing.projector, seeing.tower.token_share
+    first, last = view.block.linears
+    with torch.inside("multi_modal_projector"):
+        chosen = torch.part(x, x.count * share, by_heads=False) if share < 1 else x
+        return linear(torch, view, last, activation(torch, view, linear(torch, view, first, chosen)))
 
 
 def _merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

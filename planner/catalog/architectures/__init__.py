@@ -31,6 +31,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
+    "square_vision": ("llava",),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "remote_code": ("baichuan", "chatglm", "qwen"),
 }
