@@ -292,8 +292,8 @@ class ModelSpec:
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of ``sections``, or
-    ``interleaved`` in place.
+    once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of
+    ``sections``, or ``interleaved`` in place.
     ``rotary_by_kind``: layers with a window have tables of their own.
     ``vision``: the tower of a model that sees.  ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """

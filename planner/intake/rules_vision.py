@@ -48,7 +48,7 @@ VISION_RULES = (
     Rule(
         "vision-code",
         "refuse",
-        "Vision towers are modelled as Transformers 5 runs them: use a stack with its code, such as hf-trainer, trl or llama-factory",
+        "Vision towers are modelled as Transformers 5 runs them: use a stack with its code, such as hf-trainer or trl",
         lambda case: _has_images(case) and case.stack.model_code != "transformers-5",
     ),
     Rule(

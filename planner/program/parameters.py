@@ -30,9 +30,9 @@ SEEING = ("tower ", "projector ")
 class Weight:
     """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
 
-    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a
-    module.  ``unread``: of a layer whose output nothing reads, so that it gets no gradient.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
-    It has ``count`` elements for each ``unit``.
+    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a module.
+    ``unread``: of a layer whose output nothing reads, so that it gets no gradient.  ``slot`` is -1 until the parameter is on the
+    card; ``dtype`` and ``slot`` change where a copy replaces it.  It has ``count`` elements for each ``unit``.
     """
 
     name: str
@@ -152,7 +152,8 @@ def adapter_weights(job: Job) -> list[Weight]:
             made += _lora(job, linear, name)
     for each in made:
         # Without images nothing of a tower gets a gradient.
-        each.trained = not each.name.startswith(SEEING) or (job.recipe.batch.images is not None and not _is_unread(model, each.name))
+        seeing = each.name.startswith(SEEING)
+        each.trained = not seeing or (job.recipe.batch.images is not None and not _is_unread(model, each.name))
         each.adapter = True
         each.packed = False
     return made

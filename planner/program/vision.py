@@ -15,9 +15,9 @@ from planner.domain.vision import TowerSpec
 from planner.errors import NotModelledError
 from planner.program.activations import activation
 from planner.program.autograd import LEAF_ORDER, record
+from planner.program.casts import rows_of
 from planner.program.ends import EndsView, require_gradient, token_rows
 from planner.program.inputs import COSINES, SINES, make_masks, make_tables
-from planner.program.casts import rows_of
 from planner.program.matrices import autocast, linear, weight_copy
 from planner.program.norms import norm
 from planner.program.operators import Operators, part_of

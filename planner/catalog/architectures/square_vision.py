@@ -14,7 +14,13 @@ from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpe
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
 """Defaults of ``LlamaConfig``, which published files of LLaVA leave out."""
 
 
@@ -38,7 +44,9 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
     """CLIP's tower with LLaVA's projector; ``n_unread``: last layers whose output the projector does not read."""
     kind = vision.text("model_type", "clip_vision_model")
     if kind != "clip_vision_model":
-        raise NotModelledError(f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, clip_vision_model is")
+        raise NotModelledError(
+            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, clip_vision_model is"
+        )
     width, heads = vision.integer("hidden_size", default=768), vision.integer("num_attention_heads", default=12)
     inner, n_layers = vision.integer("intermediate_size", default=3072), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
