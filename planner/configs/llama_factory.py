@@ -147,7 +147,6 @@ def _refuse_other_kinds(keys: Keys) -> None:
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
         raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
-    keys.refuse_switched_on(dict.fromkeys(("visual_inputs", "train_mm_proj_only"), "training with images is not modelled"))
 
 
 def _stage(keys: Keys) -> str:

@@ -12,6 +12,7 @@ from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 
 _MAX_PIXELS = 768 * 768
+_LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
 READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "gemma3"})
 """Templates of models whose towers are modelled."""
@@ -32,17 +33,31 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     Raises:
         NotModelledError: keys whose effect nobody wrote down.
     """
-    if template not in READ_TEMPLATES:
+    if template not in READ_TEMPLATES and not keys.flag("visual_inputs"):
         keys.refuse_switched_on({"freeze_language_model": "a frozen language model is modelled for models that see only"})
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
-    side = isqrt(keys.count("image_max_pixels") or _MAX_PIXELS)
+    side = _side(keys)
     reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
     reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
     _read_frozen(keys, reading)
 
 
+def _side(keys: Keys) -> int:
+    """Side of the largest square image: ``image_resolution`` was a side up to 0.9.1, and pixels in 0.9.2."""
+    older = keys.count("image_resolution")
+    if older is not None:
+        return older if older <= _LONGEST_SIDE else isqrt(older)
+    return isqrt(keys.count("image_max_pixels") or _MAX_PIXELS)
+
+
 def _read_frozen(keys: Keys, reading: Reading) -> None:
+    """The parts that get neither gradients nor adapters; up to 0.9.1 a key trained the projector alone."""
+    if keys.flag("train_mm_proj_only"):
+        if reading.value("method") != "full":
+            raise keys.not_modelled("train_mm_proj_only", "adapters on a projector are not modelled; finetuning_type full is")
+        reading.say("freeze", ("vision_tower", "language_model"), keys.where("train_mm_proj_only"))
+        return
     frozen, places = [], []
     for key, part, default in _FREEZES:
         said = keys.flag(key)

@@ -58,10 +58,10 @@ class TowerSpec:
 
     ``entry``: the convolution over patches as a matrix, positions and a class token as ``extra_params``, norms before the layers.
     ``groups``: the layers.  ``projectors``: what makes tokens of patches; the first one behind the last layer.
-    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.  ``has_hook``: Transformers finds the input of
-    the tower, so that it can require a gradient.  ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``)
-    turn into what is added behind the first layers of the language model.  ``keeps_states``: the tower returns the inputs of all
-    layers.  ``n_unread``: last layers that run though nothing reads what they return.
+    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.  ``has_hook``: Transformers finds the input
+    of the tower, so that it can require a gradient.  ``deepstack``: numbers of the layers whose output blocks of their own
+    (``stacked``) turn into what is added behind the first layers of the language model.  ``keeps_states``: the tower returns the
+    inputs of all layers.  ``n_unread``: last layers that run though nothing reads what they return.
     """
 
     code: TowerCode

@@ -18,6 +18,16 @@ def _image_tokens(case: Case) -> int:
     return images.per_sample * images.tokens if images else 0
 
 
+def _runs_other_code(case: Case) -> bool:
+    """Whether other code runs the tower than was read.
+
+    A tower without gradients keeps nothing until backward: what Transformers 4 takes more while it runs goes before the loss.
+    """
+    return case.stack.model_code == "own" or (
+        case.stack.model_code == "transformers-4" and "vision_tower" not in case.recipe.frozen
+    )
+
+
 def _room_text(case: Case) -> str:
     images = case.recipe.batch.images
     assert images is not None
@@ -48,8 +58,8 @@ VISION_RULES = (
     Rule(
         "vision-code",
         "refuse",
-        "Vision towers are modelled as Transformers 5 runs them: use a stack with its code, such as hf-trainer or trl",
-        lambda case: _has_images(case) and case.stack.model_code != "transformers-5",
+        "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use --stack hf-trainer",
+        lambda case: _has_images(case) and _runs_other_code(case),
     ),
     Rule(
         "vision-eager",
