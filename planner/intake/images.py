@@ -37,9 +37,20 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
         size = (rule.side_pixels, rule.side_pixels)
         ledger.choose("image_size", f"{size[0]}x{size[1]}", "catalog", "the processor makes every image this large")
         return images_of(rule, model.vision, number, size)
+    largest = ""
     if not said_size:
-        raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
-    return images_of(rule, model.vision, number, parse_size(ledger.choose("image_size", "", "assumed")))
+        if _is_asked(ledger, "images_per_sample"):
+            raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
+        largest = _largest(rule, ledger.request.get("seq") or 0)
+    size: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
+    return images_of(rule, model.vision, number, parse_size(size))
+
+
+def _largest(rule: ImageRule, seq_len: int) -> str:
+    """The largest square image whose tokens fit into a sequence, within the processor's limit of pixels."""
+    unit = rule.patch_pixels * rule.merge
+    side = unit * max(1, min(math.isqrt(seq_len), math.isqrt(rule.max_pixels) // unit))
+    return f"{side}x{side}"
 
 
 def _is_asked(ledger: Ledger, name: str) -> bool:
