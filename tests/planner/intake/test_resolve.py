@@ -52,6 +52,9 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
     absent = runs | {
         "train_layers",
+        "images_per_sample",
+        "image_size",
+        "freeze",
         "dora",
         "versions",
         "switches",
