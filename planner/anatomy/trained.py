@@ -133,7 +133,8 @@ def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool)
     """
     if not recipe.gradient_checkpointing or number % recipe.checkpoint_every:
         return False
-    return trained or not (recipe.train_layers and stack.frozen_layers == "spared")
+    partly = recipe.train_layers or "language_model" in recipe.frozen
+    return trained or not (partly and stack.frozen_layers == "spared")
 
 
 def is_tower_checkpointed(recipe: Recipe, stack: Stack, *, trained: bool) -> bool:
@@ -171,7 +172,8 @@ def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPas
     keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py; tests/against_libraries/test_trained_layers.py.
     """
     parts, made = parts_of(model, recipe), list[LayerPasses]()
-    reached = "embed" in parts.ends or makes_input_require_gradient(recipe, stack)
+    below = {"embed", "tower", "projector"}
+    reached = not below.isdisjoint(parts.ends) or makes_input_require_gradient(recipe, stack)
     for number in range(model.n_layers):
         trained = number in parts.layers
         again = is_checkpointed(recipe, stack, number, trained=trained)

@@ -49,7 +49,9 @@ def leaves(value: object) -> int:
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
-    return sum(leaves(getattr(value, field.name)) for field in fields(value) if field.name not in ("is_paired", "images", "frozen"))
+    return sum(
+        leaves(getattr(value, field.name)) for field in fields(value) if field.name not in ("is_paired", "images", "frozen")
+    )
 
 
 def test_the_table_holds_every_field_of_a_recipe() -> None:
