@@ -54,9 +54,8 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
 def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Sum of ``in + out`` features over all adapted matrices of the model: the adapter parameters per unit of rank."""
     blocks = sum(
-        group.count * linear.copies * linear.rank_factor * (linear.in_features + linear.out_features)
-        for group in model.groups
-        for linear in group.block.linears
+        count * linear.copies * linear.rank_factor * (linear.in_features + linear.out_features)
+        for linear, count in model.linears()
         if is_adapted(linear, targets)
     )
     head = model.head.in_features + model.head.out_features if is_adapted(model.head, targets) else 0
@@ -79,8 +78,9 @@ def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
     Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.update_layer.
     """
-    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears]
-    return sum(n * each.copies * each.out_features for each, n in (*linears, (model.head, 1)) if is_adapted(each, targets))
+    return sum(
+        n * each.copies * each.out_features for each, n in (*model.linears(), (model.head, 1)) if is_adapted(each, targets)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class AdaptedSums:
 @lru_cache(maxsize=256)
 def adapted_sums(model: ModelSpec, targets: tuple[str, ...]) -> AdaptedSums:
     """What DoRA's branch works on beside tokens."""
-    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears if is_adapted(linear, targets)]
+    linears = [(linear, count) for linear, count in model.linears() if is_adapted(linear, targets)]
     return AdaptedSums(
         sum(n * each.in_features * each.out_features for each, n in linears),
         sum(n * each.in_features**2 for each, n in linears),
@@ -106,7 +106,7 @@ def adapted_sums(model: ModelSpec, targets: tuple[str, ...]) -> AdaptedSums:
 @lru_cache(maxsize=256)
 def adapted_linear_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Number of adapted matrices (a fused expert tensor counts once)."""
-    blocks = sum(group.count for group in model.groups for linear in group.block.linears if is_adapted(linear, targets))
+    blocks = sum(count for linear, count in model.linears() if is_adapted(linear, targets))
     return blocks + int(is_adapted(model.head, targets))
 
 
@@ -117,12 +117,11 @@ def adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[in
     The adapters of all experts of a layer are one matrix with a rank for each expert.
     """
     counts: dict[tuple[int, int], int] = {}
-    for group in model.groups:
-        for linear in group.block.linears:
-            if is_adapted(linear, targets):
-                ranks = linear.copies * linear.rank_factor
-                for width in (linear.in_features, linear.out_features):
-                    counts[ranks, width] = counts.get((ranks, width), 0) + group.count
+    for linear, n_blocks in model.linears():
+        if is_adapted(linear, targets):
+            ranks = linear.copies * linear.rank_factor
+            for width in (linear.in_features, linear.out_features):
+                counts[ranks, width] = counts.get((ranks, width), 0) + n_blocks
     return tuple((ranks, width, count) for (ranks, width), count in counts.items())
 
 
@@ -137,10 +136,5 @@ def saved_module_params(model: ModelSpec, modules: tuple[str, ...]) -> int:
         elif last == model.head.name:
             count += model.head.weight_count + model.head.bias_count
         else:
-            count += sum(
-                group.count * (linear.weight_count + linear.bias_count)
-                for group in model.groups
-                for linear in group.block.linears
-                if linear.name == last
-            )
+            count += sum(n * (linear.weight_count + linear.bias_count) for linear, n in model.linears() if linear.name == last)
     return count

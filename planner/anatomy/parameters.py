@@ -83,23 +83,23 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     """Counts of ``model`` under a stack that does or does not fuse experts."""
     quantizable = rows = inputs = experts = rest = norms = tensors = 0
     largest_quantizable = 0
-    for group in model.groups:
-        for linear in group.block.linears:
-            rest += group.count * linear.bias_count
-            tensors += group.count * (1 + int(linear.bias))
+    for block, n_blocks in model.blocks():
+        for linear in block.linears:
+            rest += n_blocks * linear.bias_count
+            tensors += n_blocks * (1 + int(linear.bias))
             if is_quantizable(linear, fused_experts):
-                quantizable += group.count * linear.weight_count
-                rows += group.count * linear.out_features * linear.copies
-                inputs += group.count * linear.in_features * linear.copies
+                quantizable += n_blocks * linear.weight_count
+                rows += n_blocks * linear.out_features * linear.copies
+                inputs += n_blocks * linear.in_features * linear.copies
                 largest_quantizable = max(largest_quantizable, linear.in_features * linear.out_features)
             elif linear.group == "expert":
-                experts += group.count * linear.weight_count
+                experts += n_blocks * linear.weight_count
             else:
-                rest += group.count * linear.weight_count
-        rest += group.count * group.block.extra_params
-        norms += group.count * _norm_params(group.block.norms)
-        tensors += group.count * sum(norm.copies for norm in group.block.norms)
-    norms += _norm_params(model.final_norms)
+                rest += n_blocks * linear.weight_count
+        rest += n_blocks * block.extra_params
+        norms += n_blocks * _norm_params(block.norms)
+        tensors += n_blocks * sum(norm.copies for norm in block.norms)
+    norms += _norm_params((*model.final_norms, *(model.vision.behind if model.vision else ())))
     tables = model.token_embedding.param_count + sum(table.param_count for table in model.extra_embeddings)
     tables += sum(linear.weight_count + linear.bias_count for linear in model.extra_linears)
     head = model.head.bias_count + (0 if model.tied else model.head.weight_count)
@@ -107,7 +107,7 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
         quantizable, head = quantizable + model.head.weight_count, head - model.head.weight_count
         rows, inputs = rows + model.head.out_features, inputs + model.head.in_features
         largest_quantizable = max(largest_quantizable, model.head.weight_count)
-    largest_matrix = max(linear.weight_count for group in model.groups for linear in group.block.linears)
+    largest_matrix = max(linear.weight_count for linear, _ in model.linears())
     return ParamCounts(
         quantizable=quantizable,
         quantizable_rows=rows,

@@ -8,6 +8,7 @@ from functools import lru_cache
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Recipe
 from planner.domain.stack import ENTERS, Stack
+from planner.domain.vision import FrozenPart, TowerSpec
 from planner.intake.trained import ENDS, End, TrainedParts, trained_parts
 
 
@@ -15,9 +16,20 @@ def parts_of(model: ModelSpec, recipe: Recipe) -> TrainedParts:
     """The layers and ends whose own weights are trained: all, those that are named, or none beside adapters."""
     if recipe.method != "full":
         return TrainedParts(frozenset(), frozenset())
-    if not recipe.train_layers:
-        return TrainedParts(frozenset(range(model.n_layers)), frozenset(ENDS))
-    return trained_parts(recipe.train_layers, model.n_layers, tied=model.tied)
+    if recipe.train_layers:
+        return trained_parts(recipe.train_layers, model.n_layers, tied=model.tied)
+    seeing = _trained_seeing(model, recipe)
+    if "language_model" in recipe.frozen:
+        return TrainedParts(frozenset(), seeing)
+    return TrainedParts(frozenset(range(model.n_layers)), frozenset(ENDS) | seeing)
+
+
+def _trained_seeing(model: ModelSpec, recipe: Recipe) -> frozenset[End]:
+    """What is trained of a tower and its projector, which get no gradients where there are no images."""
+    if model.vision is None or recipe.batch.images is None:
+        return frozenset()
+    parts: dict[End, FrozenPart] = {"tower": "vision_tower", "projector": "projector"}
+    return frozenset(end for end, name in parts.items() if name not in recipe.frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,28 @@ def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
     if "head" in parts.ends:
         params += model.head.bias_count + (0 if model.tied else model.head.weight_count)
         tensors += int(not model.tied) + int(model.head.bias)
+    if model.vision is not None:
+        params, tensors = params + _seeing_params(model.vision, parts), tensors + _seeing_tensors(model.vision, parts)
     return TrainedCounts(params, tensors)
+
+
+def _seeing_params(vision: TowerSpec, parts: TrainedParts) -> int:
+    tower = vision.tower_param_count if "tower" in parts.ends else 0
+    return tower + (vision.projector_param_count if "projector" in parts.ends else 0)
+
+
+def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
+    """Tensors of the trained parts.  Ignored: that a norm with a bias is two."""
+    chosen = (
+        [(vision.entry, 1), *((group.block, group.count) for group in (*vision.groups, *vision.stacked))]
+        if "tower" in parts.ends
+        else []
+    )
+    chosen += [(group.block, group.count) for group in vision.projectors] if "projector" in parts.ends else []
+    return sum(
+        n * (sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms))
+        for block, n in chosen
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +133,28 @@ def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool)
     """
     if not recipe.gradient_checkpointing or number % recipe.checkpoint_every:
         return False
-    return trained or not (recipe.train_layers and stack.frozen_layers == "spared")
+    partly = recipe.train_layers or "language_model" in recipe.frozen
+    return trained or not (partly and stack.frozen_layers == "spared")
+
+
+def is_tower_checkpointed(recipe: Recipe, stack: Stack, *, trained: bool) -> bool:
+    """Whether layers of a vision tower are called through checkpointing; ``trained``: any of their weights or adapters are.
+
+    Source: as :func:`is_checkpointed`; vision layers are ``GradientCheckpointingLayer``, too.
+    """
+    return recipe.gradient_checkpointing and (trained or stack.frozen_layers != "spared")
+
+
+def makes_patches_require_gradient(recipe: Recipe, stack: Stack) -> bool:
+    """Whether what the first layer of a vision tower reads is made to require a gradient, as tokens are.
+
+    Since Transformers 5 the hook is on the input of every model inside the model.
+    Source: transformers 5.6 and 5.23 modeling_utils.py enable_input_require_grads, which in 4.57 hooks the token table alone;
+    llamafactory 0.9.5 model/model_utils/checkpointing.py (of quantised models it makes the inputs of layers require one).
+    """
+    quantized_freely = stack.frozen_layers == "spared" and recipe.numerics.quantization != "none"
+    hooks = makes_input_require_gradient(recipe, stack)
+    return hooks and stack.model_code != "transformers-4" and not quantized_freely
 
 
 def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
@@ -118,7 +172,8 @@ def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPas
     keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py; tests/against_libraries/test_trained_layers.py.
     """
     parts, made = parts_of(model, recipe), list[LayerPasses]()
-    reached = "embed" in parts.ends or makes_input_require_gradient(recipe, stack)
+    below = {"embed", "tower", "projector"}
+    reached = not below.isdisjoint(parts.ends) or makes_input_require_gradient(recipe, stack)
     for number in range(model.n_layers):
         trained = number in parts.layers
         again = is_checkpointed(recipe, stack, number, trained=trained)

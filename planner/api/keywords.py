@@ -40,11 +40,14 @@ class JobFlags(TypedDict, total=False):
     tokens_per_sample: float | str
     data: Text
     tokenizer: Text
+    images_per_sample: int | str
+    image_size: str
     lora_rank: int | str
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    freeze: Names
     dora: bool
     optimizer: str
     precision: str
@@ -92,11 +95,14 @@ class SearchFlags(TypedDict, total=False):
     tokens_per_sample: float | str
     data: Text
     tokenizer: Text
+    images_per_sample: int | str
+    image_size: str
     lora_rank: int | str | Sequence[int]
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
     train_layers: Names
+    freeze: Names
     dora: bool
     optimizer: Names
     precision: Names

@@ -124,7 +124,10 @@ def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     Of two the one that says more.  A known model that says still more than ``words`` (``gemma-2-9b-it``) may be meant, too.
     """
     families = _families(ids)
-    named = {model_id: base for model_id in ids if any(map(_SIZE.fullmatch, base := _words(model_id, families)))}
+    bases = {model_id: _words(model_id, families) for model_id in ids}
+    # A model that sees is meant only where the id says so.
+    strange = _OTHER_MODULES.difference(words)
+    named = {each: base for each, base in bases.items() if any(map(_SIZE.fullmatch, base)) and strange.isdisjoint(base)}
     found: dict[str, tuple[str, ...]] = {}
     for model_id, base in named.items():
         rest = _without(words, base)

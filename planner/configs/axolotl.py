@@ -6,6 +6,7 @@ Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py,
 from __future__ import annotations
 
 from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kbit_tables, read_loss, read_numerics, read_plugins
+from planner.configs.axolotl_vision import language_model_targets, read_images
 from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
@@ -77,8 +78,6 @@ _UNMODELLED = {
     "relora_steps": "ReLoRA is not modelled",
     "spectrum_top_fraction": "what spectrum trains is not modelled",
     "spectrum_model_name": "what spectrum trains is not modelled",
-    "processor_type": "training with images is not modelled",
-    "image_size": "training with images is not modelled",
     "unsloth_cross_entropy_loss": "Unsloth's kernels inside Axolotl are not modelled",
     "unsloth_lora_mlp": "Unsloth's kernels inside Axolotl are not modelled",
     "unsloth_lora_qkv": "Unsloth's kernels inside Axolotl are not modelled",
@@ -175,6 +174,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     """
     _read_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
+    read_images(keys, reading)
     keys.refuse_above_one(_DEGREES)
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
     of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
@@ -315,7 +315,12 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:
-    extra = keys.names("lora_modules_to_save")
+    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
+    if isinstance(said, str) and (names := language_model_targets(said)):
+        where = keys.where("lora_target_modules")
+        reading.say("lora_targets", names, where)
+        reading.say("freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone")
+        return
     targets = keys.targets("lora_target_modules")
     parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):

@@ -13,6 +13,7 @@ from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.llama_factory_v1 import MARKS as V1
+from planner.configs.llama_factory_vision import READ_TEMPLATES, read_vision
 from planner.configs.preferences import llama_factory_task
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside
@@ -70,7 +71,6 @@ _UNMODELLED = {
     "shift_attn": "shifted sparse attention is not modelled",
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-    "freeze_language_model": "a frozen language model is not modelled",
     "fp8": "training in fp8 is not modelled",
     "use_asft_loss": "a loss beside that of a second model is not modelled",
 }
@@ -105,6 +105,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     else:
         reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
     _read_method(keys, reading)
+    read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
@@ -145,9 +146,8 @@ def _refuse_other_kinds(keys: Keys) -> None:
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
-    if template in VISION_TEMPLATES and not text_only:
+    if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
         raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
-    keys.refuse_switched_on(dict.fromkeys(("visual_inputs", "train_mm_proj_only"), "training with images is not modelled"))
 
 
 def _stage(keys: Keys) -> str:

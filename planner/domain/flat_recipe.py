@@ -51,6 +51,13 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
     return flat | {"sharding": recipe.sharding.name}
 
 
+def seeing_values(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says about images and frozen parts, by the names of flags; nothing where it says nothing."""
+    images = recipe.batch.images
+    size = {"images_per_sample": images.per_sample, "image_size": f"{images.width}x{images.height}"} if images else {}
+    return {**size, "freeze": recipe.frozen}
+
+
 def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with other values, by flat names.
 

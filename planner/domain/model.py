@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.stored import StoredWeights
+from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
@@ -14,13 +16,14 @@ NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast"]
-FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed"]
+FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-RotaryTables = Literal["cast", "fp32", "half", "layers", "sections"]
+RotaryTables = Literal["cast", "fp32", "half", "layers", "sections", "interleaved"]
+Pieces = Literal["none", "window", "image"]
 EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
@@ -122,7 +125,8 @@ class AttentionSpec:
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
     ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
-    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
+    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them; or
+    ``unbound`` from a dimension of three that was moved to the front.
     ``rotary_width``: features of each head that rotary positions turn (0: all).  ``rotary_join``: where a turned and an
     untouched part are joined: in one expression (``inline``), in a ``function`` behind both turns, or in the ``forward`` that
     calls attention, whose variables keep the parts until it returns.
@@ -136,6 +140,8 @@ class AttentionSpec:
     ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
     clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
     ``output_gate``: the query's product is twice as wide, and the sigmoid of its second half weighs what attention returns.
+    ``pieces``: the code cuts the patches of all images into pieces that attend to themselves, a ``window`` of
+    ``window_tokens`` patches or an ``image`` each.
     """
 
     n_heads: int
@@ -165,6 +171,7 @@ class AttentionSpec:
     clips_products: bool = False
     scales_turned_query: bool = False
     output_gate: bool = False
+    pieces: Pieces = "none"
 
     @property
     def q_width(self) -> int:
@@ -339,10 +346,11 @@ class ModelSpec:
     behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
     ``value_head``: beside the head of words one of a single number, which alone is trained for.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own.  ``sections``: they are cast, and made for every sample from three
-    positions each (text, height, width).  ``rotary_by_kind``: layers with a window have tables of their own.
-    ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
-    ``omits`` says what the checkpoint holds besides (a vision tower); empty when nothing is left out.
+    once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of
+    ``sections``, or ``interleaved`` in place.
+    ``rotary_by_kind``: layers with a window have tables of their own.
+    ``vision``: the tower of a model that sees.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
+    ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 
     id: str
@@ -370,6 +378,7 @@ class ModelSpec:
     value_head: bool = False
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
+    vision: TowerSpec | None = None
     omits: str = ""
     stored: StoredWeights | None = None
     published_params: int | None = None
@@ -392,7 +401,19 @@ class ModelSpec:
         outside = sum(norm.param_count for norm in self.final_norms) + sum(table.param_count for table in self.extra_embeddings)
         outside += sum(linear.weight_count + linear.bias_count for linear in self.extra_linears)
         head = self.head.bias_count + (0 if self.tied else self.head.weight_count)
-        return blocks + outside + self.token_embedding.param_count + head
+        seeing = self.vision.param_count if self.vision else 0
+        return blocks + outside + self.token_embedding.param_count + head + seeing
+
+    def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
+        """Every kind of block with how many of it there are: the layers, then those of a vision tower."""
+        yield from ((group.block, group.count) for group in self.groups)
+        if self.vision is not None:
+            yield from self.vision.blocks()
+
+    def linears(self) -> Iterator[tuple[LinearSpec, int]]:
+        """Every kind of matrix in blocks with how many blocks have it."""
+        for block, count in self.blocks():
+            yield from ((linear, count) for linear in block.linears)
 
     @property
     def active_param_count(self) -> int:

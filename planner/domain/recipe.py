@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
+from planner.domain.vision import FrozenPart, Images
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,6 +160,7 @@ class Batch:
     ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap on natural lengths;
     ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a sample is two sequences, prompt and
     completion each.  ``lengths``: those of all samples, where the data set was read.
+    ``images``: those of each sequence, whose tokens are among its own; ``None`` for text alone.
     """
 
     micro_batch: Number
@@ -168,6 +170,7 @@ class Batch:
     tokens_per_sample: Number
     is_paired: bool = False
     lengths: SampleLengths | None = None
+    images: Images | None = None
 
     @property
     def rows(self) -> Number:
@@ -201,6 +204,7 @@ class Recipe:
     """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
 
     ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
+    ``frozen``: parts of a vision-language model that are not trained, and get no adapters.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
     """
@@ -221,6 +225,7 @@ class Recipe:
     batch: Batch
     task: Task
     caches_reference: bool = False
+    frozen: tuple[FrozenPart, ...] = ()
 
     @property
     def is_preference(self) -> bool:

@@ -330,6 +330,8 @@ _FIELDS = (
         "File of the training samples (JSONL, or a column of token counts): their lengths give padding, memory, time and cost",
     ),
     RequestField("tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"),
+    RequestField("images_per_sample", "integer", "Images in each sample of a vision-language model", low=0, high=10_000),
+    RequestField("image_size", "text", "Width x height of every image in pixels, such as 1024x768"),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
     RequestField(
         "lora_targets",
@@ -342,6 +344,12 @@ _FIELDS = (
         "train_layers",
         "names",
         "What a full fine-tune trains where not all, separated by ';': last:8, first:8, spread:8, 16-31, 5, embed, norm, head",
+    ),
+    RequestField(
+        "freeze",
+        "names",
+        "Parts of a vision-language model that get neither gradients nor adapters, separated by ';': vision_tower, projector, "
+        "language_model",
     ),
     RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),

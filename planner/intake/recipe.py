@@ -39,6 +39,7 @@ from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
 from planner.intake.fields import CHECKPOINT_DTYPE
+from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
 from planner.intake.ledger import Ledger
 from planner.intake.patterns import matched_targets
@@ -102,6 +103,7 @@ def resolve_recipe(
         batch=_resolve_batch(ledger, setting, task, lengths),
         task=task,
         caches_reference=stack.caches_reference and task == "dpo",
+        frozen=resolve_frozen(ledger, model),
     )
 
 
@@ -318,6 +320,7 @@ def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: Sample
         tokens_per_sample=seq,
         is_paired=task in PAIR_TASKS,
         lengths=replace(lengths, drops_long=setting.stack.drops_long_samples) if lengths else None,
+        images=resolve_images(ledger, setting.model),
     )
     return replace(batch, tokens_per_sample=_resolve_mean(ledger, batch))
 

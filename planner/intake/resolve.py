@@ -19,6 +19,7 @@ from planner.errors import NotModelledError, UsageError
 from planner.intake.data_file import read_data
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
+from planner.intake.images import without_adapters
 from planner.intake.ledger import Ledger
 from planner.intake.linears import with_parameters
 from planner.intake.recipe import resolve_recipe
@@ -120,6 +121,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     model = trained_model(found.model, recipe.task, found.stack)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
+    model = without_adapters(model, recipe.frozen)
     stack = stack_for(found.stack, recipe.task)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)

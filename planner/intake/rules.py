@@ -8,12 +8,13 @@ from planner.intake.rules_recipe import RECIPE_RULES
 from planner.intake.rules_stored import STORED_RULES
 from planner.intake.rules_system import SYSTEM_RULES
 from planner.intake.rules_tasks import TASK_RULES
+from planner.intake.rules_vision import VISION_RULES
 
 __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
 
 FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
-RULES: tuple[Rule, ...] = (*RECIPE_RULES, *STORED_RULES, *TASK_RULES, *SYSTEM_RULES)
+RULES: tuple[Rule, ...] = (*RECIPE_RULES, *STORED_RULES, *TASK_RULES, *VISION_RULES, *SYSTEM_RULES)
 
 
 def check(case: Case, *, force: bool = False) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 from planner.errors import UsageError, show
 
-End = Literal["embed", "norm", "head"]
-ENDS: tuple[End, ...] = get_args(End)
-"""What lies around the layers: tables, norms outside of layers, the head."""
+End = Literal["embed", "norm", "head", "tower", "projector"]
+ENDS: tuple[End, ...] = ("embed", "norm", "head")
+"""What lies around the layers of a language model: tables, norms outside of layers, the head."""
 _NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 

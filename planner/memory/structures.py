@@ -45,7 +45,7 @@ def program_of(job: Job) -> Program:
     recipe, batch = job.recipe, job.recipe.batch
     rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
     gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if _by_gpus(job) else ()
-    flags = _flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum)
+    flags = [*_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum), batch.images is None]
     return _program(_Structure((job.model, job.stack, _without_sizes(recipe), job.hardware.gpu, rank, gpus, *flags), job))
 
 

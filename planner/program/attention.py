@@ -26,6 +26,10 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out, _variables = eager(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
+            if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
+                # The list of pieces lives until attention returns.
+                held.append(out)
+                out = torch.cat([out])
         if view.block.attention.output_gate:
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)

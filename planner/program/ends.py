@@ -64,7 +64,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     The variables ``inputs_embeds`` and ``position_embeds`` live until the model returns.
     """
     model, view = ends.model, ends.layer
-    tokens = _tokens(torch, ends)
+    tokens = token_rows(torch, ends)
     positions = [_lookup(torch, ends, table) for table in model.extra_embeddings]
     for spec in model.extra_linears:
         if spec.reads == "embed":
@@ -87,7 +87,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     return dropout(torch, stream) if model.embedding_dropout == "last" else stream
 
 
-def _tokens(torch: Operators, ends: EndsView) -> Tensor:
+def token_rows(torch: Operators, ends: EndsView) -> Tensor:
     """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
     model = ends.model
     tokens = _lookup(torch, ends, model.token_embedding)

@@ -38,6 +38,9 @@ def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tens
     if spec.fused_parts == "split_heads":
         query, key, value = split(torch, by_heads(torch, whole, spec.n_heads), counts, laid_by_heads=True)
         return query, key, value, [whole]
+    if spec.fused_parts == "unbound":
+        query, key, value = split(torch, _moved(torch, whole), counts)
+        return query, key, value, [whole]
     if spec.fused_parts == "indexed":
         query, key, value = _indexed(torch, view, whole)
         return query, key, value, [whole]
@@ -66,6 +69,11 @@ def split(torch: Operators, x: Tensor, counts: Sequence[float], *, laid_by_heads
 
     whole = record(torch, x.alias(), [x], [], backward)
     return [record(torch, part_of(whole, count), [whole], [], keep) for count in counts]
+
+
+def _moved(torch: Operators, x: Tensor) -> Tensor:
+    """``permute``: a view, whose gradient is copied because the product reads rows."""
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
 
 
 def _indexed(torch: Operators, view: LayerView, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:

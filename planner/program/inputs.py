@@ -88,8 +88,8 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     """Cosines and sines of one sample, made in fp32; or both as one table of complex numbers (DeepSeek V2)."""
     attention = view.block.attention
     width = attention.rotary_width or attention.head_dim
-    if model.rotary_tables == "sections":
-        return _tables_of_sections(torch, width, dtype)
+    if model.rotary_tables in ("sections", "interleaved"):
+        return _of_sections(torch, width, dtype, in_place=model.rotary_tables == "interleaved")
     angles = _frequencies = torch.new(Unit.LENGTH, width / 2, "fp32", "mul")
     if attention.rotary_form == "complex":
         ones = torch.like(angles, "ones_like")
@@ -106,20 +106,32 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
     return torch.to(cosines, dtype), torch.to(sines, dtype)
 
 
-def _tables_of_sections(torch: Operators, width: int, dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all samples: angles of three positions, of which parts are written over those of the first.
+def _of_sections(torch: Operators, width: float, dtype: Dtype, *, in_place: bool) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every sample, each put together of those of time, height and width.
 
-    Source: transformers 5.23 models/qwen3_5/modeling_qwen3_5.py Qwen3_5TextRotaryEmbedding.
+    Source: transformers 5.23 models/qwen2_vl/modeling_qwen2_vl.py Qwen2VLRotaryEmbedding.forward; ``in_place``:
+    models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextRotaryEmbedding.
     """
     positions = torch.new(Unit.TOKENS, 3, "fp32", "to")
     angles = torch.new(Unit.TOKENS, 3 * width / 2, "fp32", "mul")
     del positions
     cosines = _scaled(torch, torch.like(angles, "cos"))
     sines = _scaled(torch, torch.like(angles, "sin"))
-    sines = torch.new(Unit.TOKENS, width, "fp32", "cat")
-    cosines = torch.new(Unit.TOKENS, width, "fp32", "cat")
-    narrow = torch.to(cosines, dtype)
-    return narrow, torch.to(sines, dtype)
+    sines = _joined_sections(torch, [sines], width, in_place=in_place)
+    cosines = _joined_sections(torch, [cosines], width, in_place=in_place)
+    return torch.to(cosines, dtype), torch.to(sines, dtype)
+
+
+def _joined_sections(torch: Operators, table: list[Tensor], width: float, *, in_place: bool) -> Tensor:
+    """``cat`` of a third of each of three tables, unless the first one takes them, and ``cat`` of that with itself.
+
+    ``table`` is emptied.
+    """
+    half = None if in_place else torch.new(Unit.TOKENS, width / 2, "fp32", "cat")
+    out = torch.new(Unit.TOKENS, width, "fp32", "cat")
+    del half
+    table.clear()
+    return out
 
 
 def _scaled(torch: Operators, table: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class Job:
 
 def _own_trained(scenario: Scenario, counts: ParamCounts) -> int:
     """Trained parameters of the model itself in a full fine-tune."""
-    if not scenario.recipe.train_layers:
+    if not scenario.recipe.train_layers and scenario.model.vision is None:
         return counts.total
     return trained_counts(scenario.model, parts_of(scenario.model, scenario.recipe)).params
 

@@ -26,10 +26,24 @@ Kernel = Literal["flash", "efficient", "math"]
 def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What attention's kernel returns, rows of all heads together."""
     masked = has_mask(view)
+    if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
+        query, key, value = (_pieces(torch, each) for each in (query, key, value))
     if view.recipe.attention == "sdpa" and view.block.attention.sdpa_input == "grouped":
         key, value = _for_all_heads(torch, view, key, value, masked=masked)
     out = _attend(torch, view, query, key, value, masked=masked)
     return _merged(torch, out)
+
+
+def _pieces(torch: Operators, x: Tensor) -> Tensor:
+    """``torch.split``: views, whose gradients are joined.
+
+    Source: transformers 5.23 models/qwen2_5_vl/modeling_qwen2_5_vl.py Qwen2_5_VLVisionAttention.forward.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, "cat")]
+
+    return record(torch, x.alias(), [x], [], backward)
 
 
 def _attend(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor, *, masked: bool) -> Tensor:
@@ -157,10 +171,19 @@ def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], wi
     """
     spec, op = view.block.attention, "flash_attention_backward"
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
-    _work = [torch.new(Unit.TOKENS, spec.n_heads * count, "fp32", op) for count in (1, rounded)]
+    unit, rows = _rows_at_once(view)
+    _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
         _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op) for _ in range(2)]
     return [torch.like(shape, op) for shape in shapes]
+
+
+def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
+    """Rows that one call of a kernel sees: all, or those of one piece."""
+    spec = view.block.attention
+    if view.recipe.attention != "sdpa" or spec.pieces == "none":
+        return Unit.TOKENS, 1
+    return (Unit.IMAGE_PATCHES, 1) if spec.pieces == "image" else (Unit.ONE, spec.window_tokens or 1)
 
 
 def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:

@@ -24,6 +24,7 @@ from planner.program.view import LayerView
 
 def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The stream after one layer."""
+    torch.flat = view.block.attention.pieces != "none"
     if view.block.parallel:
         return _parallel(torch, view, x)
     first, second, *others = _norms_of(view)

@@ -21,7 +21,9 @@ class Operators(Tape):
     which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
     training loop refers to until the backward pass is over, ``bound`` until the model returns again; ``hooked``: what hooks refer
     to until the end of backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
-    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.
+    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the stream has rows alone,
+    as that of some vision towers, so that no product sees it in another shape.  ``passing``: what a tower returns beside its
+    output, until the loss is there.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
@@ -37,6 +39,8 @@ class Operators(Tape):
         self.hooked: list[Tensor] = []
         self.held: list[Tensor] = []
         self.bound: list[Tensor] = []
+        self.flat = False
+        self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
         """A weight, whose memory belongs to the model; ``trained``: its gradient stays after the backward pass.
@@ -224,7 +228,7 @@ class Operators(Tape):
                 return None
             # The product sees rows; its gradient is a view of them in the shape of x.
             gradient = self.new(unit, count, dtype, op)
-            gradient.is_view = True
+            gradient.is_view = not self.flat
             return gradient
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

@@ -14,22 +14,25 @@ from typing import Literal
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.trained import parts_of
-from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.vision import TowerSpec
 from planner.intake.trained import TrainedParts
 from planner.program.job import Job
 from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 
 Kind = Literal["table", "matrix", "bias", "norm"]
 Shape = tuple[tuple[Unit, float], ...]
+SEEING = ("tower ", "projector ")
+"""How names of weights of a vision tower and its projector begin."""
 
 
 @dataclass(slots=True)
 class Weight:
     """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
 
-    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a
-    module.  ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
-    It has ``count`` elements for each ``unit``.
+    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a module.
+    ``unread``: of a layer whose output nothing reads, so that it gets no gradient.  ``slot`` is -1 until the parameter is on the
+    card; ``dtype`` and ``slot`` change where a copy replaces it.  It has ``count`` elements for each ``unit``.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Weight:
     outside: bool = False
     packed: bool = False
     adapter: bool = False
+    unread: bool = False
     slot: int = -1
     unit: Unit = field(init=False)
     count: float = field(init=False)
@@ -65,6 +69,7 @@ class Weight:
 def model_weights(job: Job) -> list[Weight]:
     """Every parameter of the base model, as it is loaded."""
     model, parts = job.model, parts_of(job.model, job.recipe)
+    seeing = [] if model.vision is None else [*_seeing(job, model.vision)]
     made: list[Weight] = [*_tables(model.token_embedding, *model.extra_embeddings)]
     for extra in model.extra_linears:
         made += _linear(job, extra, extra.name)
@@ -85,7 +90,7 @@ def model_weights(job: Job) -> list[Weight]:
     last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
     for each in last:
         each.outside = True
-    made += last
+    made = [*seeing, *made, *last]
     for each in made:
         each.trained = _is_trained(parts, each)
         widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
@@ -100,10 +105,37 @@ def _is_widened_end(job: Job, weight: Weight) -> bool:
     """
     widens = job.stack.widens_ends and job.recipe.method == "full" and job.regime.engine == "native"
     return widens and (weight.outside or weight.kind == "norm")
+def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
+    """The tower and its projector, which modelling code makes before the language model."""
+    unread = {f"tower layer {vision.n_layers - 1 - number}" for number in range(vision.n_unread)}
+    for layer, block in _seeing_blocks(vision):
+        made = [weight for linear in block.linears for weight in _linear(job, linear, f"{layer} {linear.name}")]
+        made += [_weight(f"{layer} extra", "table", block.extra_params)] if block.extra_params else []
+        for each in (*made, *_norms(block.norms, layer)):
+            each.unread = layer in unread
+            yield each
+    for each in _norms(vision.behind, "tower"):
+        each.unread = vision.n_unread > 0
+        yield each
+def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
+    """Names and blocks of entry, layers and projectors."""
+    yield "tower entry", vision.entry
+    layers = (group.block for group in vision.groups for _ in range(group.count))
+    yield from ((f"tower layer {number}", block) for number, block in enumerate(layers))
+    stacked = (group.block for group in vision.stacked for _ in range(group.count))
+    yield from ((f"tower stacked {number}", block) for number, block in enumerate(stacked))
+    projectors = (group.block for group in vision.projectors for _ in range(group.count))
+    yield from ((f"projector {number}", block) for number, block in enumerate(projectors))
+def _is_unread(model: ModelSpec, name: str) -> bool:
+    """Whether a matrix is in a layer of a tower whose output nothing reads."""
+    vision, words = model.vision, name.split()
+    return vision is not None and words[1] == "layer" and int(words[2]) >= vision.n_layers - vision.n_unread
 
 
 def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
     """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
+    if weight.name.startswith(SEEING):
+        return weight.name.split()[0] in parts.ends and not weight.unread
     if not weight.outside:
         return int(weight.name.split()[1]) in parts.layers
     end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
@@ -123,12 +155,18 @@ def adapter_weights(job: Job) -> list[Weight]:
         elif is_adapted(linear, adapter.targets):
             made += _lora(job, linear, name)
     for each in made:
-        each.trained = each.adapter = True
+        # Without images nothing of a tower gets a gradient.
+        seeing = each.name.startswith(SEEING)
+        each.trained = not seeing or (job.recipe.batch.images is not None and not _is_unread(model, each.name))
+        each.adapter = True
         each.packed = False
     return made
 
 
 def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
+    if model.vision is not None:
+        for layer, block in _seeing_blocks(model.vision):
+            yield from ((linear, f"{layer} {linear.name}") for linear in block.linears)
     yield from ((linear, linear.name) for linear in model.extra_linears)
     number = 0
     for group in model.groups:

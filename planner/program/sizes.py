@@ -25,6 +25,9 @@ def _with_batch(job: Job, n_samples: int) -> Job:
 def _units_of(job: Job) -> dict[Unit, Number]:
     batch, adapter = job.recipe.batch, job.recipe.adapter
     tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
+    images = batch.images
+    n_images: Number = batch.rows * images.per_sample if images else 0
+    patches: Number = n_images * images.patches if images else 0
     return {
         Unit.ONE: 1,
         Unit.TOKENS: tokens,
@@ -36,4 +39,8 @@ def _units_of(job: Job) -> dict[Unit, Number]:
         Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
         Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
         Unit.ROWS: batch.rows,
+        Unit.PATCHES: patches,
+        Unit.IMAGE_PATCHES: images.patches if images else 0,
+        Unit.RANK_PATCHES: rank * patches,
+        Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
     }

@@ -5,6 +5,7 @@ Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -20,10 +21,12 @@ from planner.program.layer import layer
 from planner.program.operators import Operators
 from planner.program.preferences import Role, preference_head, values
 from planner.program.runtime import Part, Pass, Runtime
+from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView, layer_view
+from planner.program.vision import of_patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     runtime.parts = parts
     runtime.before, runtime.after = asides_of(job)
     runtime.load()
+    pixels = take_pixels(stream, job)
     runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
+    take_pixels(stream, job, pixels)
     trained = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
     if accumulates:
         again = parts_of(job, "added") if runtime.adds_gradients else parts
@@ -87,10 +92,9 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     around = [layer_view(job, job.model.groups[0].block, trained=end in trained.ends) for end in ("norm", "embed", "head")]
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
     ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
-    first = _first(ends, gradients)
-    shares = {name: shape for name, (_, shape) in first.shares.items()}
-    parts = [Part("embeddings", first, 1)]
-    entry, mode = first.out, Mode(gradients, role)
+    mode = Mode(gradients, role)
+    before = _before_layers(job, ends, mode)
+    parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
     given = {view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items()) for view in ends.kinds}
     for number, view in enumerate(layers):
         template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
@@ -98,8 +102,36 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
             parts[-1] = Part("layer", template, parts[-1].count + 1)
         else:
             parts.append(Part("layer", template, 1))
-        entry = template.out
+        parts += before.stacked(number, template.out, gradients)
+        entry = parts[-1].template.out
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
+
+
+def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
+    """What runs before the first layer."""
+    if job.model.vision is None or job.recipe.batch.images is None:
+        first = _first(ends, mode.gradients)
+        return Before([Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()})
+
+    return seeing_parts(job, job.model.vision, ends, mode.gradients, partial(_tower_layer, mode))
+
+
+@lru_cache(maxsize=256)
+def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, given: Given, manner: Manner) -> Template:
+    """A layer of a vision tower, in units of patches."""
+    part = partial(_layer, view, _Call(again, enters=False))
+    if manner != "plain":
+        part = partial(_passing_layer, part, manner)
+    return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients))
+
+
+def _passing_layer(part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor) -> Tensor:
+    """A layer whose input the tower returns; of one that nothing reads the output, too, and the stream goes on as it was."""
+    torch.passing.append(x.alias())
+    if manner == "kept":
+        return part(torch, x)
+    torch.passing.append(part(torch, x))
+    return x
 
 
 def _layers(job: Job, trained: frozenset[int]) -> list[LayerView]:

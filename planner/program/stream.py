@@ -167,13 +167,18 @@ class Instance:
         return moved
 
 
+LAYERS = ("layer", "vision layer")
+"""Names of parts that are counted."""
+
+
 def labelled(parts: Iterable[tuple[str, Template, int]]) -> Iterator[tuple[str, Template]]:
-    """Each part by itself; layers are counted."""
-    number = 0
+    """Each part by itself; layers are counted, those of a vision tower for themselves."""
+    numbers = dict.fromkeys(LAYERS, 0)
     for name, template, count in parts:
         for _ in range(count):
-            yield (f"{name} {number}" if name == "layer" else name), template
-            number += name == "layer"
+            yield (f"{name} {numbers[name]}" if name in numbers else name), template
+            if name in numbers:
+                numbers[name] += 1
 
 
 def instances(stream: Stream, parts: Iterable[tuple[str, Template, int]]) -> list[Instance]:

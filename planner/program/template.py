@@ -128,7 +128,7 @@ def run(
     torch.grad_enabled = gradients != "none"
     torch.enter(_PORTS)
     crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
-    arguments = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "input")]
+    arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input")]
     if entry.shared:
         arguments = [_given(torch, entry, crossing)]
     arrived = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "gradient")]
@@ -141,18 +141,19 @@ def run(
     torch.returned.clear()
     torch.enter(FORWARD_END)
     torch.autocast_cache.clear()
+    torch.passing.clear()
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
     shares, out_slot = _shares(torch), _slot(out)
     torch.shared.clear()
     name = next((name for name, (slot, _) in shares.items() if slot == out_slot), "")
-    shape, root = Shape(out.count, out.dtype, out.node is not None, shared=name), out.node
+    shape, root = Shape(out.count, out.dtype, out.node is not None, out.unit, name), out.node
     out.node = None
     kept = None if name else out
     del out
     torch.enter(BACKWARD)
     if root is not None:
-        arrived[0].count, arrived[0].dtype = shape.count, shape.dtype
+        arrived[0].unit, arrived[0].count, arrived[0].dtype = shape.unit, shape.count, shape.dtype
         run_backward(torch, root, arrived)
         torch.go_back_to(())
     graph = [root]

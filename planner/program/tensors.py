@@ -38,13 +38,22 @@ class Unit(IntEnum):
     """Positions of one sample times themselves."""
     ROWS = 9
     """Samples of a micro-batch."""
-    EVAL_TOKENS = 10
+    PATCHES = 10
+    """Patches of all images of a micro-batch."""
+    IMAGE_PATCHES = 11
+    """Patches of one image."""
+    RANK_PATCHES = 12
+    PIXELS = 13
+    """Numbers in ``pixel_values`` of all micro-batches of a step."""
+    EVAL_TOKENS = 14
     """From here on: as those above, of a batch that is evaluated."""
-    EVAL_PAIRS = 11
-    EVAL_RANK_TOKENS = 12
-    EVAL_PIECE_TOKENS = 13
-    EVAL_SINK_PAIRS = 14
-    EVAL_ROWS = 15
+    EVAL_PAIRS = 15
+    EVAL_RANK_TOKENS = 16
+    EVAL_PIECE_TOKENS = 17
+    EVAL_SINK_PAIRS = 18
+    EVAL_ROWS = 19
+    EVAL_PATCHES = 20
+    EVAL_RANK_PATCHES = 21
 
 
 EVALUATED = {
@@ -54,6 +63,8 @@ EVALUATED = {
     Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
     Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
     Unit.ROWS: Unit.EVAL_ROWS,
+    Unit.PATCHES: Unit.EVAL_PATCHES,
+    Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 

@@ -110,6 +110,12 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
     )
 
 
+def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
+    """The same for a part of a vision tower, which gets no mask, and no kernels that stacks write for language models."""
+    view = layer_view(job, block, trained=trained)
+    return replace(view, masked=False, single=False, stack=replace(view.stack, fused_mlp=False, adapter_kernels="eager"))
+
+
 _NO_BATCH = Batch(1, 1, 1, "packed", 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from planner.domain.flat_recipe import flat_recipe, with_flat
+from planner.domain.flat_recipe import flat_recipe, seeing_values, with_flat
 from planner.domain.hardware import Hardware
 from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
@@ -50,6 +50,7 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 def request_of(scenario: Scenario) -> ScenarioRequest:
     """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
+    values |= seeing_values(scenario.recipe)
     entries = {each.name: each for each in scenario.assumptions}
     return ScenarioRequest(
         MappingProxyType(

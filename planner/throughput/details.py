@@ -11,6 +11,7 @@ from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
 from planner.throughput.passes import passes_aside
+from planner.throughput.vision import runs_backward
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
@@ -94,6 +95,12 @@ def _aside(job: Job) -> str:
     return f"{passes_aside(job.recipe)} forward passes without gradients of {job.micro.computed:,.0f} tokens"
 
 
+def _tower(job: Job) -> str:
+    images = job.recipe.batch.images
+    patches = job.recipe.batch.rows * images.per_sample * images.patches if images else 0
+    return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
+
+
 _DETAILS: dict[str, Callable[[Job], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -103,6 +110,7 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "logits_and_loss": _logits,
     "dequantization": _quantized,
     "passes_aside": _aside,
+    "vision_tower": _tower,
     "sharding_copies": _memory,
     "launch": _launch,
     "sharding_hooks": _hooks,

@@ -9,7 +9,7 @@ from planner.anatomy.adapters import AdaptedSums, adapted_linear_count, adapted_
 from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
-from planner.anatomy.trained import TrainedCounts, passes_of_layers, trained_counts
+from planner.anatomy.trained import TrainedCounts, parts_of, passes_of_layers, trained_counts
 from planner.anatomy.work import Macs, Work, WorkKey, rebuilt, work_key, work_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
@@ -94,7 +94,7 @@ class Job:
     def trained_params(self) -> Number:
         """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
         if self.recipe.method == "full":
-            return self.profile.own_trained.params
+            return self._own_trained.params
         magnitudes = self.profile.adapted.outputs if self.recipe.adapter and self.recipe.adapter.dora else 0
         return self.profile.adapter_widths * self.rank + self.profile.saved_params + magnitudes
 
@@ -102,10 +102,16 @@ class Job:
     def trained_tensors(self) -> int:
         """Tensors that the optimizer updates (modules to save counted as one each)."""
         if self.recipe.method == "full":
-            return self.profile.own_trained.tensors
+            return self._own_trained.tensors
         saved = len(self.recipe.adapter.modules_to_save) if self.recipe.adapter else 0
         each = 3 if self.recipe.adapter and self.recipe.adapter.dora else 2
         return each * self.profile.adapted_matrices + saved
+
+    @property
+    def _own_trained(self) -> TrainedCounts:
+        """What a full fine-tune trains; of a model that sees, without its frozen parts."""
+        model = self.scenario.model
+        return self.profile.own_trained if model.vision is None else trained_counts(model, parts_of(model, self.recipe))
 
     @property
     def world(self) -> Number:
@@ -136,7 +142,8 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
     if rates is None:
         return None
     adapter = recipe.adapter
-    passes = passes_of_layers(scenario.model, recipe, scenario.stack) if recipe.train_layers else None
+    partly = recipe.train_layers or "language_model" in recipe.frozen
+    passes = passes_of_layers(scenario.model, recipe, scenario.stack) if partly and adapter is None else None
     key = ProfileKey(
         stack=scenario.stack,
         regime=regime,

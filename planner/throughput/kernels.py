@@ -117,7 +117,7 @@ def attention_seconds(job: Job) -> Number:
         )
         backward = job.backward_share * _BACKWARD_OVER_FORWARD
         return flop * (job.attention_passes + backward) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
-    ramp = (1 + _ATTENTION_RAMP_TOKENS / micro.length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
+    ramp = attention_ramp(micro.length)
     both_ways = job.attention_passes + job.backward_share * _FLASH_BACKWARD_OVER_FORWARD
     passes = both_ways * ramp * _narrow_heads(work) * (1 + micro.spread**2)
     if job.recipe.attention == "flash2":
@@ -128,6 +128,14 @@ def attention_seconds(job: Job) -> Number:
         return seconds
     square = attention_forward_flop(work, micro.computed, micro.length, "square")
     return where(micro.has_mask, square * passes / rates.masked_attention_flop_per_s, seconds)
+
+
+def attention_ramp(length: Number) -> Number:
+    """Time of fused attention over that at 4,096 tokens, for as much work.
+
+    Source: FlashAttention-2 (arXiv 2307.08691), as above.
+    """
+    return (1 + _ATTENTION_RAMP_TOKENS / length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
 
 
 def _narrow_heads(work: Work) -> float:

@@ -9,6 +9,7 @@ from planner.throughput.job import Job
 from planner.throughput.kernels import expansion_seconds
 from planner.throughput.passes import passes_aside, policy_passes, reference_passes
 from planner.throughput.traffic import read_logits_bytes
+from planner.throughput.vision import tower_operators
 
 
 def aside_seconds(job: Job) -> Number:
@@ -33,12 +34,12 @@ def aside_seconds(job: Job) -> Number:
 
 
 def issued_operators(job: Job) -> Number:
-    """Operators of all passes of a micro-step: those of training, and forward ones of each pass beside it.
+    """Operators of all passes of a micro-step: those of training, forward ones of each pass beside it, and those of a tower.
 
     Source: :mod:`planner.throughput.operators`.
     """
     operators = job.profile.operators
-    return operators.total + passes_aside(job.recipe) * operators.forward
+    return operators.total + passes_aside(job.recipe) * operators.forward + tower_operators(job)
 
 
 def waiting_operators(job: Job) -> Number:

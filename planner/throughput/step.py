@@ -32,6 +32,7 @@ from planner.throughput.kernels import (
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.passes import passes_aside
 from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
+from planner.throughput.vision import tower_flop, tower_seconds
 from planner.units import HOUR_S
 
 # Name of a term, its formula, and where that is.
@@ -44,6 +45,7 @@ _GPU_FORMULAS = (
     ("logits_and_loss", logits_seconds, "kernels:logits_seconds"),
     ("dequantization", dequantization_seconds, "kernels:dequantization_seconds"),
     ("passes_aside", aside_seconds, "reference:aside_seconds"),
+    ("vision_tower", tower_seconds, "vision:tower_seconds"),
     ("sharding_copies", sharding_copy_seconds, "communication:sharding_copy_seconds"),
 )
 # Kernels over weights: as long in a short micro-step as in a long one.
@@ -155,7 +157,7 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     samples_per_s = per_step * recipe.batch.micro_batch / step_s
     length = micro.real / recipe.batch.rows
     needed = per_step * model_flop(job.work, job.rank, micro.real, length)
-    needed = needed + per_step * passes_aside(recipe) * forward_flop(job.work, micro.real, length)
+    needed = needed + per_step * (passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job))
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:

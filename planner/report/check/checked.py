@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.configs.writing.edits import Edit
 from planner.domain.prediction import Verdict
+from planner.domain.scenario import Scenario
 from planner.domain.sharding import DDP
 from planner.errors import ExitCode
 from planner.report.prediction.subject import Subject, exit_code_of
@@ -145,3 +146,14 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
         yield Assumed("tokens_per_sample", length, text, ("--tokens-per-sample N",))
+    yield from _assumed_images(scenario)
+
+
+def _assumed_images(scenario: Scenario) -> Iterator[Assumed]:
+    """Images, of which a file mostly says nothing: the data decide."""
+    images, entry = scenario.recipe.batch.images, scenario.assumption("images_per_sample")
+    if images is not None and entry is not None and (entry.is_assumed or entry.is_tool_default):
+        number = plain_number(images.per_sample)
+        what = f"{number} image{'' if images.per_sample == 1 else 's'} of {images.width}x{images.height} pixels"
+        text = f"every sample is counted with {what}, {images.per_sample * images.tokens:,} of its tokens"
+        yield Assumed("images_per_sample", number, text, ("--images-per-sample N", "--image-size WxH"))

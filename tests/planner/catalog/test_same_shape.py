@@ -35,6 +35,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("someone/stories-qwen2-5-3b", "qwen2.5-3b", "bf16"),
     ("someone/Mistral-7B-Instruct-v0.3-stories", "mistral-7b-v0.3", "bf16"),
     ("someone/Qwen3-30B-A3B-stories", "qwen3-30b-a3b", "bf16"),
+    ("someone/Qwen2.5-VL-7B-Instruct-stories", "qwen2.5-vl-7b", "bf16"),
     ("NousResearch/Nous-Hermes-2-Yi-34B", "yi-34b", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
@@ -58,7 +59,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("teknium/OpenHermes-2.5-Mistral-7B", "someone/mistral-7b-v0.1-v0.3", "someone/Qwen3-8B-Llama-3-8B"),
     *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B", "someone/TinyLlama"),
     # Other modules, or another vocabulary.
-    *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
+    *("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
     "unsloth/Phi-3-mini-4k-instruct",
     *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b", "someone/llama-3-8b-reward"),
 ])  # fmt: skip

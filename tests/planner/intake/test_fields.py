@@ -39,7 +39,7 @@ def test_a_value_is_read(name: str, text: object, value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "1e30", "9" * 5000, "1.5", "", "x", True, None, [], 10**400])
-@pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "integer"])
+@pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "integer" and field.low == 1])
 def test_counts_out_of_range_are_refused_with_the_range(name: str, value: object) -> None:
     """Negative, zero, NaN, infinite, huge and non-whole counts all name the field and what is allowed."""
     with pytest.raises(UsageError, match=rf"^{name} must be a whole number from 1 to [0-9,]+, but it is ") as caught:

@@ -26,6 +26,8 @@ NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
 Flags = Mapping[str, object]
 
+# An image of 999 tokens.
+SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
 # Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE: a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "method-against-quantization": (
@@ -231,6 +233,26 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},
     ),
     "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
+    "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
+    "vision-fsdp": ({**SEES, "gpus": 2, "sharding": "fsdp"}, {**SEES, "gpus": 2, "sharding": "zero3"}),
+    "vision-deepspeed-text": (
+        {"model": "qwen2.5-vl-7b", "gpus": 2, "sharding": "zero3"},
+        {**SEES, "gpus": 2, "sharding": "zero3"},
+    ),
+    "vision-code": ({**SEES, "stack": "hf-trainer@4"}, {**SEES, "stack": "hf-trainer@4", "freeze": "vision_tower"}),
+    "vision-eager": ({**SEES, "attention": "eager"}, {"model": "qwen2.5-vl-7b", "attention": "eager"}),
+    "vision-checkpointing": (
+        {**SEES, "gradient_checkpointing": True, "checkpoint_every": 2},
+        {**SEES, "gradient_checkpointing": True},
+    ),
+    "vision-offloaded-activations": (
+        {**SEES, "gradient_checkpointing": True, "offload": "activations"},
+        {"model": "qwen2.5-vl-7b", "gradient_checkpointing": True, "offload": "activations"},
+    ),
+    "vision-train-layers": (
+        {**SEES, "method": "full", "train_layers": "last:8"},
+        {**SEES, "method": "full", "freeze": "vision_tower"},
+    ),
     "reserved-fills-card": ({"gpu_reserved": "24GiB"}, {"gpu_reserved": "23GiB"}),
 }
 

@@ -1,0 +1,104 @@
+"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices, and a decoder of another architecture.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``, ``configuration_*.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.parts import layer_norm, plain_mlp
+from planner.catalog.architectures.qwen_vision import NO_ATTENTION
+from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.vision import ImageRule, TowerSpec
+from planner.errors import NotModelledError
+
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+"""Defaults of ``LlamaConfig``, which published files of LLaVA leave out."""
+
+
+def _language_model(fields: ConfigFields) -> ModelSpec:
+    """The decoder of ``text_config``, by the reader of its own architecture."""
+    from planner.catalog.architectures import reader_for
+
+    section = fields.section("text_config")
+    kind = section.text("model_type", "llama")
+    data = {**(_LLAMA if kind == "llama" else {}), **section.data, "model_type": kind}
+    reader = reader_for(kind)
+    if reader is None:
+        raise NotModelledError(f"{section.where}: a language model of architecture '{kind[:40]}' is not modelled")
+    spec = reader(ConfigFields(data, section.where))
+    if spec.vision is not None:
+        raise NotModelledError(f"{section.where}: a vision-language model inside another one is not modelled")
+    return replace(spec, tied=fields.flag("tie_word_embeddings", spec.tied))
+
+
+def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class: bool) -> TowerSpec:
+    """CLIP's tower with LLaVA's projector; ``n_unread``: last layers whose output the projector does not read."""
+    kind = vision.text("model_type", "clip_vision_model")
+    if kind != "clip_vision_model":
+        raise NotModelledError(
+            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, clip_vision_model is"
+        )
+    width, heads = vision.integer("hidden_size", default=768), vision.integer("num_attention_heads", default=12)
+    inner, n_layers = vision.integer("intermediate_size", default=3072), vision.layers("num_hidden_layers")
+    side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
+    if width % heads or n_unread >= n_layers:
+        raise vision.fail(f"{n_layers} layers of width {width} with {heads} heads are no CLIP tower that LLaVA reads")
+    size, grid = width // heads, (side // patch) ** 2
+    attention = AttentionSpec(heads, heads, size, size, position="none", heads_last=True)
+    linears = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv")
+    linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
+    activation = vision.text("hidden_act", "quick_gelu")
+    layer = BlockSpec(
+        attention,
+        MlpSpec(inner, gated=False, activation=activation),
+        linears + plain_mlp(width, inner, ("fc1", "fc2"), bias=True),
+        (layer_norm(width, copies=2),),
+    )
+    numbers = vision.integer("num_channels", default=3) * patch**2
+    conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", kind="parameter")
+    entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (layer_norm(width),), extra_params=(grid + 2) * width)
+    tokens = grid + int(keeps_class)
+    return TowerSpec(
+        "llava",
+        width,
+        ImageRule("square", patch, side_pixels=side, tokens=tokens, extra_patches=1),
+        entry,
+        (BlockGroup(n_layers, layer),),
+        (BlockGroup(1, _projector(width, hidden)),),
+        tokens / (grid + 1),
+        behind=(layer_norm(width),),
+        keeps_states=True,
+        n_unread=n_unread,
+    )
+
+
+def _projector(width: int, hidden: int) -> BlockSpec:
+    linears = (
+        LinearSpec("linear_1", "mlp", width, hidden, "mlp_in", bias=True),
+        LinearSpec("linear_2", "mlp", hidden, hidden, "mlp_mid", bias=True),
+    )
+    return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, "gelu"), linears, ())
+
+
+def read_llava(fields: ConfigFields) -> ModelSpec:
+    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind, without the class token."""
+    spec, layer = _language_model(fields), fields.data.get("vision_feature_layer", -2)
+    if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
+        raise NotModelledError(f"{fields.where}: vision_feature_layer other than a number from behind is not modelled")
+    keeps_class = fields.text("vision_feature_select_strategy", "default") == "full"
+    if not fields.flag("multimodal_projector_bias", True) or fields.text("projector_hidden_act", "gelu") != "gelu":
+        raise NotModelledError(f"{fields.where}: this projector is not modelled")
+    tower = clip_tower(fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class)
+    return replace(spec, architecture="llava", vision=tower)
+
+
+READERS = {"llava": read_llava}

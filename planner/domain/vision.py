@@ -1,0 +1,110 @@
+"""What sees: the tower of a vision-language model, its projector, and the images of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, NormSpec
+
+TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"]
+"""Whose modelling code runs around the layers of the tower."""
+FrozenPart = Literal["vision_tower", "projector", "language_model"]
+FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRule:
+    """How the processor cuts an image: ``patch_pixels`` is the side of a patch, ``merge`` patches make the side of a token.
+
+    ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within ``min_pixels`` and
+    ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens`` tokens.
+    ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower adds to them (a class token).
+    """
+
+    kind: Literal["resized", "square"]
+    patch_pixels: int
+    merge: int = 1
+    frames: int = 1
+    min_pixels: int = 0
+    max_pixels: int = 0
+    side_pixels: int = 0
+    tokens: int = 0
+    extra_patches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of each sample, all alike: ``per_sample`` of them, each of ``width`` x ``height`` pixels.
+
+    ``patches``: rows that the tower computes for one image; ``tokens``: its tokens in the sequence; ``numbers``: its numbers in
+    ``pixel_values``.
+    """
+
+    per_sample: int
+    width: int
+    height: int
+    patches: int
+    tokens: int
+    numbers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSpec:
+    """A vision tower and what leads from it to the language model.
+
+    ``entry``: the convolution over patches as a matrix, positions and a class token as ``extra_params``, norms before the layers.
+    ``groups``: the layers.  ``projectors``: what makes tokens of patches; the first one behind the last layer.
+    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.  ``has_hook``: Transformers finds the input
+    of the tower, so that it can require a gradient.  ``deepstack``: numbers of the layers whose output blocks of their own
+    (``stacked``) turn into what is added behind the first layers of the language model.  ``keeps_states``: the tower returns the
+    inputs of all layers.  ``n_unread``: last layers that run though nothing reads what they return.
+    """
+
+    code: TowerCode
+    width: int
+    rule: ImageRule
+    entry: BlockSpec
+    groups: tuple[BlockGroup, ...]
+    projectors: tuple[BlockGroup, ...]
+    token_share: float
+    has_hook: bool = True
+    deepstack: tuple[int, ...] = ()
+    stacked: tuple[BlockGroup, ...] = ()
+    behind: tuple[NormSpec, ...] = ()
+    keeps_states: bool = False
+    n_unread: int = 0
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that are there."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def patch(self) -> LinearSpec:
+        """The convolution over patches."""
+        return self.entry.linears[0]
+
+    @property
+    def tower_param_count(self) -> int:
+        """Parameters of the tower without its projector."""
+        layers = sum(group.count * group.block.param_count for group in (*self.groups, *self.stacked))
+        return self.entry.param_count + layers + sum(norm.param_count for norm in self.behind)
+
+    @property
+    def projector_param_count(self) -> int:
+        """Parameters of the projector."""
+        return sum(group.count * group.block.param_count for group in self.projectors)
+
+    @property
+    def param_count(self) -> int:
+        """All parameters."""
+        return self.tower_param_count + self.projector_param_count
+
+    def blocks(self) -> Iterator[tuple[BlockSpec, int]]:
+        """Every kind of block with how many of it there are: entry, layers, what is stacked, projectors."""
+        yield self.entry, 1
+        yield from ((group.block, group.count) for group in (*self.groups, *self.stacked, *self.projectors))

@@ -1,0 +1,145 @@
+"""Images of a sample: what was said of them, and what the model's processor makes of each."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
+from planner.domain.origin import is_tool_default
+from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
+from planner.errors import UsageError, show
+from planner.intake.ledger import Ledger
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
+_MOST_UNEQUAL = 200
+"""Sides of an image that differ more are refused by Qwen's processor, as in transformers 5.23 smart_resize."""
+
+
+def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
+    """The images of each sequence; ``None`` for text alone.
+
+    Raises:
+        UsageError: images of a model that sees none, or without a size where that decides.
+    """
+    said_size = ledger.said("image_size")
+    if model.vision is None:
+        if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
+            raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
+        return None
+    note = "text alone: the vision tower is loaded and does not run; say --images-per-sample and --image-size"
+    number: int = ledger.choose("images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note)
+    if not number:
+        return None
+    rule = model.vision.rule
+    if rule.kind == "square":
+        size = (rule.side_pixels, rule.side_pixels)
+        ledger.choose("image_size", f"{size[0]}x{size[1]}", "catalog", "the processor makes every image this large")
+        return images_of(rule, model.vision, number, size)
+    largest = ""
+    if not said_size:
+        if _is_asked(ledger, "images_per_sample"):
+            raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
+        largest = _largest(rule, ledger.request.get("seq") or 0)
+    size: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
+    return images_of(rule, model.vision, number, parse_size(size))
+
+
+def _largest(rule: ImageRule, seq_len: int) -> str:
+    """The largest square image whose tokens fit into a sequence, within the processor's limit of pixels."""
+    unit = rule.patch_pixels * rule.merge
+    side = unit * max(1, min(math.isqrt(seq_len), math.isqrt(rule.max_pixels) // unit))
+    return f"{side}x{side}"
+
+
+def _is_asked(ledger: Ledger, name: str) -> bool:
+    """Whether the user said it: what a tool does with images means nothing to a model that sees none."""
+    said = ledger.request.values.get(name)
+    return said is not None and not is_tool_default(said.origin)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height of ``1024x768``.
+
+    Raises:
+        UsageError: not written so.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"image_size must be width x height in pixels, such as 1024x768, but it is '{show(text)}'")
+    return int(match[1]), int(match[2])
+
+
+def images_of(rule: ImageRule, tower: TowerSpec, number: int, size: tuple[int, int]) -> Images:
+    """``number`` images of this size as the processor hands them over.
+
+    Raises:
+        UsageError: a shape that it refuses.
+    """
+    width, height = size
+    if rule.kind == "square":
+        grid = (rule.side_pixels // rule.patch_pixels) ** 2
+        return Images(number, width, height, grid + rule.extra_patches, rule.tokens, 3 * rule.side_pixels**2)
+    if max(size) > _MOST_UNEQUAL * min(size):
+        raise UsageError(f"image_size {width}x{height}: the processor refuses sides of which one is over 200 times the other")
+    columns, rows = (side // rule.patch_pixels for side in resized(rule, width, height))
+    patches = columns * rows
+    return Images(number, width, height, patches, patches // rule.merge**2, patches * tower.patch.in_features)
+
+
+def resized(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
+    """Width and height after the processor: multiples of a token's side, within its limits of pixels.
+
+    Source: transformers 5.23 models/qwen2_vl/image_processing_qwen2_vl.py smart_resize.
+    """
+    unit = rule.patch_pixels * rule.merge
+    new_width, new_height = (round(side / unit) * unit for side in (width, height))
+    if new_width * new_height > rule.max_pixels:
+        shrink = math.sqrt(width * height / rule.max_pixels)
+        new_width, new_height = (max(unit, math.floor(side / shrink / unit) * unit) for side in (width, height))
+    elif new_width * new_height < rule.min_pixels:
+        grow = math.sqrt(rule.min_pixels / (width * height))
+        new_width, new_height = (math.ceil(side * grow / unit) * unit for side in (width, height))
+    return new_width, new_height
+
+
+def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
+    """The parts of a vision-language model that are not trained.
+
+    Raises:
+        UsageError: a part that there is not, or all of them.
+    """
+    if not ledger.said("freeze") or (model.vision is None and not _is_asked(ledger, "freeze")):
+        return ()
+    said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
+    unknown = [name for name in said if name not in FROZEN_PARTS]
+    if unknown:
+        raise UsageError(f"freeze must be among {', '.join(FROZEN_PARTS)}, but it is '{show(unknown[0])}'")
+    if model.vision is None:
+        raise UsageError(f"{model.id} has no vision tower: --train-layers says which of its layers are trained")
+    if len(set(said)) == len(FROZEN_PARTS):
+        raise UsageError("freeze names every part of the model, so that nothing is trained")
+    return tuple(name for name in FROZEN_PARTS if name in said)
+
+
+def without_adapters(model: ModelSpec, frozen: tuple[FrozenPart, ...]) -> ModelSpec:
+    """``model`` whose frozen parts PEFT's targets do not reach."""
+    if not frozen or model.vision is None:
+        return model
+    vision = model.vision
+    if "vision_tower" in frozen:
+        vision = replace(vision, groups=_unreached(vision.groups), stacked=_unreached(vision.stacked))
+    if "projector" in frozen:
+        vision = replace(vision, projectors=_unreached(vision.projectors))
+    groups = _unreached(model.groups) if "language_model" in frozen else model.groups
+    return replace(model, vision=vision, groups=groups)
+
+
+def _unreached(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:
+    return tuple(replace(group, block=_unreached_block(group.block)) for group in groups)
+
+
+def _unreached_block(block: BlockSpec) -> BlockSpec:
+    linears = tuple(replace(linear, adaptable=False, legacy_names=()) for linear in block.linears)
+    return replace(block, linears=linears)

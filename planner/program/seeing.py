@@ -1,0 +1,182 @@
+"""The parts of a vision-language model before its first layer: patches, layers of the tower, projector, scatter.
+
+Source: as :mod:`planner.program.vision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from planner.anatomy.trained import is_tower_checkpointed, makes_patches_require_gradient, parts_of
+from planner.domain.vision import TowerSpec
+from planner.program.ends import EndsView
+from planner.program.job import Job
+from planner.program.runtime import Part
+from planner.program.stream import Stream
+from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.tensors import Unit
+from planner.program.view import LayerView, tower_view
+from planner.program.vision import (
+    TABLES,
+    TOKEN_EMBEDS,
+    TOKEN_GRADIENT,
+    SeeingView,
+    add_stacked,
+    entry,
+    gradient_of,
+    of_patches,
+    projector,
+    scatter,
+    stacked,
+)
+
+_OUTSIDE = Terms("saved_activations", "other_temporaries")
+Given = tuple[tuple[str, Shape], ...]
+Manner = Literal["plain", "kept", "unread"]
+"""A layer of a tower: as any other; its input is ``kept`` until the loss is there; or its output, too, which nothing reads."""
+RunLayer = Callable[[LayerView, bool, Shape, Given, Manner], Template]
+"""One layer by its view, whether it is called through checkpointing, its input, and what others share; in units of patches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The parts before the first layer, what they share with those behind by name, and the tower, if there is one."""
+
+    parts: list[Part]
+    shares: dict[str, Shape]
+    seeing: SeeingView | None = None
+
+    def stacked(self, number: int, stream: Shape, gradients: Gradients) -> list[Part]:
+        """What runs behind layer ``number`` of the language model."""
+        if self.seeing is None or number >= len(self.seeing.tower.deepstack):
+            return []
+        known = self.shares[f"deepstack embeds {number}"]
+        return [Part(f"deepstack {number}", stacked_part(self.seeing, number, stream, known, gradients), 1)]
+
+
+def seeing_parts(job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer) -> Before:
+    """The parts of ``tower`` in front of the language model that ``ends`` describes."""
+    trained = parts_of(job.model, job.recipe).ends
+    seeing = seeing_view(job, tower)
+    first = _entry(ends, seeing, gradients)
+    made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
+    stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
+    tables = tuple((name, replace(shares[known], unit=Unit.TOKENS)) for name, known in TABLES.items() if known in shares)
+    views = [tower_view(job, group.block, trained="tower" in trained) for group in tower.groups for _ in range(group.count)]
+    for number, view in enumerate(views):
+        again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
+        unread = number >= len(views) - tower.n_unread
+        manner: Manner = "unread" if unread else "kept" if tower.keeps_states else "plain"
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), tables, manner)
+        made.append(Part("vision layer", template, 1))
+        stream = template.out
+        if number in tower.deepstack:
+            place = tower.deepstack.index(number)
+            template = _stacked(seeing, place, replace(stream, unit=Unit.TOKENS), gradients)
+            made.append(Part(f"stacked {place}", template, 1))
+            shares |= {name: shape for name, (_, shape) in template.shares.items()}
+            stream = template.out
+    names = ("pixel_values", "position_ids", *TABLES.values())
+    known = tuple((name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names)
+    last = _projector(seeing, replace(stream, unit=Unit.TOKENS), known, gradients)
+    made.append(Part("projector", last, 1))
+    shares |= {name: shape for name, (_, shape) in last.shares.items()}
+    waiting = [TOKEN_EMBEDS, *(f"deepstack {number}" for number in range(len(tower.deepstack)))]
+    scattered = _scatter(ends, seeing, last.out, tuple((name, shares[name]) for name in waiting), gradients)
+    made.append(Part("scatter", scattered, 1))
+    return Before(joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing)
+
+
+def take_pixels(stream: Stream, job: Job, before: int | None = None) -> int | None:
+    """Images of all micro-batches of a step in fp32, which go when those of the next one are there.
+
+    Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again; accelerate 1.15
+    data_loader.py DataLoaderShard.__iter__ (each batch goes to the card when it is fetched).
+    """
+    if job.recipe.batch.images is None:
+        return None
+    slot = stream.allocate(Unit.PIXELS, 4, "other_temporaries", ("batch", "", "pixel_values"))
+    if before is not None:
+        stream.free(before)
+    return slot
+
+
+@lru_cache(maxsize=256)
+def stacked_part(seeing: SeeingView, number: int, stream: Shape, known: Shape, gradients: Gradients) -> Template:
+    """What is added behind a layer of the language model."""
+    given = ((f"deepstack embeds {number}", known),)
+    return run(lambda torch, x: add_stacked(torch, seeing, number, x), stream, _OUTSIDE, dict(given), gradients=gradients)
+
+
+def seeing_view(job: Job, tower: TowerSpec) -> SeeingView:
+    """The tower around its layers."""
+    trained = parts_of(job.model, job.recipe).ends
+    hooked = tower.has_hook and makes_patches_require_gradient(job.recipe, job.stack)
+    blocks = [group.block for group in (*tower.groups, *tower.stacked)]
+    adapted = any(_has_trained(tower_view(job, block, trained=False)) for block in blocks)
+    return SeeingView(
+        tower,
+        tower_view(job, tower.entry, trained="tower" in trained),
+        tower_view(job, tower.projectors[0].block, trained="projector" in trained),
+        tower_view(job, tower.stacked[0].block, trained="tower" in trained) if tower.stacked else None,
+        hooked,
+        hooked or adapted or "tower" in trained,
+    )
+
+
+def _has_trained(view: LayerView) -> bool:
+    return view.trains_base or any(view.adapted(linear) for linear in view.block.linears)
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Equal parts in a row as one."""
+    made: list[Part] = []
+    for part in parts:
+        if made and made[-1].template is part.template:
+            made[-1] = replace(part, count=made[-1].count + part.count)
+        else:
+            made.append(part)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _entry(ends: EndsView, seeing: SeeingView, gradients: Gradients) -> Template:
+    given = {}
+    if gradients != "none":
+        given = dict(ends.given)
+        if ends.needs_entry or ends.trains(ends.embed, ends.model.token_embedding.name):
+            table = ends.model.token_embedding
+            given[TOKEN_GRADIENT] = Shape(table.width, ends.embed.dtypes.table, False, Unit.TOKENS, TOKEN_GRADIENT)
+    return run(lambda torch, _: entry(torch, ends, seeing), NO_INPUT, _OUTSIDE, given, gradients=gradients)
+
+
+@lru_cache(maxsize=256)
+def _projector(seeing: SeeingView, stream: Shape, given: Given, gradients: Gradients) -> Template:
+    return of_patches(run(lambda torch, x: projector(torch, seeing, x), stream, _OUTSIDE, dict(given), gradients=gradients))
+
+
+@lru_cache(maxsize=256)
+def _stacked(seeing: SeeingView, number: int, stream: Shape, gradients: Gradients) -> Template:
+    given = {}
+    if seeing.differentiated and gradients != "none":
+        name = gradient_of(f"deepstack {number}")
+        given[name] = Shape(_token_count(seeing), stream.dtype, False, Unit.TOKENS, name)
+    return of_patches(run(lambda torch, x: stacked(torch, seeing, number, x), stream, _OUTSIDE, given, gradients=gradients))
+
+
+def _token_count(seeing: SeeingView) -> float:
+    """Numbers of tokens for each patch."""
+    return seeing.projector.block.linears[-1].out_features * seeing.tower.token_share
+
+
+@lru_cache(maxsize=256)
+def _scatter(ends: EndsView, seeing: SeeingView, tokens: Shape, given: Given, gradients: Gradients) -> Template:
+    shapes = dict(given)
+    if seeing.differentiated and gradients != "none":
+        for number in range(len(seeing.tower.deepstack)):
+            name = gradient_of(f"deepstack embeds {number}")
+            shapes[name] = Shape(_token_count(seeing), tokens.dtype, False, Unit.PATCHES, name)
+    return run(lambda torch, x: scatter(torch, ends, seeing, [x]), tokens, _OUTSIDE, shapes, gradients=gradients)

@@ -1,0 +1,68 @@
+"""Seconds of a vision tower: its arithmetic counted by hand, and what makes it longer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.throughput.job import Job, job_of
+from planner.throughput.vision import tower_flop, tower_operators, tower_seconds
+
+PATCHES = 24 * 36
+VISION = {
+    "depth": 3, "hidden_size": 160, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128, "patch_size": 14,
+    "window_size": 112, "fullatt_block_indexes": [2],
+}  # fmt: skip
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 1000, "vision_config": VISION,
+}  # fmt: skip
+JOB: dict[str, object] = {
+    "method": "lora", "gpu": "a100-80-sxm", "seq": 512, "images_per_sample": 1, "image_size": "504x336",
+    "stack": "hf-trainer@4", "freeze": "vision_tower;projector",
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The path of a small Qwen2.5-VL."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return str(path)
+
+
+def job(model: str, **said: object) -> Job:
+    """A job with one image of 24 x 36 patches, whose tower is frozen."""
+    made = job_of(resolve(from_flags({**JOB, "model": model, **said}), force=True), Coefficients())
+    assert made is not None
+    return made
+
+
+def test_the_forward_pass_of_a_frozen_tower_is_counted_by_hand(model: str) -> None:
+    """Patches, three layers of six matrices, a merger over four patches at once; windows of 64 patches and the whole image."""
+    layer = 4 * 160 * 160 + 3 * 160 * 400
+    products = 3 * 2 * 14 * 14 * 160 + 3 * layer + (640 * 640 + 640 * 128) / 4
+    keys = 2 * 64 + PATCHES
+    assert tower_flop(job(model)) == pytest.approx(2 * PATCHES * (products + 2 * 160 * keys))
+
+
+def test_a_tower_that_is_trained_takes_longer(model: str) -> None:
+    """Backward is twice the forward pass in products, and its launches add."""
+    frozen = job(model)
+    trained = job(model, method="full", freeze="projector", stack="hf-trainer@5")
+    assert 2.5 * tower_flop(frozen) < tower_flop(trained) < 3.1 * tower_flop(frozen)
+    assert tower_seconds(trained) > 2 * tower_seconds(frozen)
+    assert tower_operators(trained) > 2 * tower_operators(frozen)
+
+
+def test_no_image_no_time(model: str) -> None:
+    """Text alone leaves the tower where it is."""
+    text = job_of(resolve(from_flags({**JOB, "model": model, "images_per_sample": 0, "image_size": "504x336"})), Coefficients())
+    assert text is not None
+    assert tower_seconds(text) == tower_flop(text) == tower_operators(text) == 0
