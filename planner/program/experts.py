@@ -36,7 +36,7 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return _chosen(torch, mlp.top_k, logits)
         if mlp.router == "sigmoid":
             return _chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
-        scores = torch.kernel(torch.to(logits, "fp32"), "softmax", saves="output")
+        scores = torch.softmax(torch.to(logits, "fp32"))
         chosen = _chosen(torch, mlp.top_k, scores)
         return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen
 
