@@ -46,6 +46,15 @@ class Regime:
     adapter: int
     adapter_seen: int
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether all but k-bit products run in fp32: preparation widened the stream, and no autocast narrows what reads it."""
+        return self.quantized and self.linear_out == WIDE_BYTES > self.compute and not self.autocast and self.engine == "native"
+
+
+WIDE_BYTES = 4
+"""Bytes of one element in fp32."""
+
 
 def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""

@@ -60,7 +60,7 @@ def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     sinks = torch.parameter(Unit.ONE, scores.count, view.dtypes.table, trained=view.trains_base)
     joined = _joined(torch, scores, sinks)
     joined = torch.sub(joined, _largest(torch, joined))
-    probabilities = torch.kernel(joined, "softmax", saves="output")
+    probabilities = torch.softmax(joined)
     kept = _without_sink(torch, probabilities)
     scores = torch.to(_dropped(torch, view, kept), values.dtype)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
@@ -156,10 +156,8 @@ def softmax(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:
 
     Source: torch 2.13 ATen/native/SoftMax.cpp softmax (``half_to_float``), cuda/SoftMax.cu host_softmax.
     """
-    if (x.dtype, dtype) != ("fp16", "fp32"):
-        return torch.kernel(torch.to(x, dtype), "softmax", saves="output")
-    out = torch.like(x, "softmax", dtype)
-    return record(torch, out, [x], [out], lambda kept, _: [torch.like(kept[0], "softmax_backward", "fp16")])
+    reads_fp16 = (x.dtype, dtype) == ("fp16", "fp32")
+    return torch.softmax(x if reads_fp16 else torch.to(x, dtype), dtype)
 
 
 def repeated(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

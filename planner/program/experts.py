@@ -44,7 +44,7 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return _chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
         if mlp.router == "sigmoid_fp32":
             return _chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
-        scores = torch.kernel(torch.to(logits, "fp32"), "softmax", saves="output")
+        scores = torch.softmax(torch.to(logits, "fp32"))
         chosen = _chosen(torch, mlp.top_k, scores)
         return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen
 

@@ -255,7 +255,7 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     del scaled_key
     if view.masked:
         scores = torch.contiguous(scores, "add")
-    scores = torch.kernel(scores, "softmax", saves="output")
+    scores = torch.softmax(scores)
     _returned = torch.like(scores, "to", given)
     out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)

@@ -72,10 +72,24 @@ class Operators(Tape):
         return record(self, out, [x], [], lambda _, gradient: [self.like(gradient, op)])
 
     def kernel(self, x: Tensor, op: str, *, saves: str = "input", dtype: Dtype | None = None) -> Tensor:
-        """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``, ``softmax``)."""
+        """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``, ``sigmoid``)."""
         saved = save(self, [x], [x]) if saves == "input" else []
         out = self.like(x, op, dtype)
         return record(self, out, [x], saved or [out], lambda kept, _: [self.like(kept[0], f"{op}_backward")])
+
+    def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+        """``softmax``, which saves its output; on CUDA its backward multiplies gradient and output into a tensor of its own.
+
+        Source: torch 2.13 ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out.
+        """
+        out = self.like(x, "softmax", dtype)
+        given = x.dtype
+
+        def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+            _product = self.like(kept[0], "softmax_backward")
+            return [self.like(kept[0], "softmax_backward", given)]
+
+        return record(self, out, [x], [out], backward)
 
     def mul(self, x: Tensor, other: Tensor, op: str = "mul") -> Tensor:
         """``x * other``, each of which is saved where the other one needs a gradient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.anatomy.regime import WIDE_BYTES
 from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
 from planner.arrays import maximum, where
 from planner.domain.recipe import GPTQ, Number
@@ -71,11 +72,16 @@ def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Numbe
 def head_seconds(job: Job, tokens: Number) -> Number:
     """The head's products; twice as long where rows of logits do not begin at multiples of 16 bytes, as with 50,257 words.
 
-    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tensor core requirements: all else is slower without them;
-    rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.
+    An fp32 head that k-bit preparation made multiplies in fp32 where there is no autocast.
+    Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; NVIDIA, "Matrix Multiplication Background User's Guide",
+    tensor core requirements: all else is slower without them; rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to
+    50,304 words saves 8.8 of 73 ms, as long as its head needs.
     """
     aligned = job.regime.compute == 4 or job.scenario.model.vocab_size * job.regime.compute % _ALIGNMENT_BYTES == 0
-    return product_seconds(job, job.work.head, tokens, 1.0) * (1.0 if aligned else _UNALIGNED)
+    seconds = product_seconds(job, job.work.head, tokens, 1.0) * (1.0 if aligned else _UNALIGNED)
+    if job.regime.is_wide and job.regime.outside == WIDE_BYTES:
+        return seconds * job.rates.matmul_flop_per_s / job.rates.fp32_flop_per_s
+    return seconds
 
 
 def _int8_extra_seconds(job: Job, tokens: Number) -> Number:

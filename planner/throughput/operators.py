@@ -32,13 +32,15 @@ _QUANTIZED_OPERATORS = {
     "aqlm": (3, 2),
     "none": (0, 0),
 }
+# Operators of one expert beside its products: its rows taken, gated, weighted and added.
+_EXPERT_FORWARD, _EXPERT_BACKWARD = 8, 12
 # LoRA whose casts, scaling and addition are parts of its products: two products and one more kernel forward, six backward.
 _JOINED_BRANCH = (3, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Operators issued per micro-step.  ``synchronising``: those of passes that wait for the GPU between matrices (int8)."""
+    """Operators issued per micro-step.  ``synchronising``: those between which the host waits for the GPU (int8, experts)."""
 
     forward: int
     backward: int
@@ -78,6 +80,7 @@ def operators_of(model: ModelSpec, view: OperatorView) -> Operators:
         if view.quantization == "int8":
             matrices = sum(is_quantizable(linear, view.traffic.stack.skips_experts) for linear in group.block.linears)
             synchronising += group.count * matrices * _QUANTIZED_OPERATORS["int8"][0]
+        synchronising += group.count * _waiting_operators(group.block, view)
     recompute, backward = round(forward * view.rebuilt_share), round(backward * view.backward_share)
     synchronising += round(synchronising * view.rebuilt_share)
     return Operators(forward + _OUTSIDE_FORWARD, backward + _OUTSIDE_BACKWARD, recompute, synchronising, modules + 3)
@@ -87,7 +90,7 @@ def block_operators(block: BlockSpec, view: OperatorView) -> tuple[int, int]:
     """(forward, backward) operators of one layer."""
     trained = view.traffic.trains_base
     parts = [_norm_operators(norm, view.traffic) for norm in block.norms]
-    parts += [_linear_operators(linear, view) for linear in block.linears]
+    parts += [_linear_operators(linear, view) for linear in block.linears for _ in range(_calls(linear, view.traffic))]
     # Rotation: per tensor two products, negate, concatenate, add; backward also slices and accumulates.
     parts.append((10, 16) if block.attention.position == "rope" else (2, 2))
     parts.append((11, 12) if view.attention == "eager" else (1, 3))
@@ -97,9 +100,28 @@ def block_operators(block: BlockSpec, view: OperatorView) -> tuple[int, int]:
     if block.mlp.n_experts:
         # Router, top-k, sort and scatter; experts kept as separate linears run one after another.
         loops = 1 if view.traffic.stack.fused_experts else block.mlp.n_experts
-        parts.append((12 + 8 * loops, 12 + 12 * loops))
+        parts.append((12 + _EXPERT_FORWARD * loops, 12 + _EXPERT_BACKWARD * loops))
     forward = sum(part[0] for part in parts)
     return forward, sum(part[1] for part in parts) + (2 * sum(norm.copies for norm in block.norms) if trained else 0)
+
+
+def _waiting_operators(block: BlockSpec, view: OperatorView) -> int:
+    """Forward operators of experts that run one after another: which tokens are an expert's is asked of the GPU each time.
+
+    Source: transformers 4.36 to 4.48 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward (``torch.where``), and the
+    same loop in qwen2_moe and deepseek; ATen/native/cuda/Nonzero.cu copies the number of rows to the host.
+    """
+    if not block.mlp.n_experts or view.traffic.stack.fused_experts:
+        return 0
+    apart = [linear for linear in block.linears if linear.group == "expert"]
+    products = sum(_calls(linear, view.traffic) * _linear_operators(linear, view)[0] for linear in apart)
+    return products + _EXPERT_FORWARD * block.mlp.n_experts
+
+
+def _calls(linear: LinearSpec, view: TrafficView) -> int:
+    """How many products stand for a matrix: experts kept apart have one each, and two where gate and up are one tensor here."""
+    apart = linear.group == "expert" and not view.stack.fused_experts
+    return linear.copies * linear.rank_factor if apart else 1
 
 
 def _norm_operators(norm: NormSpec, view: TrafficView) -> tuple[int, int]:

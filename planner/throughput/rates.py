@@ -70,10 +70,12 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
-    masked = peak * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
+    # Torch's fused attention takes fp32 as it is, without tensor cores; FlashAttention's package is given 16 bits.
+    of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
+    masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
     attention = masked
     if scenario.stack.flash_generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        attention = peak * coefficients.attention_efficiency * _flash_share(gpu, scenario.stack.flash_generation) * sustained
+        attention = of_scores * coefficients.attention_efficiency * _flash_share(gpu, scenario.stack.flash_generation) * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,

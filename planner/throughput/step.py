@@ -16,6 +16,7 @@ from planner.throughput.communication import (
     hook_seconds,
     overlapping_share,
     sharding_copy_seconds,
+    waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
@@ -110,10 +111,10 @@ def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number) -> list[Time
     count = job.recipe.batch.grad_accum
     waiting = count * (waiting_operators(job) * job.coefficients.launch_s)
     launch = count * launch_seconds(job)
-    hooks = count * hook_seconds(job)
+    hooks, exposed = count * hook_seconds(job), count * waiting_hook_seconds(job)
     varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
     hidden = both_busy_seconds(gpu_s, launch - waiting, varying, job.micro.spread)
-    hidden_hooks = maximum(both_busy_seconds(gpu_s, launch - waiting + hooks, varying, job.micro.spread) - hidden, 0.0)
+    hidden_hooks = maximum(both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0)
     terms = _term("launch", launch, "step:launch_seconds", hidden)
     return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
 

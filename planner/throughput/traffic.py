@@ -195,12 +195,25 @@ def routing_traffic(block: BlockSpec, model: ModelSpec, view: TrafficView) -> Tr
 
 
 def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
-    """Autocast's copies: each matrix casts an fp32 input on its own (read 4, write 2) and its gradient back; bytes per token."""
+    """Copies around matrices that are given fp32 and compute in 16 bits; bytes per token.
+
+    Each casts its input on its own (read 4, write 2) and its gradient back; a k-bit one also casts what it returns to the dtype
+    of its input (read 2, write 4).  Attention casts wide queries, keys and values.
+    Source: bitsandbytes 0.41 to 0.50 nn/modules.py Linear4bit.forward (``x.to(compute_dtype)``, ``.to(inp_dtype)``); torch
+    autocast; transformers 4.37 and 5.23 modeling_flash_attention_utils.py (cast back to half precision).
+    """
     regime = view.regime
-    if regime.norm_out <= regime.compute or regime.compute == 4:
+    if regime.compute == 4:
         return Traffic()
-    features = sum(linear.in_features * linear.active_copies for linear in block.linears if linear.reads in ("attn_in", "mlp_in"))
-    moved = features * (regime.norm_out + regime.compute)
+    moved = 0
+    for linear in block.linears:
+        given = view.input_bytes(linear)
+        if given > regime.compute:
+            returned = linear.out_features if view.quantized(linear) and regime.linear_out == given else 0
+            moved += (linear.in_features + returned) * linear.active_copies * (given + regime.compute)
+    if regime.linear_out > regime.compute:
+        attention = block.attention
+        moved += (attention.q_width + attention.k_width + attention.v_width) * (regime.linear_out + regime.compute)
     return Traffic(moved, moved)
 
 

@@ -112,7 +112,7 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     document = json.loads(_printed(capsys, PATTERN, "--cv", "source", "--json"))
     ValidationDocument.model_validate_json(json.dumps(document))
     assert document["cv"] == "source"
-    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= 40
+    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= 25
     for scores in (document, document["in_sample"], document["prior"]):
         assert [each["n_rows"] for each in scores["sources"]] == [each["n_rows"] for each in document["sources"]]
     scored = (document["in_sample"], document, document["prior"])

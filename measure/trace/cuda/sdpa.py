@@ -162,8 +162,15 @@ def _logsumexp_workspace(tensor: torch.Tensor, *_: Any, **__: Any) -> list[int]:
     return [tensor.numel() * tensor.element_size()]
 
 
+def _softmax_workspace(grad_out: torch.Tensor, output: torch.Tensor, *_: Any, **__: Any) -> list[int]:
+    """``grad * output``.  Source: ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out."""
+    del grad_out
+    return [output.numel() * output.element_size()]
+
+
 KERNEL_WORKSPACES: dict[Any, Callable[..., list[int]]] = {
     _aten.logsumexp.default: _logsumexp_workspace,
+    _aten._softmax_backward_data.default: _softmax_workspace,
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward_workspace,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward_workspace,
     _aten._flash_attention_backward.default: flash_workspace,

@@ -17,14 +17,42 @@ from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
+from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
-# How the 40 free numbers are shared between the three problems, which have no coefficient in common, and between what machines
-# share and the effects of single machines that are kept.
-_ROOM: Mapping[Quantity, int] = {"memory": 10, "throughput": 10, "host_memory": 1}
-_ROOM_FOR_MACHINES: Mapping[Quantity, int] = {"memory": 0, "throughput": 19, "host_memory": 0}
-MAX_FREE_NUMBERS = sum(_ROOM.values()) + sum(_ROOM_FOR_MACHINES.values())
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What a fit may move.  ``shared``: how many numbers of each problem machines share, of ``coefficients`` only.
+
+    ``machines``: how many effects of single machines on time are kept beside them.
+    """
+
+    coefficients: frozenset[str]
+    shared: Mapping[Quantity, int]
+    machines: int
+
+    @property
+    def most(self) -> int:
+        """How many numbers that are at most."""
+        return sum(self.shared.values()) + self.machines
+
+
+# With each of these, sources that are left out whole are predicted better than without it; with any other they are not, or worse
+# (2026-11-24, table in docs/calibration.md).
+_EARNED = {
+    "memory": ("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
+    "throughput": ("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
+    "host_memory": ("host_process_bytes",),
+}
+EARNED = Free(
+    frozenset(name for names in _EARNED.values() for name in names),
+    {"memory": 3, "throughput": 3, "host_memory": 1},
+    machines=18,
+)
+ANYTHING = Free(frozenset(FREEDOM), {"memory": 10, "throughput": 10, "host_memory": 1}, machines=19)
+"""Every coefficient, and their levels, as far as there is room: for records that tell of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +73,7 @@ class Fitted:
         return sum(fit.free_numbers for fit in self.fits)
 
 
-def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
+def calibrate(records: Sequence[RunRecord], name: str = "default", free: Free = EARNED) -> Fitted:
     """Fit all coefficients to ``records`` and judge them by leaving out one source group at a time.
 
     Raises:
@@ -55,8 +83,8 @@ def calibrate(records: Sequence[RunRecord], name: str = "default") -> Fitted:
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
     if not targets:
         raise UsageError(nothing_usable(screened.left_out))
-    problems = [make_problem(quantity, targets, _ROOM[quantity]) for quantity in QUANTITIES]
-    fits = tuple(cross_fit(each, _ROOM_FOR_MACHINES[each.quantity]) for each in problems if each is not None)
+    problems = [make_problem(quantity, targets, free.shared[quantity], free.coefficients) for quantity in QUANTITIES]
+    fits = tuple(cross_fit(each, free.machines if each.quantity == "throughput" else 0) for each in problems if each is not None)
     groups = tuple(dict.fromkeys(target.group for target in targets))
     blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
     residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -126,9 +126,12 @@ class Problem:
         return replace(self, knobs=knobs, spread=self.spread[list(columns)], active=active, base=tuple(base))
 
 
-def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Problem | None:
-    """The problem of the readings of one quantity with at most ``room`` shared numbers; ``None`` where nothing can be fitted.
+def make_problem(
+    quantity: Quantity, targets: Sequence[Target], room: int, shared: Collection[str] = frozenset(FREEDOM)
+) -> Problem | None:
+    """The problem of the readings of one quantity with at most ``room`` numbers of ``shared`` coefficients.
 
+    ``None`` where nothing can be fitted.
     A coefficient gets a common offset where readings of two groups depend on it.  It gets one for a key of its levels where
     ``MIN_READINGS_PER_LEVEL`` readings of that key depend on it, and readings of another key too.  Each
     machine also has effects of its own, which the fit integrates out.  They keep what is odd about one
@@ -136,8 +139,9 @@ def make_problem(quantity: Quantity, targets: Sequence[Target], room: int) -> Pr
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
     reach = _reach(mine)
-    knobs = (*_shared_knobs(quantity, mine, reach)[:room], *_machine_knobs(mine, reach))
-    return _problem(quantity, mine, knobs, reach) if any(knob.level == "all" for knob in knobs) else None
+    knobs = [knob for knob in _shared_knobs(quantity, mine, reach) if knob.coefficient in shared][:room]
+    knobs += _machine_knobs(mine, reach)
+    return _problem(quantity, mine, tuple(knobs), reach) if any(knob.level == "all" for knob in knobs) else None
 
 
 def machine_problem(quantity: Quantity, targets: Sequence[Target], base: Sequence[Offset], machine: str) -> Problem | None:

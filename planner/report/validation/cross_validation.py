@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted
+from planner.calibration.fit.calibrate import EARNED, Fitted
 from planner.calibration.fit.personal import Personal
 from planner.calibration.fit.screen import LeftOut
 from planner.calibration.fit.unused import NotFitted
@@ -61,7 +61,7 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     strengths = ", ".join(f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits)
     notes = [
         Note(
-            f"{fitted.free_numbers} free numbers (at most {MAX_FREE_NUMBERS}), {calibration.n_rows} rows of "
+            f"{fitted.free_numbers} free numbers (at most {EARNED.most}), {calibration.n_rows} rows of "
             f"{len(calibration.groups)} groups; prior strength chosen inside the training groups: {strengths}",
             "strong",
         )

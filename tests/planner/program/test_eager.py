@@ -64,8 +64,9 @@ def test_one_sample_takes_heads_as_they_lie() -> None:
     assert run_.forward == [*scores, (TOKENS, 16), (TOKENS, 16)]
     # The softmax, its cast for the product, and the rows.
     assert run_.alive == [(PAIRS, 8), (PAIRS, 4), (TOKENS, 16)]
-    # Value, probabilities; fp32 gradient, that of the softmax, back to 16 bits; the scale; key, query.
-    made = [(TOKENS, 16), (PAIRS, 4), (PAIRS, 8), (PAIRS, 8), (PAIRS, 4), (PAIRS, 4), (TOKENS, 16), (TOKENS, 16)]
+    # Value, probabilities; fp32 gradient, its product with the output, that of the softmax, to 16 bits; scale; key, query.
+    of_softmax = [(PAIRS, 8), (PAIRS, 8), (PAIRS, 8)]
+    made = [(TOKENS, 16), (PAIRS, 4), *of_softmax, (PAIRS, 4), (PAIRS, 4), (TOKENS, 16), (TOKENS, 16)]
     assert run_.backward == made
 
 
@@ -77,10 +78,10 @@ def test_several_samples_copy_each_operand_and_one_gradient() -> None:
 
 
 def test_fp16_is_read_by_the_softmax_without_a_copy() -> None:
-    """So there is neither an fp32 copy of the scores nor of their gradient."""
+    """So there is no fp32 copy of the scores; the softmax's own product with the gradient is fp32."""
     run_ = _Run(_view(LLAMA, FP16), "fp16")
     assert [size for unit, size in run_.forward if unit is PAIRS] == [4, 4, 4, 8, 4]
-    assert [size for unit, size in run_.backward if unit is PAIRS] == [4, 8, 4, 4]
+    assert [size for unit, size in run_.backward if unit is PAIRS] == [4, 8, 8, 4, 4]
 
 
 def test_a_mask_of_the_embeddings_widens_scores() -> None:
@@ -111,10 +112,10 @@ def test_dropout_keeps_a_mask_and_what_it_returns() -> None:
 
 
 def test_a_sink_is_one_key_more() -> None:
-    """Joined scores, what is left of them, their softmax; in backward the slice, the softmax, the negated, zeros, scattered."""
+    """Joined scores, what is left of them, their softmax; backward: slice, the softmax's two, negated, zeros, scattered."""
     run_ = _Run(_view(replace(LLAMA, sinks=True)))
     assert [size for unit, size in run_.forward if unit is SINK] == [4, 4, 4]
-    assert [size for unit, size in run_.backward if unit is SINK] == [4, 4, 4, 4, 4]
+    assert [size for unit, size in run_.backward if unit is SINK] == [4, 4, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from planner.calibration.fit.calibrate import calibrate
+from planner.calibration.fit.calibrate import ANYTHING, calibrate
 from planner.calibration.fit.screen import RULES, screen
 from planner.calibration.fit.targets import targets_of
 from planner.calibration.fit.unused import doubtful, unused_readings
@@ -99,7 +99,7 @@ def test_no_published_peak_is_below_its_weights() -> None:
 def test_numbers_with_too_few_readings_are_named() -> None:
     """Of two cards of one generation, one with six readings and one with two, the second gets no number, and it is said why."""
     records = [*simulated({"doc-a": Coefficients()}), *simulated({"doc-b": Coefficients()})[4:6]]
-    found = {each.knob.label: each for each in calibrate(records).not_fitted}
+    found = {each.knob.label: each for each in calibrate(records, free=ANYTHING).not_fitted}
     assert found["matmul_efficiency[a100-40-sxm]"].n_readings == 2
     assert found["matmul_efficiency[a100-40-sxm]"].reason == "needs 6 readings"
     assert found["cpu_adam_params_per_s"].reason == "no reading, or one document alone, depends on it"

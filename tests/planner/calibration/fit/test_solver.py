@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from planner.calibration.fit.calibrate import MAX_FREE_NUMBERS, Fitted, calibrate
+from planner.calibration.fit.calibrate import ANYTHING, EARNED, Fitted, calibrate
 from planner.calibration.fit.problem import Problem, make_problem
 from planner.calibration.fit.screen import screen
 from planner.calibration.fit.solver import Pull, pulls_to_try, solve
@@ -32,7 +32,7 @@ EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 @cache
 def fitted_to_truth() -> Fitted:
     """A calibration on records of four machines that all follow ``TRUTH``."""
-    return calibrate(simulated(EVERYWHERE))
+    return calibrate(simulated(EVERYWHERE), free=ANYTHING)
 
 
 def resolved(record: RunRecord, fitted: Fitted) -> Coefficients:
@@ -67,7 +67,7 @@ def test_known_coefficients_are_recovered(quantity: str) -> None:
     """Where exact readings count for much more than the priors, the solver finds what they were made with."""
     problem = problem_of(simulated(EVERYWHERE, noise=0.0), quantity)
     found = solve(problem, 100 * problem.weights()[None, :], [Pull()])
-    assert np.max(np.abs(found.errors)) < 0.01
+    assert np.max(np.abs(found.errors)) < 0.02
     totals = dict.fromkeys(FREEDOM, 0.0)
     for knob, offset in zip(problem.knobs, problem.offsets(found.points)[0], strict=True):
         totals[knob.coefficient] += offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
@@ -105,7 +105,7 @@ def test_held_out_predictions_are_better_than_without_a_fit() -> None:
 def test_a_generation_gets_its_own_offset() -> None:
     """A coefficient that differs on one generation is fitted there, and shrunk towards the value for all."""
     hopper = replace(TRUTH, context_bytes=600.0 * MIB)
-    fitted = calibrate(simulated({**EVERYWHERE, "doc-c": hopper}))
+    fitted = calibrate(simulated({**EVERYWHERE, "doc-c": hopper}), free=ANYTHING)
     found = {group: resolved(simulated({group: TRUTH})[0], fitted) for group in ("doc-a", "doc-c")}
     assert found["doc-a"].context_bytes < found["doc-c"].context_bytes
     on, true, prior = (context_on("doc-c", each) for each in (found["doc-c"], hopper, Coefficients()))
@@ -116,7 +116,7 @@ def test_a_group_that_is_held_out_is_not_seen() -> None:
     """Readings of a group may be anything: the fit that leaves it out gives the same numbers."""
     records = simulated(EVERYWHERE)
     spoiled = [replace(each, peak_memory_mib=3e3, step_time_s=99.0) if each.source_group == "doc-c" else each for each in records]
-    before, after = calibrate(records).without["doc-c"], calibrate(spoiled).without["doc-c"]
+    before, after = (calibrate(each, free=ANYTHING).without["doc-c"] for each in (records, spoiled))
     for first, second in zip(before.offsets, after.offsets, strict=True):
         assert (first.knob, first.offset) == (second.knob, pytest.approx(second.offset, abs=1e-6))
 
@@ -125,7 +125,7 @@ def test_three_records_are_not_worse_than_no_fit() -> None:
     """A fit on three records of one machine does not predict the rest of it worse than the priors, whatever the noise."""
     for seed in range(4):
         records = simulated({"doc-a": TRUTH}, noise=0.05, seed=seed)
-        fitted = calibrate(records[1:4])
+        fitted = calibrate(records[1:4], free=ANYTHING)
         for quantity in ("memory", "throughput"):
             problem = problem_of(records, quantity)
             zeros = np.zeros((1, len(problem.knobs)))
@@ -188,9 +188,10 @@ def test_a_bound_that_is_kept_tells_nothing() -> None:
 
 
 def test_free_numbers_are_few_and_named() -> None:
-    """At most 40 in all, each a known coefficient, levels only where two keys can be told apart."""
+    """At most 40 in all and 25 in what ships, each a known coefficient, levels only where two keys can be told apart."""
     fitted = fitted_to_truth()
-    assert fitted.free_numbers <= MAX_FREE_NUMBERS == 40
+    assert fitted.free_numbers <= ANYTHING.most == 40
+    assert EARNED.most == 25
     knobs = [offset.knob for offset in fitted.calibration.offsets]
     assert {knob.coefficient for knob in knobs} <= {prior.name for prior in PRIORS} == set(FREEDOM)
     assert len(set(knobs)) == len(knobs)
