@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from operator import neg
 from typing import Any
 
 from planner.arrays import maximum, where
@@ -105,7 +106,7 @@ def _read(job: Job) -> _Read:
 def _phases(stream: Stream, sizes: list[int]) -> Iterator[tuple[Phase, int]]:
     """Most bytes allocated in each phase; phases that several micro-steps go through come several times."""
     # A free is the complement of its slot: from the end, -1 is slot 0.
-    changes = [*sizes, *(-n_bytes for n_bytes in reversed(sizes))]
+    changes = [*sizes, *map(neg, reversed(sizes))]
     level = [*accumulate(map(changes.__getitem__, stream.events))]
     bounds = [*(begin for begin, _ in stream.phases), len(level)]
     for (begin, phase), end in zip(stream.phases, bounds[1:], strict=True):

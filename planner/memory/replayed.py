@@ -20,7 +20,7 @@ from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
 from planner.program.sizes import unit_values
-from planner.program.stream import Stream
+from planner.program.stream import Stream, lasting
 from planner.program.tensors import Unit
 from planner.units import MIB
 
@@ -194,12 +194,10 @@ def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dic
     terms, sizes = stream.terms, events.sizes
     start = 0
     for moment in moments:
-        seen = set(stream.events[start : moment + 1])
-        for event in seen:
-            # What came and went in between changes nothing.
-            if event >= 0 and ~event not in seen:
+        for event in lasting(stream.events[start : moment + 1]):
+            if event >= 0:
                 held[terms[event]] = held.get(terms[event], 0) + sizes[event]
-            elif event < 0 and ~event not in seen:
+            else:
                 held[terms[~event]] -= sizes[~event]
         start = max(moment + 1, start)
         found.append({term: n_bytes for term, n_bytes in held.items() if n_bytes})

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import invert
 
 from planner.domain.term import STATE_TERMS, Phase, TermName
 from planner.program.template import (
@@ -52,8 +53,10 @@ class Stream:
         self.streams: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
         self.emptied: list[int] = []
+        # Parts and the first slot of each, and where every other slot was made.
         self._bases: list[int] = []
-        self._places: list[tuple[str, Template | tuple[str, str]]] = []
+        self._parts: list[tuple[str, Template]] = []
+        self._places: dict[int, tuple[str, str, str]] = {}
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
@@ -68,8 +71,7 @@ class Stream:
     def allocate(self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0) -> int:
         """The slot of a new allocation; ``place``: part of the model, module, operator."""
         slot = len(self.units)
-        self._bases.append(slot)
-        self._places.append((place[0], place[1:]))
+        self._places[slot] = place
         self.units.append(unit)
         self.unit_bytes.append(unit_bytes)
         self.terms.append(term)
@@ -85,7 +87,7 @@ class Stream:
         """The base of the slots of one more part; nothing of it is allocated yet."""
         base = len(self.units)
         self._bases.append(base)
-        self._places.append((name, template))
+        self._parts.append((name, template))
         self.units += template.units
         self.unit_bytes += template.unit_bytes
         self.terms += template.terms
@@ -96,28 +98,34 @@ class Stream:
         """Bytes of every allocation, where a micro-batch has so many of each unit."""
         known: dict[int, list[int]] = {}
         sizes: list[int] = []
-        for _, made in self._places:
-            if isinstance(made, Template):
-                if id(made) not in known:
-                    known[id(made)] = _sizes(made.units, made.unit_bytes, values)
-                sizes += known[id(made)]
-            else:
-                slot = len(sizes)
-                sizes.append(round(self.unit_bytes[slot] * values[self.units[slot]]))
-        return sizes
+        for base, (_, made) in zip(self._bases, self._parts, strict=True):
+            alone = slice(len(sizes), base)
+            sizes += _sizes(self.units[alone], self.unit_bytes[alone], values)
+            if id(made) not in known:
+                known[id(made)] = _sizes(made.units, made.unit_bytes, values)
+            sizes += known[id(made)]
+        alone = slice(len(sizes), len(self.units))
+        return sizes + _sizes(self.units[alone], self.unit_bytes[alone], values)
 
     def state_slots(self) -> tuple[int, ...]:
         """Slots of weights, adapters and optimizer states that are there when the step ends."""
-        seen = set(self.events)
-        return tuple(slot for slot, term in enumerate(self.terms) if term in STATE_TERMS and slot in seen and ~slot not in seen)
+        states = {slot for slot, term in enumerate(self.terms) if term in STATE_TERMS}
+        freed = {~slot for slot in states}.intersection(self.events)
+        return tuple(sorted(states.intersection(self.events) - {~event for event in freed}))
 
     def place(self, slot: int) -> tuple[str, str, str]:
         """Part of the model, module and operator that made an allocation."""
+        if slot in self._places:
+            return self._places[slot]
         index = bisect_right(self._bases, slot) - 1
-        name, made = self._places[index]
-        if isinstance(made, Template):
-            return name, *made.ops[slot - self._bases[index]]
-        return name, *made
+        name, made = self._parts[index]
+        return name, *made.ops[slot - self._bases[index]]
+
+
+def lasting(events: Sequence[int]) -> set[int]:
+    """Those of ``events`` that their complement does not undo: a slot is allocated once and freed at most once."""
+    seen = set(events)
+    return seen.difference(map(invert, seen))
 
 
 def _sizes(units: Sequence[Unit], unit_bytes: Sequence[float], values: Mapping[Unit, float]) -> list[int]:

@@ -8,8 +8,9 @@ the part behind it made.  Tensors that one part makes for several others (rotary
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -96,7 +97,8 @@ class Template:
         return replace(self, units=tuple(units.get(unit, unit) for unit in self.units))
 
 
-def foreign_events(events: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1024)
+def foreign_events(events: tuple[int, ...]) -> tuple[int, ...]:
     """Where a stage frees what another part made, or has a mark."""
     return tuple(
         index for index, event in enumerate(events) if event >= MARK or (event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.calibration.score.validate import SourceScore
 from planner.catalog.location import data_dir
 from tests.accuracy import budget
 from tests.accuracy.budget import beyond_budget, budget_figures, budget_part, loosened, rounded_up, stored_budget
@@ -14,28 +15,34 @@ from tests.accuracy.misses import misses_part, stored_misses
 from tests.accuracy.published import published_dir, published_validation
 from tests.accuracy.stored import stored_accuracy
 
-SCORES = {score.source: score for score in published_validation().sources}
+DOCUMENTS = sorted(path.stem for path in published_dir().glob("*.csv"))
 REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; `make regenerate` writes the new figures"
 
 
-def test_the_budget_covers_every_document() -> None:
+@pytest.fixture(scope="module")
+def scores() -> dict[str, SourceScore]:
+    """Every published document, scored."""
+    return {score.source: score for score in published_validation().sources}
+
+
+def test_the_budget_covers_every_document(scores: dict[str, SourceScore]) -> None:
     """Each published document has its figures, and no figure is for a document or a quantity that is not there."""
     stored = stored_budget()
-    assert stored.keys() == SCORES.keys() == {path.stem for path in published_dir().glob("*.csv")}
+    assert stored.keys() == scores.keys() == set(DOCUMENTS)
     assert {name: set(figures) for name, figures in stored.items()} == {
-        name: set(budget_figures(score)) for name, score in SCORES.items()
+        name: set(budget_figures(score)) for name, score in scores.items()
     }
 
 
-@pytest.mark.parametrize("source", sorted(SCORES))
-def test_errors_stay_within_the_budget(source: str) -> None:
+@pytest.mark.parametrize("source", DOCUMENTS)
+def test_errors_stay_within_the_budget(source: str, scores: dict[str, SourceScore]) -> None:
     """No error, false verdict or number of rows without a model grows beyond what is stored."""
-    assert beyond_budget([SCORES[source]]) == [], REGENERATE
+    assert beyond_budget([scores[source]]) == [], REGENERATE
 
 
-def test_a_figure_beyond_the_budget_is_named() -> None:
+def test_a_figure_beyond_the_budget_is_named(scores: dict[str, SourceScore]) -> None:
     """A document that has no figures may have no error, and each of its figures is named with its value."""
-    unknown = replace(next(score for score in SCORES.values() if score.memory), source="unknown")
+    unknown = replace(next(score for score in scores.values() if score.memory), source="unknown")
     assert any(line.startswith("unknown: memory_mape is 0.") for line in beyond_budget([unknown]))
 
 
@@ -62,9 +69,9 @@ def test_a_budget_that_is_loosened_has_a_reason() -> None:
     assert sorted(loosened()) == sorted(reasons)
 
 
-def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch, scores: dict[str, SourceScore]) -> None:
     """A figure that grows leaves its old value behind as the best there was; a better best stays; an equal one leaves none."""
-    score = next(score for score in SCORES.values() if score.memory and score.memory.mape > 0.02)
+    score = next(score for score in scores.values() if score.memory and score.memory.mape > 0.02)
     document, reached = score.source, budget_part([score])["documents"][score.source]["memory_mape"]
     for before, best, kept in ((0.015, {}, 0.015), (reached, {"memory_mape": 0.005}, 0.005), (reached, {}, None)):
         stored = {"budget": {"documents": {document: {"memory_mape": before}}, "best": {document: best}}}

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -23,13 +23,21 @@ from planner.report.trace.requests import Request, differences, ignored_sizes, o
 LATER = ("forward_2", "loss_2", "backward_2")
 
 
-def both(scenario: Scenario, phases: Sequence[str] = LATER) -> tuple[list[Request], list[Request]]:
+Phases = Sequence[str]
+Sides = tuple[list[Request], list[Request]]
+
+
+def both(scenario: Scenario, phases: Phases = LATER) -> Sides:
     """Requests of the program and of the trace in ``phases``."""
+    return next(both_in(scenario, phases))
+
+
+def both_in(scenario: Scenario, *parts: Phases) -> Iterator[Sides]:
+    """The same for each of several ``parts`` of one step, which is traced once."""
     from measure.trace.program import trace_events
 
-    ignored = ignored_sizes(scenario)
-    program = of_program(job_of(scenario, Coefficients()), ignored, phases)
-    return program, of_trace(trace_events(scenario), ignored, phases)
+    ignored, job, trace = ignored_sizes(scenario), job_of(scenario, Coefficients()), trace_events(scenario)
+    return ((of_program(job, ignored, phases), of_trace(trace, ignored, phases)) for phases in parts)
 
 
 def main() -> None:

@@ -37,8 +37,8 @@ NEAR: dict[str, dict[str, Any]] = {
 
 
 def dora(model: str, folder: Path, **flags: Any) -> Scenario:
-    """A scaled-down model with DoRA, over what it was loaded as unless the flags say otherwise."""
-    return scenario_of(model, folder, **{"method": "lora", "dora": True, **flags})
+    """A scaled-down model of two layers with DoRA, over what it was loaded as unless the flags say otherwise."""
+    return scenario_of(model, folder, 2, **{"method": "lora", "dora": True, **flags})
 
 
 @pytest.mark.parametrize("name", EQUAL)

@@ -62,9 +62,10 @@ TASKS = [
 
 
 def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b", **flags: Any) -> Scenario:
-    """A job on a scaled-down model with many words."""
+    """A job on a scaled-down model of two layers with many words."""
     path = folder / f"{model}.json"
-    path.write_text(json.dumps(small_fields(text_fields(model)) | {"vocab_size": WORDS}), encoding="utf-8")
+    fields = small_fields(text_fields(model)) | {"vocab_size": WORDS, "num_hidden_layers": 2}
+    path.write_text(json.dumps(fields), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
     return resolve(from_flags({**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS)[kernel], **flags}))
 
