@@ -92,6 +92,14 @@ def test_dpo_of_models_and_methods(kernel: str, model: str, method: str, checkpo
     compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))
 
 
+@pytest.mark.parametrize("kernel", ["tiles", pytest.param("shifted_rows", marks=pytest.mark.slow), "rows", "whole"])
+def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
+    """Training runs one pass, and the logits of another one are never beside its own."""
+    said = KERNELS[kernel]
+    switches = (*said.get("switches", ()), "caches_reference=true")
+    compare(scenario_of("dpo", kernel, tmp_path, switches=switches))
+
+
 @pytest.mark.parametrize("task", ["dpo", "orpo"])
 def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     """Without autocast logits have 16 bits, and each row has a log-softmax of its own."""
