@@ -33,10 +33,14 @@ def _unread(case: Case) -> bool:
 def _divides_reference(case: Case) -> bool:
     """Whether an engine divides what the reference runs with, in a way that was not read.
 
-    ZeRO-3 gives up its order of modules where a forward pass follows a forward pass; TRL's tiles gather the head by themselves.
+    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a forward pass follows a
+    forward pass; TRL's tiles gather the head by themselves.
     """
-    recipe = case.recipe
-    known = recipe.sharding.dtensors and recipe.adapter is not None and recipe.loss == "hf"
+    recipe, stack = case.recipe, case.stack
+    adapters = recipe.sharding.dtensors and recipe.adapter is not None
+    second = recipe.sharding.is_zero3 and recipe.has_reference_model and stack.zero_init and not recipe.offloads_params
+    second = second and recipe.task == "dpo"
+    known = (adapters or second) and recipe.loss == "hf"
     return recipe.has_reference and recipe.sharding.gathers_weights and not known
 
 
