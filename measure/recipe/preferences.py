@@ -297,9 +297,13 @@ def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 def _let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """open-instruct: one function, which lets the logits go; DPO's reference is a number for each sequence, known before."""
-    chosen, rejected = _logps_let_go(passes, inputs).chunk(2, dim=0)
-    return _sigmoid(chosen, rejected, *_known(inputs))
+    """open-instruct: one function, which lets the logits go; a reference is asked in the step, or was before training."""
+    chosen, rejected = _logps_let_go(passes, passes.model, inputs).chunk(2, dim=0)
+    before: tuple[Any, ...] = _known(inputs)
+    if passes.recipe.has_reference:
+        with passes.as_before() as reference:
+            before = _logps_let_go(passes, reference, inputs).chunk(2, dim=0)
+    return _sigmoid(chosen, rejected, *before)
 
 
 def _known(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -308,8 +312,8 @@ def _known(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     return before, before
 
 
-def _logps_let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    logits, ids = passes.model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
+def _logps_let_go(passes: Passes, model: Any, inputs: Inputs) -> torch.Tensor:
+    logits, ids = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
     if passes.kernel == "unshifted":
         return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
     targets = ids[:, 1:].clone()

@@ -116,6 +116,12 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("reward", "whole", {"method": "lora", "sharding": "zero2"}),
         ("dpo", "whole", {"method": "full", "sharding": "zero3"}),
         pytest.param("dpo", "rows", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
+        pytest.param(
+            "dpo",
+            "whole_let_go",
+            {"method": "full", "sharding": "zero3", "switches": ("caches_reference=false",)},
+            marks=pytest.mark.slow,
+        ),
         ("dpo", "compiled", {"method": "full", "sharding": "zero3"}),
         pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
