@@ -55,8 +55,8 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "refuse",
-        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, and for DPO with a second "
-        "model under ZeRO-3, the last two with whole logits; use --sharding zero2, ddp or none, or a task without a reference",
+        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, and for DPO with a "
+        "second model under ZeRO-3, the last two with whole logits; use --sharding zero2, ddp or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
