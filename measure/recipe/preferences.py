@@ -224,6 +224,8 @@ def _tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """TRL from 1.15 on: no logits at all."""
     per_token = passes.model(**inputs).log_probs
     chosen, rejected = per_token.sum(dim=1).chunk(2, dim=0)
+    if passes.recipe.caches_reference:
+        return _sigmoid(chosen, rejected, *_known(inputs))
     with passes.as_before() as reference:
         before = reference(**inputs).log_probs
     return _sigmoid(chosen, rejected, *before.sum(dim=1).chunk(2, dim=0))
@@ -235,10 +237,13 @@ def _shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     targets = inputs["input_ids"][..., 1:]
     logits = outputs.logits[..., :-1, :]
     chosen, rejected = selective_log_softmax(logits, targets).sum(dim=1).chunk(2, dim=0)
-    with passes.as_before() as reference:
-        ref_outputs = reference(**_without_labels(inputs), use_cache=False)
-    ref_logits = ref_outputs.logits[..., :-1, :]
-    loss = _sigmoid(chosen, rejected, *selective_log_softmax(ref_logits, targets).sum(dim=1).chunk(2, dim=0))
+    before: tuple[Any, ...] = _known(inputs)
+    if passes.recipe.has_reference:
+        with passes.as_before() as reference:
+            ref_outputs = reference(**_without_labels(inputs), use_cache=False)
+        ref_logits = ref_outputs.logits[..., :-1, :]
+        before = selective_log_softmax(ref_logits, targets).sum(dim=1).chunk(2, dim=0)
+    loss = _sigmoid(chosen, rejected, *before)
     _entropy(logits.detach())
     for half in logits.detach().chunk(2, dim=0):
         _completions(half).mean(-1).sum()
@@ -249,6 +254,8 @@ def _rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """TRL 0.15 to 0.28: a function for each pass, which lets its logits go."""
     hidden = passes.kernel == "rows_and_hidden"
     policy = _pass_by_rows(passes.model, inputs, hidden=hidden)
+    if passes.recipe.caches_reference:
+        return _sigmoid(policy[0], policy[1], *_known(inputs))
     with passes.as_before() as reference:
         before = _pass_by_rows(reference, inputs, hidden=hidden)
     return _sigmoid(policy[0], policy[1], before[0], before[1])
@@ -267,9 +274,10 @@ def _pass_by_rows(model: Any, inputs: Inputs, *, hidden: bool) -> tuple[torch.Te
 def _whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """LLaMA-Factory, and TRL up to 0.14: the logits of the policy are held until the loss is there."""
     logits, policy = _pass_of_all(passes.model, inputs)
-    before: tuple[Any, ...] = (None, None)
-    with passes.as_before() as reference:
-        before = _reference_of_all(reference, inputs)
+    before: tuple[Any, ...] = _known(inputs)
+    if passes.recipe.has_reference:
+        with passes.as_before() as reference:
+            before = _reference_of_all(reference, inputs)
     loss = _sigmoid(*policy.chunk(2, dim=0), *before)
     for half in logits.chunk(2, dim=0):
         half.mean()
@@ -289,15 +297,23 @@ def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 def _let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """open-instruct: one function, which lets the logits go; DPO's reference is a number for each sequence, known before."""
-    ids = inputs["input_ids"]
-    chosen, rejected = _logps_let_go(passes, inputs).chunk(2, dim=0)
-    before = torch.zeros(len(ids) // 2)
-    return _sigmoid(chosen, rejected, before, before)
+    """open-instruct: one function, which lets the logits go; a reference is asked in the step, or was before training."""
+    chosen, rejected = _logps_let_go(passes, passes.model, inputs).chunk(2, dim=0)
+    before: tuple[Any, ...] = _known(inputs)
+    if passes.recipe.has_reference:
+        with passes.as_before() as reference:
+            before = _logps_let_go(passes, reference, inputs).chunk(2, dim=0)
+    return _sigmoid(chosen, rejected, *before)
 
 
-def _logps_let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    logits, ids = passes.model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
+def _known(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the reference that were computed before training: a number for each sequence."""
+    before = torch.zeros(len(inputs["input_ids"]) // 2)
+    return before, before
+
+
+def _logps_let_go(passes: Passes, model: Any, inputs: Inputs) -> torch.Tensor:
+    logits, ids = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
     if passes.kernel == "unshifted":
         return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
     targets = ids[:, 1:].clone()

@@ -103,8 +103,10 @@ def _reference(scenario: Scenario, config: Any) -> Any:
     Source: trl 0.15.2 models/modeling_base.py create_reference_model, 1.16.0 trainer/dpo_trainer.py;
     hiyouga/LLaMA-Factory (commit ff6d4d12) model/loader.py (``requires_grad_(False)``).
     """
+    again = copy.deepcopy(config)
+    again._attn_implementation = _ATTENTION[scenario.recipe.attention]
     with torch.device("meta"):
-        model = base_model(scenario, copy.deepcopy(config))
+        model = base_model(scenario, again)
     model.eval()
     model.requires_grad_(scenario.stack.pair_logps in ("tiles", "shifted_rows"))
     if scenario.recipe.attention == "flash2":

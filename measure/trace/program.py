@@ -124,12 +124,14 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)
     models = [each for each in (built.model, built.reference) if each is not None]
+    for each in models[1:] if _is_sharded(scenario) else []:
+        cast_for_engine(each, scenario)
     with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
         try:
             for number, model in enumerate(models):
                 materialize(model, recorder, number)
             if _is_sharded(scenario):
-                run_sharded_step(built.model, scenario, recorder, built.layer_list)
+                run_sharded_step(built.model, scenario, recorder, built.layer_list, built.reference)
             else:
                 note_parameters(built.model, recorder, [])
                 run_step(built.model, scenario, recorder, built.reference)
@@ -179,7 +181,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (
-            recipe.has_reference_model and (recipe.uses_deepspeed or recipe.uses_fsdp),
+            recipe.has_reference_model and (recipe.uses_deepspeed or recipe.uses_fsdp) and not recipe.sharding.is_zero3,
             f"a second model as the reference under {recipe.sharding}",
             "--sharding ddp or none",
         ),

@@ -209,5 +209,6 @@ def _launch(file: FileJob, names: _LaunchNames, subject: Subject | None) -> str:
         return ""
     hardware, recipe = subject.scenario.hardware, subject.scenario.recipe
     engine = recipe.uses_deepspeed or recipe.uses_fsdp
-    launch = Launch(file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes, engine, recipe.task)
+    where = file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes
+    launch = Launch(*where, engine, recipe.task, recipe.has_reference)
     return launch_line(file.files.tool, launch)

@@ -89,6 +89,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         UsageError: both are given, which Axolotl refuses.
         NotModelledError: a kernel that no formula covers.
     """
+    _read_flash_optimum(keys, reading)
     on = [name for name in _OLD_ATTENTION if keys.flag(name)]
     if keys.get("attn_implementation") == "xformers":
         _say_xformers(reading, keys.where("attn_implementation"))
@@ -112,6 +113,22 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
         return
     _say_xformers(reading, keys.where(name))
+
+
+def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
+    """BetterTransformer, whose training calls torch's attention without a mask.
+
+    Source: optimum 1.13.2 and 1.23.3 bettertransformer/models/attention.py gpt2_wrapped_scaled_dot_product; axolotl 0.8.0
+    utils/models.py.
+
+    Raises:
+        NotModelledError: a family other than GPT-NeoX.
+    """
+    if not keys.flag("flash_optimum"):
+        return
+    if not _EMBED_IN.search(str(keys.get("base_model") or "").lower()):
+        raise keys.not_modelled("flash_optimum", "BetterTransformer is modelled for GPT-NeoX and Pythia only")
+    reading.say("attention", "sdpa", keys.where("flash_optimum"), "BetterTransformer calls torch's attention")
 
 
 def _say_xformers(reading: Reading, origin: str) -> None:

@@ -22,7 +22,7 @@ _TRL_COMMANDS = ("sft", "dpo", "kto", "reward")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What decides how a job is started; ``task`` as ``--task`` names it.
+    """What decides how a job is started; ``task`` as ``--task`` names it; ``asks_reference``: each step asks the model as it was.
 
     ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.  ``engine``: whether DeepSpeed
     or FSDP runs it; ``gpus``: of one node.
@@ -35,6 +35,7 @@ class Launch:
     nodes: int = 1
     engine: bool = False
     task: str = "sft"
+    asks_reference: bool = False
 
     @property
     def file(self) -> str:
@@ -125,7 +126,8 @@ def _accelerate(launch: Launch) -> str:
 
 def _open_instruct(launch: Launch) -> str:
     """Its scripts/*_with_accelerate_config.sh; how a job without an engine is launched is not known here."""
-    end = f"open_instruct/{'finetune' if launch.task == 'sft' else 'dpo_tune_cache'}.py {launch.file}"
+    script = "finetune" if launch.task == "sft" else "dpo_tune" if launch.asks_reference else "dpo_tune_cache"
+    end = f"open_instruct/{script}.py {launch.file}"
     if launch.accelerate:
         return f"{launch.accelerate_launch} {end}"
     if not launch.engine:

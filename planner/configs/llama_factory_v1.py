@@ -72,6 +72,7 @@ _HARMLESS = (
 )
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
 _PREFERENCE_DATA = re.compile(r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE)
+_QWEN_3 = re.compile(r"qwen3-\d")
 _PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
 _PREFERENCE = "preference training and reward models are not modelled; supervised fine-tuning is"
 
@@ -103,7 +104,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_attention(keys, reading)
     _read_method(keys, reading)
     _read_batches(keys, reading)
-    _read_kernels(keys)
+    _read_kernels(keys, reading)
     _read_init(keys, reading)
     _read_distribution(keys, reading, beside)
     keys.skip(_HARMLESS)
@@ -171,14 +172,43 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
         raise keys.wrong("batching_strategy", "normal, padding_free, dynamic_batching or dynamic_padding_free", kind)
 
 
-def _read_kernels(keys: Keys) -> None:
-    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``); Liger's cross entropy takes whole logits."""
+def _read_kernels(keys: Keys, reading: Reading) -> None:
+    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``).
+
+    Raises:
+        NotModelledError: other kernels, or Liger's on a model whose layers it was not read for.
+    """
     part = keys.part("kernel_config")
     if part is None:
         return
-    for name in (part.text("name") or "").split(","):
-        if name.strip() not in ("", "auto"):
-            raise part.not_modelled("name", f"kernels '{show(name.strip())}' of LLaMA-Factory v1 are not modelled; auto is")
+    for name in (each.strip() for each in (part.text("name") or "").split(",")):
+        if name == "liger_kernel":
+            _read_liger(keys, reading, part)
+        elif name not in ("", "auto"):
+            raise part.not_modelled("name", f"kernels '{show(name)}' of LLaMA-Factory v1 are not modelled; auto is")
+
+
+def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
+    """Liger's norms and activation, and its cross entropy in the place of torch's, for the model's loss and the trainer's.
+
+    Source: kernels/liger_kernel_ops.py, whose table has Qwen3 and its successors alone; liger-kernel 0.8.5
+    transformers/monkey_patch.py apply_liger_kernel_to_qwen3 (``nn.functional.cross_entropy`` of all).
+
+    Raises:
+        NotModelledError: a choice of kernels, or a successor of Qwen3.
+    """
+    where, model = part.where("name"), str(keys.get("model") or "").lower()
+    if "qwen3" not in model:
+        reading.remark(where, "liger_kernel has no effect: LLaMA-Factory v1 knows it for Qwen3 models alone")
+        return
+    if part.flag("require_logits") is False:
+        raise part.not_modelled("require_logits", "Liger's fused head leaves no logits, which the trainer asks for")
+    if not _QWEN_3.search(model):
+        raise part.not_modelled("name", "'liger_kernel' is modelled for Qwen3 itself, not for its successors")
+    for name in ("fused_norm", "fused_mlp"):
+        reading.switch(name, True, where)
+    reading.switch("loss_forward", "compute+model_loss+float+shifted", where)
+    reading.switch("loss_backward", "compute+compute_grad", where)
 
 
 def _read_init(keys: Keys, reading: Reading) -> None:

@@ -18,6 +18,7 @@ from planner.configs.reading import Reading
 from planner.errors import UsageError, show
 
 STACK_OF_JANUARY = "open-instruct@2026-01"
+STACK_OF_2024 = "open-instruct@2024"
 MARKS = (
     "num_epochs",
     "beta",
@@ -28,16 +29,23 @@ MARKS = (
     "cache_logprobs_only",
 )
 """Keys that its SFT script does not have."""
-# Up to 2a8d6b889 (2026-01-16).
-_OLD_MARKS = ("dpo_beta", "dpo_loss_type", "dpo_gamma_beta_ratio", "dpo_label_smoothing")
+# Up to 2a8d6b889 (2026-01-16): as written then -> since.
+_OLD_MARKS = {
+    "dpo_loss_type": "loss_type",
+    "dpo_beta": "beta",
+    "dpo_gamma_beta_ratio": "gamma_beta_ratio",
+    "dpo_label_smoothing": "label_smoothing",
+}
 # The first was dropped in 5142c1968 (2026-01-31), the others in 9e8e2187c (2026-03-30) and 82b80530d.
 _JANUARY = ("gradient_checkpointing", "use_flash_attn", "attn_backend")
-_OLD = (
-    "a key of before 2026-01-16, when DPO ran a second model under ZeRO-3 (dpo_tune.py) or cached its log-probabilities; "
-    "the latter is modelled under today's names, without dpo_"
+_OLD = "a key of DPO before 2026-01-16"
+_SECOND_MODEL = (
+    "counted as dpo_tune.py, which its script runs with a second model; "
+    "for dpo_tune_cache.py, which asks it before training, say --switches caches_reference=true"
 )
 _TASKS = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 _PLACE = "allenai/open-instruct e6c3044aa open_instruct/dpo_utils.py DPOExperimentConfig"
+_OLD_PLACE = "allenai/open-instruct b08997673 open_instruct/dpo_tune.py FlatArguments"
 _JANUARY_PLACE = "allenai/open-instruct 90e956120 open_instruct/dpo_utils.py ExperimentConfig"
 _UNMODELLED = {"cache_logprobs_only": "this file computes log-probabilities and does not train; training is what is predicted"}
 _DEGREES = {
@@ -89,23 +97,33 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
 
     Raises:
         UsageError: a loss that it does not know.
-        NotModelledError: what no formula covers, or a file of before 2026.
+        NotModelledError: what no formula covers.
     """
-    if (old := first_held(keys, _OLD_MARKS)) is not None:
-        raise keys.not_modelled(old, _OLD)
+    old = first_held(keys, _OLD_MARKS)
+    if old is not None:
+        keys.rename(_OLD_MARKS)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     if (kind := keys.text("optimizer_type")) not in (None, "adamw"):
         raise keys.not_modelled("optimizer_type", f"'{show(kind)}' of DPO is not modelled; adamw is")
     if keys.flag("concatenated_forward") is False:
         raise keys.not_modelled("concatenated_forward", "a pass for the chosen and one for the rejected are not modelled")
-    january = first_held(keys, _JANUARY)
-    place = _PLACE if january is None else _JANUARY_PLACE
-    if january is not None:
+    january = None if old is not None else first_held(keys, _JANUARY)
+    place = _OLD_PLACE if old is not None else _PLACE if january is None else _JANUARY_PLACE
+    if old is not None:
+        reading.take_stack(STACK_OF_2024, f"{keys.path}:{old}", _OLD)
+        reading.tool = "open-instruct b089976 of 2024"
+    elif january is not None:
         reading.take_stack(STACK_OF_JANUARY, keys.where(january), "a key that DPO of today no longer has")
-    _read_loss(keys, reading, "dpo_norm" if january is None else "dpo", place)
+    _read_loss(keys, reading, "dpo_norm" if place == _PLACE else "dpo", place)
+    if reading.value("task") == "dpo" and old is not None:
+        reading.switch("caches_reference", False, f"{keys.path}:{old}")
+        reading.remark(f"{keys.path}:{old}", _SECOND_MODEL)
+    elif reading.value("task") == "dpo":
+        reading.remark(str(keys.path), ASKED_BEFORE)
     reading.take(keys, {"num_epochs": "epochs"})
-    reading.default("epochs", 1 if january is None else 2, place)
+    if old is None:
+        reading.default("epochs", 1 if january is None else 2, place)
     _read_budget(keys, reading)
     keys.skip(_HARMLESS)
 
@@ -118,8 +136,6 @@ def _read_loss(keys: Keys, reading: Reading, default: str, place: str) -> None:
         reading.default("task", _TASKS[default], f"{place}: loss_type {default}")
     else:
         reading.say("task", _TASKS[kind], keys.where("loss_type"))
-    if _TASKS[kind or default] == "dpo":
-        reading.remark(str(keys.path), ASKED_BEFORE)
 
 
 def _read_budget(keys: Keys, reading: Reading) -> None:

@@ -33,10 +33,14 @@ def _unread(case: Case) -> bool:
 def _divides_reference(case: Case) -> bool:
     """Whether an engine divides what the reference runs with, in a way that was not read.
 
-    ZeRO-3 gives up its order of modules where a forward pass follows a forward pass; TRL's tiles gather the head by themselves.
+    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a forward pass follows a
+    forward pass; TRL's tiles gather the head by themselves.
     """
-    recipe = case.recipe
-    known = recipe.sharding.dtensors and recipe.adapter is not None and recipe.loss == "hf"
+    recipe, stack = case.recipe, case.stack
+    adapters = recipe.sharding.dtensors and recipe.adapter is not None
+    second = recipe.sharding.is_zero3 and recipe.has_reference_model and stack.zero_init and not recipe.offloads_params
+    second = second and recipe.task == "dpo"
+    known = (adapters or second) and recipe.loss == "hf"
     return recipe.has_reference and recipe.sharding.gathers_weights and not known
 
 
@@ -51,8 +55,8 @@ TASK_RULES = (
     Rule(
         "reference-divided",
         "refuse",
-        "The pass of a reference is modelled where every GPU has whole weights, and under FSDP2 with adapters and whole logits; "
-        "use --sharding zero2, ddp or none, or a task without a reference",
+        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, and for DPO with a "
+        "second model under ZeRO-3, the last two with whole logits; use --sharding zero2, ddp or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

@@ -31,15 +31,20 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
     copies = view.stack.loss_forward
     logits = passed.pop()
     # Alive until this function returns, and the loop's with it.
-    _own = cross_entropy(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
+    _own = _own_loss(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide
-    if "log_softmax" not in copies:
-        return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, wide), logits
     # The variable that holds the unshifted logits lives until the loss is there.
     scored = _shifted(torch, view, wide) if "shifted" in copies else wide
+    if "log_softmax" not in copies:
+        return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, scored), logits
     return cross_entropy(torch, view, scored), logits
+
+
+def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """The model's loss beside that of the trainer: a log-softmax, or a kernel that saves the logits."""
+    return cross_entropy(torch, view, logits) if "log_softmax" in view.stack.loss_forward else _in_place(torch, logits)
 
 
 def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
@@ -58,9 +63,10 @@ def _in_place(torch: Operators, logits: Tensor) -> Tensor:
 
 
 def _compiled(torch: Operators, logits: Tensor) -> Tensor:
-    """One kernel each way, which saves the logits and makes their log-softmax again; the gradient is a new tensor.
+    """One kernel each way, which saves the logits or writes over them; the gradient is a new tensor.
 
-    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``.
+    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``; liger-kernel 0.8.5
+    ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
     """
     loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
     return record(torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")])

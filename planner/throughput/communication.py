@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.arrays import minimum
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import Job
+from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
@@ -39,15 +40,15 @@ def ring_fraction(world: Number) -> Number:
 def gathered_bytes(job: Job) -> Number:
     """Bytes that each GPU receives per step to have the whole weights: ZeRO-3 and FSDP gather all of them, frozen ones too.
 
-    Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op`` keeps them: once);
-    recomputation shares the backward gather.  HSDP shards inside a node only.
+    Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op`` keeps them: once),
+    and once in each pass without gradients beside it; recomputation shares the backward gather.  HSDP shards inside a node only.
     Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored: persistent small tensors (below 0.1 %).
     """
     recipe = job.recipe
     if not recipe.sharding.gathers_weights:
         return 0
     world = recipe.sharding.shards(job.scenario.hardware)
-    gathers = 2 if recipe.sharding.divides_weights else 1
+    gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(recipe)
     return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
 
 
@@ -158,7 +159,8 @@ def hook_seconds(job: Job) -> Number:
     """
     recipe, profile = job.recipe, job.profile
     if recipe.sharding.is_zero3:
-        return profile.operators.leaf_modules * HOOKS_PER_PASS * (job.passes + 1) * job.coefficients.hook_s
+        passes = job.passes + 1 + passes_aside(recipe)
+        return profile.operators.leaf_modules * HOOKS_PER_PASS * passes * job.coefficients.hook_s
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:

@@ -54,9 +54,9 @@ TASKS = [
     ("simpo", "whole"),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
-    ("simpo", "compiled"),
+    pytest.param("simpo", "compiled", marks=pytest.mark.slow),
     ("reward", "whole"),
-    ("sft", "probability"),
+    pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
 ]
 
@@ -93,6 +93,16 @@ def test_dpo_of_models_and_methods(kernel: str, model: str, method: str, checkpo
     compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))
 
 
+@pytest.mark.parametrize(
+    "kernel", ["tiles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shifted_rows", "rows", "whole"))]
+)
+def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
+    """Training runs one pass, and the logits of another one are never beside its own."""
+    said = KERNELS[kernel]
+    switches = (*said.get("switches", ()), "caches_reference=true")
+    compare(scenario_of("dpo", kernel, tmp_path, switches=switches))
+
+
 @pytest.mark.parametrize("task", ["dpo", "orpo"])
 def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     """Without autocast logits have 16 bits, and each row has a log-softmax of its own."""
@@ -106,8 +116,16 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
         ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
-        ("reward", "whole", {"method": "lora", "sharding": "zero2"}),
-        ("dpo", "compiled", {"method": "full", "sharding": "zero3"}),
+        pytest.param("reward", "whole", {"method": "lora", "sharding": "zero2"}, marks=pytest.mark.slow),
+        ("dpo", "whole", {"method": "full", "sharding": "zero3"}),
+        pytest.param("dpo", "rows", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
+        pytest.param(
+            "dpo",
+            "whole_let_go",
+            {"method": "full", "sharding": "zero3", "switches": ("caches_reference=false",)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("dpo", "compiled", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),

@@ -11,7 +11,7 @@ from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_ste
 from measure.trace.sharding.fsdp import FsdpRank
 from measure.trace.sharding.marks import MARK
 from measure.trace.sharding.parameters import Parameter, parameter_of
-from measure.trace.sharding.settings import fsdp_settings, zero_settings
+from measure.trace.sharding.settings import fsdp_settings, reference_settings, zero_settings
 from measure.trace.sharding.stream import Steps, Stream
 from measure.trace.sharding.zero3 import Zero3
 from measure.trace.sharding.zero12 import Zero12
@@ -22,6 +22,8 @@ from planner.errors import PlannerError
 _LOADING = ("load", "adapters")
 _STEPS = 2
 _STAGE_3 = 3
+# Number of the model that a policy is compared with, where loading counts models.
+_SECOND_MODEL = 1
 
 
 class Runtime(Protocol):
@@ -65,7 +67,8 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     settings = zero_settings(scenario)
     if settings.stage == _STAGE_3:
         stream = Stream(_free_number(records))
-        return _Execution(Zero3(stream, settings), stream, recipe).run(records)
+        second = Zero3(stream, reference_settings(settings)) if recipe.has_reference_model else None
+        return _Execution(Zero3(stream, settings), stream, recipe, second).run(records)
     runs = []
     for rank in dict.fromkeys((settings.world - 1, 0)):
         stream = Stream(_free_number(records))
@@ -90,8 +93,10 @@ def _peak_bytes(records: list[Record]) -> int:
 
 
 class _Execution:
-    def __init__(self, runtime: Runtime, stream: Stream, recipe: Recipe) -> None:
-        self._runtime, self._stream, self._recipe = runtime, stream, recipe
+    """``second``: the runtime of the model that a policy is compared with."""
+
+    def __init__(self, runtime: Runtime, stream: Stream, recipe: Recipe, second: Runtime | None = None) -> None:
+        self._runtime, self._stream, self._recipe, self._second = runtime, stream, recipe, second
         self._parameters: dict[tuple[str, str], Parameter] = {}
         self._gradients: dict[int, TracedBlock] = {}
         self._handed_over: set[int] = set()
@@ -107,8 +112,11 @@ class _Execution:
                 self._step_if_due()  # the graph goes before
             parameter = parameter_of(record)
             if parameter is not None:
-                self._parameters[parameter.key] = parameter
                 self._stream.place = record.place
+                if self._second is not None and record.place.micro_step == _SECOND_MODEL:
+                    self._second.load(parameter, record)
+                    continue
+                self._parameters[parameter.key] = parameter
                 self._runtime.load(parameter, record)
             elif record.block.role == MARK:
                 if record.alloc:
@@ -144,6 +152,9 @@ class _Execution:
 
     def _at_mark(self, record: Record) -> None:
         moment, _, name = record.block.op.partition(" ")
+        if self._second is not None and record.place.stage == "reference":
+            self._second.at(moment, record.block.module, name)
+            return
         boundary = not self._accumulates or record.place.micro_step != 1
         if moment == "gradient":
             parameter = self._parameters[record.block.module, name]

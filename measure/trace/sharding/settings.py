@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from measure.trace.sharding.parameters import Parameter
 from planner.domain.recipe import DTYPE_BYTES
@@ -114,6 +114,14 @@ def makes_buckets_early(scenario: Scenario) -> bool:
     Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version, with its places in DeepSpeed.
     """
     return scenario.recipe.sharding.is_zero12 and scenario.stack.zero12_early_buckets
+
+
+def reference_settings(settings: ZeroSettings) -> ZeroSettings:
+    """Those of the engine of a second model: nobody fills in what is ``auto`` for it, so that DeepSpeed's own values hold.
+
+    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed; DeepSpeed 0.19.8 runtime/config_utils.py.
+    """
+    return replace(settings, prefetch_elements=_PREFETCH_BUCKET, persistence_elements=_PERSISTENCE)
 
 
 def zero_settings(scenario: Scenario) -> ZeroSettings:

@@ -39,17 +39,24 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
             tensor.data = tensor.data.to(dtype)
 
 
-def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_list: str) -> None:
-    """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards."""
+def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_list: str, reference: Any = None) -> None:
+    """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards.
+
+    ``reference``: the model that a policy is compared with, which an engine of its own divides.
+    """
     recipe = scenario.recipe
     prepare(model, scenario)
+    if reference is not None:
+        prepare(reference, scenario)
+        note_parameters(reference, recorder, [])
+        hook_modules(reference, recorder)
     units = make_units(model, layer_list) if recipe.uses_fsdp else []
     note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
     batch = Inputs(recipe, model.config.get_text_config().vocab_size)
-    losses = losses_of(model, None, scenario, recorder)
+    losses = losses_of(model, reference, scenario, recorder)
     mark_gradients(model, recorder)
 
     def begins() -> None:

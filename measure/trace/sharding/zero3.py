@@ -154,12 +154,15 @@ class Zero3:
         if aliases and module not in self._of_module:
             keys = [(owner, name) for owner, _, name in (each.partition(":") for each in aliases.split())]
             self._of_module[module] = [self._live[key] for key in keys]
-        if moment == "before_forward" and not module and self._stream.place.stage == "forward":
+        stage = self._stream.place.stage
+        if moment == "before_forward" and not module and stage in ("forward", "reference"):
             self._coordinator.new_pass(self._live.values())
         if moment in ("before_forward", "before_backward"):
             self._coordinator.fetch(module, forward=moment == "before_forward")
         else:
             self._coordinator.release(module, forward=moment == "after_forward")
+        if moment == "after_forward" and not module and stage == "reference":
+            self._coordinator.new_pass(self._live.values())
 
     def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""

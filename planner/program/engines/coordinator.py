@@ -14,6 +14,7 @@ from typing import Literal
 
 from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, What
 from planner.program.engines.params import Param
+from planner.program.engines.settings import Settings
 
 _FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
@@ -58,10 +59,10 @@ class Module:
 
 
 class Coordinator:
-    """Fetches and releases on behalf of ``engine``."""
+    """Fetches and releases on behalf of ``engine``; ``settings``: where they are not the engine's own."""
 
-    def __init__(self, engine: DeepSpeed) -> None:
-        self._engine, self._settings = engine, engine.settings
+    def __init__(self, engine: DeepSpeed, settings: Settings | None = None) -> None:
+        self._engine, self.settings = engine, settings or engine.settings
         self._recorded: list[Module] = []
         self._passed: list[int] = []
         self._order: list[tuple[Live, int]] = []
@@ -113,7 +114,7 @@ class Coordinator:
             live.fetched_for = step
             discarded.add(live)
             number += 1
-        limit = min(self._settings.max_live - self._available, self._settings.prefetch)
+        limit = min(self.settings.max_live - self._available, self.settings.prefetch)
         self._next = number
         if limit <= 0 or number == len(order):
             return
@@ -153,7 +154,7 @@ class Coordinator:
         use = bisect_left(live.uses, self._step)
         if use == len(live.uses):
             return True
-        return self._passed[live.uses[use]] - self._passed[self._step] >= self._settings.max_reuse
+        return self._passed[live.uses[use]] - self._passed[self._step] >= self.settings.max_reuse
 
     def end_of_backward(self) -> None:
         """``release_backward_leftovers``: modules whose input needed no gradient."""
@@ -175,13 +176,13 @@ class Coordinator:
         """``_post_step``: each is whole again in memory of its own; on one process they always are."""
         for live in wanted:
             if live.status == "away":
-                n_bytes = self.part(live.param) * self._settings.world * live.param.element_bytes
-                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self._settings.world > 1 else None
+                n_bytes = self.part(live.param) * self.settings.world * live.param.element_bytes
+                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self.settings.world > 1 else None
                 live.status = "here"
 
     def part(self, param: Param) -> int:
         """Elements of one process's part, padded."""
-        return -(-param.elements // self._settings.world)
+        return -(-param.elements // self.settings.world)
 
     def _gather(self, wanted: list[Live]) -> None:
         """``all_gather_coalesced``: one parameter arrives in its own memory, several in a flat buffer for each dtype."""
@@ -196,14 +197,14 @@ class Coordinator:
             self._start([live for live in several if live.param.element_bytes == width], coalesced=True)
 
     def _start(self, several: list[Live], *, coalesced: bool) -> None:
-        engine, world = self._engine, self._settings.world
+        engine, world = self._engine, self.settings.world
         handle = Handle(several, None)
         parts = [self.part(live.param) * live.param.element_bytes for live in several]
         if world > 1:
             slot = engine.take(sum(parts) * world, _FLAT if coalesced else _WHOLE, several[0].param)
             handle.flat = slot if coalesced else None
             several[0].slot = None if coalesced else slot
-        if self._settings.offloads_params:
+        if self.settings.offloads_params:
             away = [(live, n_bytes) for live, n_bytes in zip(several, parts, strict=True) if not live.persists]
             uploaded = [engine.take(n_bytes, _UPLOADED, live.param) for live, n_bytes in away]
             if world > 1:

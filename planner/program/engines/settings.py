@@ -5,7 +5,7 @@ Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; Dee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.domain.recipe import DTYPE_BYTES
 from planner.program.job import Job
@@ -39,6 +39,15 @@ class Settings:
     max_live: int = 1_000_000_000
     max_reuse: int = 1_000_000_000
     sub_group: int = 1_000_000_000
+
+
+def reference_settings(settings: Settings) -> Settings:
+    """Those of an engine for a second model: what is ``auto`` is not filled in for it, so that DeepSpeed's own values hold.
+
+    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed, whose keys with dots say nothing; DeepSpeed 0.19.8
+    runtime/config_utils.py DeepSpeedConfigModel drops ``auto``.
+    """
+    return replace(settings, prefetch=_PREFETCH_BUCKET, persistence=_PERSISTENCE)
 
 
 def settings_of(job: Job) -> Settings:

@@ -8,12 +8,14 @@ Ignored: host memory; that a fused loss reads the head's weight without calling 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from planner.domain.term import TermName
 from planner.program.engines.coordinator import Coordinator, Live, Module
 from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, What
-from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements
-from planner.program.job import Job
+from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
+from planner.program.engines.settings import reference_settings
+from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.runtime import Part, Pass
 from planner.program.stream import Instance, Stream, Trained, labelled
@@ -36,14 +38,28 @@ _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
 _NORM_PART = 250_000_000
 
 
+@dataclass(slots=True)
+class _Engine:
+    """What divides one model: its parameters, the modules that hold them, and who fetches them.
+
+    ``around``: the model and the one inside of it, which hold none themselves but prefetch for those behind them.
+    """
+
+    coordinator: Coordinator
+    live: dict[Param, Live] = field(default_factory=dict)
+    modules: dict[str, list[Module]] = field(default_factory=dict)
+    around: tuple[Module, Module] = field(default_factory=lambda: (Module(), Module()))
+
+
 class Zero3(DeepSpeed):
     """One rank; all have equal parts of every parameter."""
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
-        self._coordinator = Coordinator(self)
-        self._live: dict[Param, Live] = {}
-        self._modules: dict[str, list[Module]] = {}
+        self._own = _Engine(Coordinator(self))
+        self._reference = _Engine(Coordinator(self, reference_settings(self.settings)))
+        # The one whose model runs.
+        self._now = self._own
         self._trained_parts: list[int] = []
         self._groups: list[list[Param]] = []
         self._bucket: list[tuple[Param, int | None]] = []
@@ -54,28 +70,37 @@ class Zero3(DeepSpeed):
 
         A k-bit model is on the card whole before.
         """
-        for own in self.params.values():
-            for param in own:
-                if param not in self._live:
-                    self._live[param] = Live(param, param.elements <= self.settings.persistence)
-        self._note_modules()
+        self._note(self._own, self.parts, self.params)
         if self._loads_whole:
             self.weights = load_whole(self.stream, self.job)
             return
         self.stream.enter("load")
-        for param in sorted(self._live, key=lambda each: each.term == "adapters"):
+        for param in sorted(self._own.live, key=lambda each: each.term == "adapters"):
             if param.term == "adapters":
                 self.stream.enter("adapters")
             self.brief(param.n_bytes, _WHOLE)
             self._keep_part(param.elements, param.element_bytes, param.term, trained=param.trained)
+        if self.job.recipe.has_reference_model:
+            self._load_reference()
 
-    def _note_modules(self) -> None:
+    def _load_reference(self) -> None:
+        """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py prepare_deepspeed)."""
+        parts = self.after[0]
+        self._note(self._reference, parts, params_of(reference_job(self.job), parts))
+        for param in self._reference.live:
+            self.brief(param.n_bytes, _WHOLE)
+            self._keep_part(param.elements, param.element_bytes, param.term, trained=False)
+
+    def _note(self, engine: _Engine, parts: list[Part], params: dict[str, list[Param]]) -> None:
         """Which module holds which parameter."""
-        parts = labelled((part.name, part.template, part.count) for part in self.parts)
-        for label, template in parts:
-            modules = self._modules[label] = [Module() for _ in template.modules]
-            for parameter, param in zip(template.parameters, self.params[label], strict=True):
-                modules[parameter.module].own.append(self._live[param])
+        for own in params.values():
+            for param in own:
+                if param not in engine.live:
+                    engine.live[param] = Live(param, param.elements <= engine.coordinator.settings.persistence)
+        for label, template in labelled((part.name, part.template, part.count) for part in parts):
+            modules = engine.modules[label] = [Module() for _ in template.modules]
+            for parameter, param in zip(template.parameters, params[label], strict=True):
+                modules[parameter.module].own.append(engine.live[param])
 
     @property
     def _loads_whole(self) -> bool:
@@ -143,28 +168,44 @@ class Zero3(DeepSpeed):
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
         """A micro-step, at whose beginning prefetch starts anew."""
-        self._coordinator.new_pass(self._live.values())
+        self._own.coordinator.new_pass(self._own.live.values())
         return super().micro_step(parts, phases)
+
+    def run_aside(self, parts: list[Part]) -> list[Instance]:
+        """A pass of a second model starts prefetch of its own engine anew, at its beginning and at its end.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook, _end_of_forward_hook.
+        """
+        if not self._reference.live or all(parts is not each for each in self.after):
+            return super().run_aside(parts)
+        self._now = reference = self._reference
+        reference.coordinator.new_pass(reference.live.values())
+        for module in reference.around:
+            reference.coordinator.fetch(module, forward=True, recomputes=False)
+        made = super().run_aside(parts)
+        reference.coordinator.new_pass(reference.live.values())
+        self._now = self._own
+        return made
 
     def forward(self, part: Instance) -> None:
         """The forward of a part; a layer is a module itself."""
-        is_module, module = part.name.startswith("layer"), self._modules[part.name][0]
+        is_module, module = part.name.startswith("layer"), self._now.modules[part.name][0]
         if is_module or module.own:
-            self._coordinator.fetch(module, forward=True, recomputes=False)
+            self._now.coordinator.fetch(module, forward=True, recomputes=False)
         super().forward(part)
         if is_module or module.own:
-            self._coordinator.release(module, forward=True)
+            self._now.coordinator.release(module, forward=True)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
-        module = self._modules[part.name][mark.number]
+        module = self._now.modules[part.name][mark.number]
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
         forward = mark.moment in ("before_forward", "after_forward")
         if mark.moment in ("before_forward", "before_backward"):
-            self._coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
+            self._now.coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
         else:
-            self._coordinator.release(module, forward=forward)
+            self._now.coordinator.release(module, forward=forward)
 
     def gradient(self, param: Param, slot: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
@@ -182,12 +223,12 @@ class Zero3(DeepSpeed):
         """``independent_gradient_partition_epilogue`` and what no hook has released."""
         del phases
         self._reduce()
-        self._coordinator.end_of_backward()
+        self._own.coordinator.end_of_backward()
 
     def step(self) -> None:
         """``step``: everything is released, then sub-group by sub-group; small parameters are whole again at the end."""
         settings = self.settings
-        self._coordinator.release_all(self._live.values())
+        self._own.coordinator.release_all(self._own.live.values())
         if not settings.offloads_optimizer:
             for each in (each for group in self._groups for each in group):
                 self.brief(self._part(each) * FP64, _NORM)
@@ -199,7 +240,7 @@ class Zero3(DeepSpeed):
                     self.free(flat)
                 self.update(elements)
                 self.free(wide)
-        self._coordinator.gather_now(live for live in self._live.values() if live.persists)
+        self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
 
     def _reduce(self) -> None:
         """``__avg_scatter_grads``, ``partition_grads``: several gradients, or one that needs padding, are copied together."""
@@ -222,7 +263,7 @@ class Zero3(DeepSpeed):
         self.free(sent)
 
     def _part(self, param: Param) -> int:
-        return self._coordinator.part(param)
+        return self._own.coordinator.part(param)
 
     def _elements(self, group: list[Param]) -> int:
         return sum(self._part(each) for each in group)

@@ -314,3 +314,11 @@ def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> 
     config = read(tmp_path, BASE + "max_packed_sequence_len: 1024\n")
     assert config.request.get("padding") == "packed"
     assert any("versions since 2024 end at this key" in remark.text for remark in config.remarks)
+
+
+def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> None:
+    """Other families are refused."""
+    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-12b-deduped") + "flash_optimum: true\n")
+    assert config.request.get("attention") == "sdpa"
+    with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
+        read(tmp_path, BASE + "flash_optimum: true\n")

@@ -34,7 +34,8 @@ def read(folder: Path, table: dict[str, Any], beside: Beside | None = None, tool
         ({"cp_size": 2}, "a context-parallel degree of 2"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
-        ({"kernel_config": {"name": "auto, liger_kernel"}}, "kernels 'liger_kernel'"),
+        ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),
+        ({"model": "Qwen/Qwen3-VL-4B", "kernel_config": {"name": "liger_kernel"}}, "'liger_kernel' is modelled for Qwen3 itself"),
         ({"peft_config": {"name": "freeze"}}, "'freeze' is not modelled; lora and full are"),
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
@@ -127,3 +128,13 @@ def test_adapters(tmp_path: Path) -> None:
     ]  # fmt: skip
     with_base = read(tmp_path, BASE | FSDP2 | {"peft_config": {"name": "lora", "adapter_name_or_path": "out"}})
     assert "whatever it was made with" in "; ".join(remark.text for remark in with_base.remarks)
+
+
+def test_liger_of_v1_takes_the_place_of_torchs_cross_entropy(tmp_path: Path) -> None:
+    """The logits stay whole; a model that its table does not have keeps its layers."""
+    liger = {"kernel_config": {"name": "liger_kernel"}}
+    switches = read(tmp_path, BASE | FSDP2 | liger).value("switches")
+    assert {"fused_norm=true", "fused_mlp=true", "loss_backward=compute+compute_grad"} <= set(switches)
+    other = read(tmp_path, BASE | FSDP2 | liger | {"model": "meta-llama/Llama-3.2-1B"})
+    assert other.value("switches") is None
+    assert any("no effect" in remark.text for remark in other.remarks)

@@ -37,7 +37,6 @@ def remarks(reading: Reading) -> str:
     [
         ("concatenated_forward", False, "a pass for the chosen and one for the rejected"),
         ("cache_logprobs_only", True, "computes log-probabilities and does not train"),
-        ("dpo_loss_type", "dpo_norm", "a key of before 2026-01-16"),
         ("total_episodes", 1000, "reinforcement learning"),
         ("max_prompt_token_length", 256, "reward models are not modelled"),
         ("reduce_loss", "sum", "a second loss beside the model's own"),
@@ -70,6 +69,16 @@ def test_files_for_dpo(tmp_path: Path, keys: dict[str, Any], task: str, stack: s
     assert (reading.value("task"), reading.value("stack")) == (task, stack)
     assert reading.value("gradient_checkpointing") is checkpoints
     assert reading.value("sharding") == "zero3"
+
+
+def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
+    """But not for SimPO."""
+    reading = read(tmp_path, OLD | {"dpo_loss_type": "dpo_norm", "dpo_beta": 5, "num_train_epochs": 1})
+    assert (reading.value("task"), reading.value("stack"), reading.value("epochs")) == ("dpo", "open-instruct@2024", 1)
+    assert "caches_reference=false" in reading.value("switches")
+    simpo = read(tmp_path, OLD | {"dpo_loss_type": "simpo"})
+    assert simpo.value("task") == "simpo"
+    assert "caches_reference=false" not in simpo.value("switches")
 
 
 def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:

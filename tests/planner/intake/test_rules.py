@@ -212,8 +212,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "version-not-read": ({"versions": "peft==9.0"}, {"versions": "peft==0.21.2"}),
     "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),
     "task-not-in-stack": (
-        {"task": "reward", "stack": "llama-factory"},
-        {"task": "dpo", "stack": "llama-factory"},
+        {"task": "reward", "stack": "torchtune"},
+        {"task": "reward", "stack": "trl"},
     ),
     "reference-divided": (
         {"task": "dpo", "sharding": "zero3", "gpus": 2},
@@ -227,6 +227,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "reward-in-two-passes": (
         {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "fp32", "precision": "bf16-mixed"},
         {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "bf16", "precision": "bf16-mixed"},
+    ),
+    "value-head": (
+        {"task": "reward", "stack": "llama-factory", "method": "full"},
+        {"task": "reward", "stack": "llama-factory", "method": "lora"},
     ),
     "offloaded-with-reference": (
         {"task": "dpo", "offload": "activations", "gradient_checkpointing": True},

@@ -104,3 +104,6 @@ def test_a_shifted_copy_lies_beside_the_fp32_one_that_it_is_made_of() -> None:
 def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> None:
     """LLaMA-Factory v1: the same, and 4 bytes of the model's own loss."""
     assert peak(lora(stack="llama-factory-v1", lora_dropout=0)) == TOKENS * VOCABULARY * 18
+    # Liger's kernel needs no log-softmax: logits, the model's copy of them, and the trainer's, shifted.
+    liger = "loss_forward=compute+model_loss+float+shifted;loss_backward=compute+compute_grad"
+    assert peak(lora(stack="llama-factory-v1", lora_dropout=0, switches=liger)) == TOKENS * VOCABULARY * 14
