@@ -33,6 +33,7 @@ def worth_table() -> str:
     for name, each in stored_accuracy()["worth"].items():
         gain = each["without"] - each["with"]
         lines.append(
-            f"| `{name}` | {100 * each['without']:.2f} % | {100 * each['with']:.2f} % | {100 * gain:.2f} | {100 * each['error']:.2f} |"
+            f"| `{name}` | {100 * each['without']:.2f} % | {100 * each['with']:.2f} % "
+            f"| {100 * gain:.2f} | {100 * each['error']:.2f} |"
         )
     return "\n".join(lines) + "\n"
