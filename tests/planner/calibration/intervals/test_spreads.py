@@ -231,7 +231,7 @@ def test_coverage_is_said_or_why_there_is_none() -> None:
 def test_intervals_widen_with_distance() -> None:
     """Each thing that no calibrated record had makes every interval wider and the chance to fit less sure."""
     model, near = calibration(), job()
-    supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), (), ()))
+    supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), (), ("none",)))
     found = [estimate_calibrated(near, replace(model, support=support)) for support in supports]
     assert [replace(model, support=each).doubt(near).n_unseen for each in supports] == [0, 1, 3]
     for level in ("allocated", "reserved", "driver"):
