@@ -17,7 +17,7 @@ from planner.domain.stack import Stack
 
 # Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an interval; a change of
 # priors changes the version by itself.
-_FORMULAS = 5
+_FORMULAS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Support:
     gpus: tuple[str, ...]
     families: tuple[str, ...]
     methods: tuple[str, ...]
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Calibration:
             (*kind, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
             ("stack", stack_family(scenario.stack), support.families),
             ("method", method_of(scenario), support.methods),
+            ("engine", engine_of(scenario), support.engines),
         )
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
@@ -157,6 +159,14 @@ def method_of(scenario: Scenario) -> str:
         return "full"
     quantization = scenario.recipe.numerics.quantization
     return {"none": "lora", "int8": "int8"}.get(quantization, "qlora")
+
+
+def engine_of(scenario: Scenario) -> str:
+    """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``: what shares no code with the others."""
+    sharding = scenario.recipe.sharding
+    if sharding.engine == "fsdp":
+        return "fsdp2" if sharding.dtensors else "fsdp1"
+    return "zero1-2" if sharding.is_zero12 else sharding.name
 
 
 def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:

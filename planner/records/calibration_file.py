@@ -92,6 +92,7 @@ class SupportPart(_Part):
     gpus: Names
     families: Names
     methods: Names
+    engines: Names = Field(default_factory=list)
 
 
 class ScalePart(_Part):

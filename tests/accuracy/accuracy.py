@@ -18,6 +18,7 @@ from planner.calibration.score.rows import QUANTITIES, RowScore
 from planner.calibration.score.validate import SourceScore, score_source
 from planner.catalog.location import data_dir
 from planner.domain.calibration import method_of
+from planner.domain.run_record import RunRecord
 from planner.errors import ExitCode
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration
@@ -27,10 +28,13 @@ from tests.accuracy.budget import beyond_budget, budget_part, rounded_up
 from tests.accuracy.choices import stored_choices, worst_errors
 from tests.accuracy.drawn import drawn_points
 from tests.accuracy.goals import Goal, goals, percent_text
+from tests.accuracy.kinds import kind_coverage
 from tests.accuracy.longest import longest_part
 from tests.accuracy.misses import misses_part, stored_misses, unlisted
 from tests.accuracy.published import published_dir, published_validation
+from tests.accuracy.reliability import reliability
 from tests.accuracy.stored import accuracy_text, differences, stored_accuracy, stored_or_empty, write_accuracy
+from tests.accuracy.worth import worth
 
 # Places that `--check` prints; the rest is counted.
 _MOST_TOLD = 20
@@ -94,7 +98,7 @@ def worst_figures(result: CrossValidation) -> dict[str, dict[str, float]]:
     return found
 
 
-def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain]) -> dict[str, Any]:
+def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain], records: Sequence[RunRecord]) -> dict[str, Any]:
     """The parts of the file that follow from a cross-validation: all but other estimators."""
     calibration, figures, worst = result.fitted.calibration, accuracy_figures(result), worst_figures(result)
     figures["documents"] = {name: each | worst.get(name, {}) for name, each in figures["documents"].items()}
@@ -111,6 +115,9 @@ def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain]) -> di
         "anchors": {
             gain.group: {"n": gain.n_rows, "before": rounded_up(gain.before), "after": rounded_up(gain.after)} for gain in anchors
         },
+        "kinds": kind_coverage(result),
+        "reliability": reliability(result.held_out.rows),
+        "worth": worth(records),
         **figures,
         "budget": budget_part(published_validation().sources),
         "misses": misses_part(published_validation().rows, stored_misses()),
@@ -170,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     records = read_records([published_dir() / "*.csv", *sorted((data_dir() / "measurements").glob("*/*.jsonl"))])
     result = cross_validate(records)
     anchors = anchor_gains(result.fitted, records.records)
-    parts = accuracy_parts(result, anchors)
+    parts = accuracy_parts(result, anchors, records.records)
     if "--check" in arguments:
         stored = stored_accuracy()
         over = [*beyond_budget(published_validation().sources), *grown(result, stored)]

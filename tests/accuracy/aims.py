@@ -62,6 +62,7 @@ class Predictive(_Table):
     pairs_in_order: Share
     throughput_with_one_row: Share
     inside_interval: tuple[Share, Share]
+    inside_each_kind: Share
     half_width: Mapping[Literal["memory", "time"], Share]
     uncertain: Share
 

@@ -17,6 +17,8 @@ from planner.calibration.score.validate import MIN_GROUP_ROWS, offloads
 from planner.domain.interval import SpreadOf
 from tests.accuracy.aims import Fit, stored_aims
 from tests.accuracy.anchors import AnchorGain
+from tests.accuracy.kinds import QUANTITIES as KIND_QUANTITIES
+from tests.accuracy.kinds import KindCoverage, kind_coverage
 
 _MEMORY_LEVELS: tuple[SpreadOf, ...] = ("allocated", "reserved", "driver")
 _OTHERS = "other grade-A sources"
@@ -98,6 +100,7 @@ def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal,
         *(goal for fit, rows in fits.items() for goal in _others(fit, rows, unclear)),
         *(goal for fit, rows in fits.items() for goal in _verdicts(fit, rows)),
         *_intervals(held_out(result.fitted.residuals), _named_groups(result.held_out.rows)),
+        *_kinds(kind_coverage(result)),
         *_uncertain(result.held_out.rows),
         *(goal for fit, rows in fits.items() for goal in _host(fit, rows)),
     )
@@ -218,6 +221,22 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
             if part:
                 half = median(each.half_width for each in part)
                 yield Goal(f"{prefix}{name}, median half-width", "held out", len(part), half, half_width)
+
+
+def _kinds(lines: Sequence[KindCoverage]) -> Iterable[Goal]:
+    """Kinds of job left out whole: all their readings together, and the kind of at least three whose intervals hold fewest."""
+    low, high = stored_aims().predictive.inside_interval
+    for of in KIND_QUANTITIES:
+        mine = [line for line in lines if line["of"] == of]
+        if mine:
+            n = sum(line["n"] for line in mine)
+            pooled = sum(line["n"] * line["inside"] for line in mine) / n
+            yield Goal(f"{of}, inside the 90 % interval, kinds left out", "held out", n, pooled, high, low)
+        several = [line for line in mine if line["n"] >= MIN_GROUP_ROWS]
+        if several:
+            fewest = min(line["inside"] for line in several)
+            aim = stored_aims().predictive.inside_each_kind
+            yield Goal(f"{of}, inside the 90 % interval, worst kind", "held out", len(several), fewest, low=aim)
 
 
 def _inside(held: Sequence[Held]) -> float:

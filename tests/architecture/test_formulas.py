@@ -52,7 +52,6 @@ NO_FORMULA = {
     "throughput/rates.py:rates_of": "multiplies catalog rates by coefficients, which carry their sources",
     "throughput/step.py:predict_time": "adds up the terms of the other files",
     "throughput/tokens.py:micro_step": "counts tokens as the padding mode defines them",
-    "throughput/traffic.py:casts_traffic": "counts; the source stands at the top of its file",
     "throughput/traffic.py:model_traffic": "adds up the parts of this file",
     "throughput/traffic.py:residual_traffic": "counts; the source stands at the top of its file",
 }

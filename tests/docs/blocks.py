@@ -34,6 +34,7 @@ from tests.accuracy.misses import Evidence, stored_misses
 from tests.accuracy.other_tools import stored_other_tools
 from tests.accuracy.published import CORE_PATTERN
 from tests.accuracy.stored import stored_accuracy
+from tests.docs.interval_tables import kinds_table, reliability_table, worth_table
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "against_libraries"))
@@ -176,6 +177,9 @@ def generated(key: str, before: str = "") -> str:
         "readings": readings_table,
         "anchors": anchors_table,
         "interval-weights": interval_weights,
+        "kinds": kinds_table,
+        "reliability": reliability_table,
+        "worth": worth_table,
         "misses": misses_table,
         "other-tools": other_tools_table,
         "differential": differential_table,

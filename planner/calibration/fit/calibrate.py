@@ -16,7 +16,7 @@ from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
-from planner.domain.calibration import Calibration, Offset, Support, formulas_version, method_of, stack_family
+from planner.domain.calibration import Calibration, Offset, Support, engine_of, formulas_version, method_of, stack_family
 from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
@@ -129,4 +129,5 @@ def support_of(targets: Sequence[Target]) -> Support:
         gpus=tuple(sorted({each.hardware.gpu.id for each in scenarios})),
         families=tuple(sorted({stack_family(each.stack) for each in scenarios})),
         methods=tuple(sorted({method_of(each) for each in scenarios})),
+        engines=tuple(sorted({engine_of(each) for each in scenarios})),
     )

@@ -103,4 +103,4 @@ def _joined(first: Support, second: Support) -> Support:
     def both(name: str) -> tuple[str, ...]:
         return tuple(sorted({*getattr(first, name), *getattr(second, name)}))
 
-    return Support(both("generations"), both("gpus"), both("families"), both("methods"))
+    return Support(both("generations"), both("gpus"), both("families"), both("methods"), both("engines"))

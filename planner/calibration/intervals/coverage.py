@@ -39,7 +39,7 @@ def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
     found: list[Held] = []
     for group in dict.fromkeys(each.group for each in residuals):
         others = [each for each in residuals if each.group != group]
-        found += _judged([each for each in residuals if each.group == group], others)
+        found += judged([each for each in residuals if each.group == group], others)
     return tuple(found)
 
 
@@ -58,7 +58,7 @@ def held_out_twice(fit: CrossFit, residuals: Sequence[Residual]) -> tuple[Held, 
             for each in mine
             if each.group != group
         ]
-        found += _judged([each for each in mine if each.group == group], others)
+        found += judged([each for each in mine if each.group == group], others)
     return tuple(found)
 
 
@@ -73,8 +73,8 @@ def _errors_without_pairs(fit: CrossFit) -> Mapping[tuple[str, str], Floats]:
     return {pair: errors[frozenset(pair), pulls[pair[0]]] for pair in permutations(fit.groups, 2)}
 
 
-def _judged(mine: Sequence[Residual], others: Sequence[Residual]) -> Iterator[Held]:
-    """Readings of one group against the intervals that all others make."""
+def judged(mine: Sequence[Residual], others: Sequence[Residual]) -> Iterator[Held]:
+    """Readings against the intervals that all others make."""
     choice = choose(others)
     spreads = {each.key: each for each in make_spreads(rescaled(others, choice))}
     for each in rescaled(mine, choice):

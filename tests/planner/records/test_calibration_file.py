@@ -109,7 +109,7 @@ def test_calibrating_everybody_says_what_was_fitted(tmp_path: Path, capsys: Capt
     write_csv(tmp_path / "all.csv", records)
     assert main(["calibrate", str(tmp_path / "all.csv"), "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "free numbers (at most 40)" in out
+    assert "free numbers (at most 25)" in out
     assert "inside the 90 % interval" in out
     assert read_calibration(tmp_path / "default.json").n_rows == len(records)
 

@@ -42,7 +42,7 @@ def calibration(*, half_width: float = 0.1) -> Calibration:
     """Untouched coefficients with scores of memory and time within +- ``half_width``."""
     quantiles = (-2 * half_width, -half_width, 0.0, half_width, 2 * half_width)
     spreads = [Spread(SpreadKey(of), (0.01, 0.05, 0.5, 0.95, 0.99), quantiles, 50, 3) for of in ("memory", "need", "time")]
-    support = Support(("ada",), ("rtx4090",), ("hf-trainer",), ("qlora",))
+    support = Support(("ada",), ("rtx4090",), ("hf-trainer",), ("qlora",), ("none",))
     return Calibration("test", "2026-01-01", formulas_version(), (), tuple(spreads), support)
 
 
@@ -231,7 +231,7 @@ def test_coverage_is_said_or_why_there_is_none() -> None:
 def test_intervals_widen_with_distance() -> None:
     """Each thing that no calibrated record had makes every interval wider and the chance to fit less sure."""
     model, near = calibration(), job()
-    supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), ()))
+    supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), (), ("none",)))
     found = [estimate_calibrated(near, replace(model, support=support)) for support in supports]
     assert [replace(model, support=each).doubt(near).n_unseen for each in supports] == [0, 1, 3]
     for level in ("allocated", "reserved", "driver"):

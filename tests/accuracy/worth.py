@@ -1,0 +1,57 @@
+"""What each coefficient is worth that the shipped fit moves: the error on left-out sources without it, less that with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+import numpy as np
+
+from planner.calibration.fit.calibrate import EARNED
+from planner.calibration.fit.problem import Problem, make_problem
+from planner.calibration.fit.screen import screen
+from planner.calibration.fit.solver import mean_error
+from planner.calibration.fit.split import cross_fit
+from planner.calibration.fit.targets import QUANTITIES, targets_of
+from planner.domain.run_record import RunRecord
+
+
+def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
+    """By coefficient: ``without`` and ``with``, mean errors over left-out sources, and ``error``, of their difference.
+
+    Without effects of single machines, which no other machine's prediction uses.  An error far outside the noise counts as
+    four times the noise, as in the choice of a fit's strength.
+    """
+    targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
+    found: dict[str, dict[str, float]] = {}
+    for quantity in QUANTITIES:
+        names = [name for name in EARNED.coefficients if make_problem(quantity, targets, 1, {name}) is not None]
+        room = EARNED.shared[quantity]
+        whole = make_problem(quantity, targets, room, EARNED.coefficients)
+        if whole is None:
+            continue
+        best = _errors(_shared(whole))
+        for name in sorted(names):
+            columns = [column for column, knob in enumerate(whole.knobs) if knob.level == "all" and knob.coefficient != name]
+            left = _errors(whole.only(columns, ())) if columns else _unfitted(whole)
+            gains = [without - with_it for without, with_it in zip(left, best, strict=True)]
+            found[name] = {
+                "without": round(fmean(left), 4),
+                "with": round(fmean(best), 4),
+                "error": round(stdev(gains) / len(gains) ** 0.5, 4),
+            }
+    return found
+
+
+def _shared(problem: Problem) -> Problem:
+    return problem.only([column for column, knob in enumerate(problem.knobs) if knob.level == "all"], ())
+
+
+def _errors(problem: Problem) -> list[float]:
+    errors = cross_fit(problem).held_out_errors
+    return [mean_error(problem, errors, group) for group in problem.groups]
+
+
+def _unfitted(problem: Problem) -> list[float]:
+    errors = problem.errors(np.zeros((1, len(problem.knobs))))[0]
+    return [mean_error(problem, errors, group) for group in problem.groups]
