@@ -8,6 +8,8 @@ TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 XDIST ?= 2
 # The fits multiply many small matrices: threads of numpy's library cost them more than they bring, and get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
+# The tests start Python some hundred times: without compiled files each start would compile all of the source again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
 

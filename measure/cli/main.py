@@ -23,13 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         import typer
 
         from measure.cli.app import app
+        from planner.intake.flags import command_of
     except ModuleNotFoundError as error:
         need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     try:
-        result = typer.main.get_command(app).main(
-            list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
-        )
+        result = command_of(app).main(list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False)
     except PlannerError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

@@ -78,9 +78,10 @@ def _run(arguments: list[str]) -> int:
 
     from planner.cli.app import app
     from planner.cli.outcome import Outcome
+    from planner.intake.flags import command_of
 
     try:
-        result = typer.main.get_command(app).main(arguments, prog_name="plan", standalone_mode=False)
+        result = command_of(app).main(arguments, prog_name="plan", standalone_mode=False)
     except typer.Abort:
         return _INTERRUPTED
     except Exception as error:

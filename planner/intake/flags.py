@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +45,12 @@ def new_app(help_text: str) -> typer.Typer:
         rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
         context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens},
     )
+
+
+@cache
+def command_of(app: typer.Typer) -> Any:
+    """What runs the commands of ``app``; made once in a process that asks often, because it takes longer than many an answer."""
+    return typer.main.get_command(app)
 
 
 def with_hyphens(name: str) -> str:

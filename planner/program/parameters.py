@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from typing import Literal
 
 from planner.anatomy.adapters import is_adapted
@@ -49,8 +48,12 @@ class Weight:
     count: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unit = Unit.RANK if any(unit is Unit.RANK for unit, _ in self.shape) else Unit.ONE
-        self.count = prod(count for _, count in self.shape)
+        # A loop: large models have a hundred thousand of these.
+        self.unit, self.count = Unit.ONE, 1
+        for unit, count in self.shape:
+            self.count *= count
+            if unit is Unit.RANK:
+                self.unit = unit
 
     @property
     def unit_bytes(self) -> float:

@@ -40,12 +40,8 @@ def test_what_is_published_to_run_is_never_said_not_to_fit() -> None:
 
 
 def test_the_even_chance_is_near_the_published_length() -> None:
-    """Where we say one half lies between 0.8 and 1.25 times what is published; nothing fits where nothing did.
-
-    On 8 GB a fifth of a GiB is that much.
-    """
-    known = [each for each in answers() if each.ratio is not None]
-    far = {name(each): each.ratio for each in known if not 0.8 <= (each.ratio or 0) <= (1.25 if each.case.vram_gb > 8 else 1.5)}
+    """Where we say one half lies between 0.8 and 1.25 times what is published; nothing fits where nothing did."""
+    far = {name(each): each.ratio for each in answers() if each.ratio is not None and not 0.8 <= each.ratio <= 1.25}
     assert not far
     assert not [name(each) for each in answers() if not each.case.published_tokens and each.tokens]
 
@@ -53,12 +49,15 @@ def test_the_even_chance_is_near_the_published_length() -> None:
 def test_published_lengths_are_those_whose_reserved_memory_has_the_cards_size() -> None:
     """Lengths of the Trainer follow from what was reserved on one A100, cached blocks included: each within 10 %.
 
-    A full card gives those blocks back, so that on large ones the even chance is not far below them.
+    A full card gives those blocks back, so that on large ones the even chance lies above them.  That of the 70B model is 4 %
+    below.
     """
     ran = [each for each in answers() if each.case.column == "hf" and each.case.published_tokens]
     for each in ran:
         assert each.reserved_tokens == pytest.approx(each.case.published_tokens, rel=0.1), name(each)
-    assert all(each.tokens > 0.95 * each.reserved_tokens for each in ran if each.case.vram_gb > 16)
+    for each in ran:
+        if each.case.vram_gb > 16:
+            assert each.tokens > (0.95 if "70b" in each.case.model else 1.0) * each.reserved_tokens, name(each)
 
 
 def test_the_table_has_a_row_for_each_length() -> None:

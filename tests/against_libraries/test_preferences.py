@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,16 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
     compare(scenario_of(task, kernel, tmp_path))
 
 
+# Quick ones: each model where tiles are taken, and a tied one where the stack runs every pass whole.
+QUICK = {*(("tiles", model) for model in MODELS), ("whole", "qwen2.5-1.5b")}
+GRID = [
+    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in product(("tiles", "rows", "whole"), MODELS)
+]
+
+
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kernel", ["tiles", pytest.param("rows", marks=pytest.mark.slow), "whole"])
+@pytest.mark.parametrize(("kernel", "model"), GRID)
 def test_dpo_of_models_and_methods(kernel: str, model: str, method: str, checkpointing: bool, tmp_path: Path) -> None:
     """A second model is the reference of a full fine-tune; adapters are switched off for it."""
     compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))

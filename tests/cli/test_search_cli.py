@@ -43,6 +43,12 @@ SEARCHES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``plan`` advises is another test's, and takes most of its time."""
+    monkeypatch.setattr("planner.api.job._advised", lambda subject, model: subject)
+
+
 def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str, Any]:
     """The JSON answer to a search."""
     got = main(["search", *shlex.split(flags), "--json"])
@@ -71,10 +77,8 @@ def refused(capsys: Captured, flags: str, code: int = 2) -> str:
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str) -> None:
     """Peak, what must be held, step time, verdict, chance and cost of a recipe are those of ``plan`` with its arguments."""
-    # Its advice is another test's, and takes most of its time.
-    monkeypatch.setattr("planner.api.job._advised", lambda subject, model: subject)
     recipes = shown(answer_to(capsys, SEARCHES[name]))
     assert recipes
     for recipe in recipes:
@@ -393,7 +397,7 @@ SEARCHED = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=st.lists(st.tuples(SEARCHED, AWKWARD), min_size=1, max_size=3))
 def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
     """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""

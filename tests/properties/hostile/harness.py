@@ -1,8 +1,8 @@
 """Runs ``plan`` and ``measure`` in this process and holds every answer to the same rules.
 
-The rules: an exit code that says something about the input (never 1), no traceback, at most thirty seconds and one GiB, and no
-character in the output that steers a terminal.  Seconds are those of the processor, so that a busy machine breaks no rule; what
-waits instead (for a pipe) is ended after a while.
+The rules: an exit code that says something about the input (never 1), no traceback, at most ten seconds (a search: thirty) and
+one GiB, and no character in the output that steers a terminal.  Seconds are those of the processor, so that a busy machine
+breaks no rule; what waits instead (for a pipe) is ended after a while.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The longest answer known takes thirteen: what to change about a 70B job that nothing makes fit; twice that on a busy machine.
-MAX_S = 30.0
+# The longest answer known takes five: what to change about a model of 46,000 matrices that nothing makes fit; twice that on a
+# busy machine.  A search asks for a hundred programs of such a model.
+MAX_S, SEARCH_MAX_S = 10.0, 30.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
 # Embeddings, overrides and isolates change the order in which a terminal shows the text around them.
@@ -109,18 +110,19 @@ def _broken_json(text: str) -> str:
 def _attempt(program: str, arguments: Sequence[str]) -> tuple[Answer, str]:
     """The answer, and which limit it broke."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    most_s = SEARCH_MAX_S if "search" in arguments[:1] else MAX_S
     before, start, broken, code = _peak_bytes(), time.process_time(), "", -1
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            with _in_time(), _at_most_more(MAX_BYTES):
+            with _in_time(most_s), _at_most_more(MAX_BYTES):
                 code = PROGRAMS[program](list(arguments))
         except _TooSlow:
-            broken = f"more than {MAX_S} s of work, or {_MAX_WAIT_S} s of waiting"
+            broken = f"more than {most_s} s of work, or {_MAX_WAIT_S} s of waiting"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever leaves the program is a fault of it
             broken = f"{type(error).__name__} left the program: {str(error)[:200]}"
     spent, grown = time.process_time() - start, _peak_bytes() - before
-    if not broken and (spent > MAX_S or grown > MAX_BYTES):
-        broken = f"{spent:.1f} s and {grown / 2**20:.0f} MiB more, above {MAX_S} s or {MAX_BYTES / 2**20:.0f} MiB"
+    if not broken and (spent > most_s or grown > MAX_BYTES):
+        broken = f"{spent:.1f} s and {grown / 2**20:.0f} MiB more, above {most_s} s or {MAX_BYTES / 2**20:.0f} MiB"
     return Answer(code, _text_of(out), _text_of(err)), broken
 
 
@@ -132,7 +134,7 @@ def _text_of(stream: io.TextIOWrapper) -> str:
 
 
 @contextlib.contextmanager
-def _in_time() -> Iterator[None]:
+def _in_time(most_s: float) -> Iterator[None]:
     """Ends what takes longer, even where it waits for a pipe.  Without effect where there are no such timers (Windows)."""
     if not hasattr(signal, "setitimer"):
         yield
@@ -141,7 +143,7 @@ def _in_time() -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise _TooSlow
 
-    timers = ((signal.ITIMER_PROF, signal.SIGPROF, MAX_S), (signal.ITIMER_REAL, signal.SIGALRM, _MAX_WAIT_S))
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, most_s), (signal.ITIMER_REAL, signal.SIGALRM, _MAX_WAIT_S))
     before = [signal.signal(number, stop) for _, number, _ in timers]
     for timer, _, seconds in timers:
         # Again and again: one exception may be lost in a destructor.

@@ -114,7 +114,7 @@ _FLAGS = [field.name for field in request_fields()]
 _ONE_SAMPLE = ["--model", "7b", "--method", "full", "--gpu", "4090", "--seq", "1024", "--batch", "3", "--samples", "1"]
 
 
-@examples(25)
+@examples(16)
 @example(_ONE_SAMPLE)
 @given(arguments(""))
 def test_any_flags_of_a_prediction(words: list[str]) -> None:

@@ -40,7 +40,7 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
     return suffix, draw(damaged(encoded(written(draw(mutated(config(name), keys)), suffix))))
 
 
-@examples(24)
+@examples(16)
 @given(contents(), st.sampled_from(COMMANDS), st.sampled_from([None] * 4 + list(TOOL_NAMES)))
 @example((".yaml", b"base_model: {{ model }}\n"), COMMANDS[2], None)
 @example((".yaml", b"model_name_or_path: gpt2\nfinetuning_type: lora\ndeepspeed: ~nosuchuser/a.json\n"), COMMANDS[2], None)

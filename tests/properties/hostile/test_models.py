@@ -30,7 +30,7 @@ def contents(draw: st.DrawFn) -> bytes:
     return draw(damaged(encoded(to_json(draw(mutated(seed, [key for key, _ in other]))))))
 
 
-@examples(20)
+@examples(12)
 @given(contents(), st.sampled_from(COMMANDS))
 def test_a_mutated_model_is_counted_or_refused(content: bytes, command: tuple[str, ...]) -> None:
     """Whatever a model's config says, there is an answer or a sentence."""
