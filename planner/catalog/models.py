@@ -90,7 +90,8 @@ class SizeTable(BaseModel):
 class StoredEntry(BaseModel):
     """A checkpoint whose matrices are packed: which ``model`` was quantised, and what is known of its ``config.json``.
 
-    ``dtype``: of what is not packed, where that is not the model's own.  ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9 bytes, as the Hub lists
+    them.  ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -98,6 +99,7 @@ class StoredEntry(BaseModel):
     model: NonEmpty
     dtype: Literal["float16", "bfloat16"] | None = None
     quantization_config: dict[str, Any]
+    size_gb: Annotated[float, Field(gt=0)] | None = None
     source: NonEmpty
     assumed: str = ""
 
