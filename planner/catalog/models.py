@@ -245,11 +245,10 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
     if (entry := _stored_entry(hub_id)) is None:
         return None
-    base = spec_of(model_entry(entry.model))
-    said = entry.fields()
-    spec = with_stored(in_checkpoint_dtype(base, said), said, f"data/{_STORED_FILE}: {hub_id}")
-    spec = replace(spec, id=hub_id.rpartition("/")[2].lower(), hub_id=hub_id, stored=storage_of(hub_id))
-    return ResolvedModel(spec, "catalog", _omission(spec))
+    base, said = model_entry(entry.model), entry.fields()
+    spec = with_stored(in_checkpoint_dtype(spec_of(base), said), said, f"data/{_STORED_FILE}: {hub_id}")
+    spec = replace(spec, stored=storage_of(hub_id))
+    return ResolvedModel(spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec)))
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
@@ -306,7 +305,7 @@ def _from_name(hub_id: str) -> ResolvedModel | None:
     note = f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
     if named is None:
         return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
-    spec = replace(spec, id=name.lower(), hub_id=hub_id, stored=named.stored)
+    spec = replace(spec, stored=named.stored)
     packed = f"stored as {stored_text(named.stored)}"
     return ResolvedModel(spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec)))
 
