@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from planner.anatomy.packing import group_reach_bytes
+from planner.anatomy.parameters import param_counts
 from planner.arrays import minimum
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
@@ -133,6 +135,8 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
     time, host_bytes = prediction.time, float(prediction.host.per_process_bytes)
     doubt, lengths = calibration.doubt(scenario), lengths_of(scenario)
     levels = {level: _peak_interval(prediction.memory, level, lengths, calibration, doubt) for level in _LEVELS}
+    down, up = _assumed_reach(scenario)
+    levels = {level: around and Interval(max(0.0, around.low - down), around.high + up) for level, around in levels.items()}
     step = host = None
     if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
         step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
@@ -190,7 +194,18 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
         return None
     if not memory.limit_bytes:
         return 0.0
-    need = float(memory.must_have_bytes)
-    moved = float(lifted(need)) - need
-    log_room = math.log((memory.limit_bytes + moved) / (need + moved))
-    return spread.share_below(log_room / float(need_scale(memory, calibration.doubt(scenario))))
+    scale, shares = float(need_scale(memory, calibration.doubt(scenario))), []
+    down, up = _assumed_reach(scenario)
+    for need in (float(memory.must_have_bytes) - down, float(memory.must_have_bytes) + up):
+        moved = float(lifted(need)) - need
+        shares.append(spread.share_below(math.log((memory.limit_bytes + moved) / (need + moved)) / scale))
+    return sum(shares) / len(shares)
+
+
+def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
+    """How far down and up the groups of a packed base may move its bytes where nobody said them; both ends count alike."""
+    stored = scenario.model.stored
+    if stored is None or not stored.assumes_group:
+        return 0.0, 0.0
+    counts = param_counts(scenario.model, scenario.stack.skips_experts)
+    return group_reach_bytes(scenario.recipe.numerics, counts.packed)

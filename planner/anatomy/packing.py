@@ -9,7 +9,7 @@ Ignored: code books of bitsandbytes, about 1 KiB a matrix; padding of odd sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.domain.recipe import GPTQ, Numerics
 
@@ -59,6 +59,19 @@ def constants_bytes(numerics: Numerics, matrices: Matrices) -> Iterator[float]:
         yield from (2 * scales, scales * _BITS[quantization] / 8)
         if quantization in GPTQ:
             yield 4 * matrices.inputs
+
+
+_SMALLEST_GROUP = 32
+"""Inputs of a scale in the largest of the checkpoints that people publish (https://huggingface.co/TheBloke, GPTQ)."""
+
+
+def group_reach_bytes(numerics: Numerics, matrices: Matrices) -> tuple[float, float]:
+    """How far down and up other groups move the bytes of constants: one for each column, or the smallest that is usual."""
+    now, *ends = (
+        sum(constants_bytes(replace(numerics, packing=replace(numerics.packing, group=group)), matrices))
+        for group in (numerics.packing.group, 0, _SMALLEST_GROUP)
+    )
+    return max(0.0, now - ends[0]), max(0.0, ends[1] - now)
 
 
 def stored_bytes(numerics: Numerics, matrices: Matrices) -> float:

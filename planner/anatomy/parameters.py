@@ -81,18 +81,15 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
 @lru_cache(maxsize=256)
 def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     """Counts of ``model`` under a stack that does or does not fuse experts."""
-    quantizable = rows = inputs = experts = rest = norms = tensors = 0
-    largest_quantizable = 0
+    packed, largest_packed = _packed(model, fused_experts)
+    experts = rest = norms = tensors = 0
     for block, n_blocks in model.blocks():
         for linear in block.linears:
             rest += n_blocks * linear.bias_count
             tensors += n_blocks * (1 + int(linear.bias))
             if is_quantizable(linear, fused_experts):
-                quantizable += n_blocks * linear.weight_count
-                rows += n_blocks * linear.out_features * linear.copies
-                inputs += n_blocks * linear.in_features * linear.copies
-                largest_quantizable = max(largest_quantizable, linear.in_features * linear.out_features)
-            elif linear.group == "expert":
+                continue
+            if linear.group == "expert":
                 experts += n_blocks * linear.weight_count
             else:
                 rest += n_blocks * linear.weight_count
@@ -102,36 +99,36 @@ def param_counts(model: ModelSpec, fused_experts: bool) -> ParamCounts:
     norms += _norm_params((*model.final_norms, *(model.vision.behind if model.vision else ())))
     tables = model.token_embedding.param_count + sum(table.param_count for table in model.extra_embeddings)
     tables += sum(linear.weight_count + linear.bias_count for linear in model.extra_linears)
-    head = model.head.bias_count + (0 if model.tied else model.head.weight_count)
-    if is_quantizable(model.head, fused_experts):
-        quantizable, head = quantizable + model.head.weight_count, head - model.head.weight_count
-        rows, inputs = rows + model.head.out_features, inputs + model.head.in_features
-        largest_quantizable = max(largest_quantizable, model.head.weight_count)
+    packs_head = is_quantizable(model.head, fused_experts)
+    head_weight = 0 if model.tied else model.head.weight_count
     largest_matrix = max(linear.weight_count for linear, _ in model.linears())
     return ParamCounts(
-        quantizable=quantizable,
-        quantizable_rows=rows,
-        quantizable_inputs=inputs,
-        quantizable_matrices=_packed_matrices(model, fused_experts),
+        quantizable=int(packed.elements),
+        quantizable_rows=int(packed.outputs),
+        quantizable_inputs=int(packed.inputs),
+        quantizable_matrices=int(packed.count),
         fused_experts=experts,
         block_rest=rest,
         norms=norms,
         tables=tables,
-        head=head,
-        largest_quantizable=largest_quantizable,
+        head=model.head.bias_count + head_weight - (model.head.weight_count if packs_head else 0),
+        largest_quantizable=largest_packed,
         largest=max(largest_matrix, model.token_embedding.param_count),
         tensors=tensors + 2 + len(model.final_norms),
     )
 
 
-def _packed_matrices(model: ModelSpec, fused_experts: bool) -> int:
-    layers = (
-        group.count * linear.copies
-        for group in model.groups
-        for linear in group.block.linears
-        if is_quantizable(linear, fused_experts)
+def _packed(model: ModelSpec, fused_experts: bool) -> tuple[Matrices, int]:
+    """What quantisers replace, counted together, and the elements of the largest of them."""
+    every = (*model.linears(), (model.head, 1))
+    found = [(count, linear) for linear, count in every if is_quantizable(linear, fused_experts)]
+    together = Matrices(
+        sum(count * linear.weight_count for count, linear in found),
+        sum(count * linear.out_features * linear.copies for count, linear in found),
+        sum(count * linear.in_features * linear.copies for count, linear in found),
+        sum(count * linear.copies for count, linear in found),
     )
-    return sum(layers) + int(is_quantizable(model.head, fused_experts))
+    return together, max((linear.in_features * linear.out_features for _, linear in found), default=0)
 
 
 def _norm_params(norms: tuple[NormSpec, ...]) -> int:

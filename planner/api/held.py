@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
+from planner.domain.recipe import BITSANDBYTES
 from planner.errors import NotModelledError, UsageError, show
 
 # Names of packed 4-bit and int8 storage: what it holds is no dtype of a load.
@@ -89,6 +90,8 @@ def spec_of(held: TrainerJob) -> ModelSpec | None:
     where = "model.config"
     data = table_of(held.model_config, where)
     spec = model_from_config(data, where)
+    if spec.stored is not None and spec.stored.quantization in BITSANDBYTES:
+        spec = replace(spec, stored=None)  # may be of a checkpoint that was packed while it was loaded
     name = data.get("_name_or_path") or getattr(held.model_config, "_name_or_path", "") or spec.architecture
     return replace(spec, id=str(name)[:200], source=where)
 
@@ -125,19 +128,12 @@ def defaults_of(args: Any) -> dict[str, Any]:
 
 
 def quantization_of(held: TrainerJob) -> Mapping[str, Any] | None:
-    """The table of the model's quantisation, ``None`` where it has none.
-
-    Raises:
-        NotModelledError: a kind that no formula covers.
-    """
+    """The table of what bitsandbytes made of the model, ``None`` where it made nothing; the model knows what came packed."""
     said = _of_config(held, "quantization_config")
     if said is None:
         return None
     table = table_of(said, "model.config.quantization_config")
-    kind = table.get("quant_method", "bitsandbytes")
-    if kind != "bitsandbytes":
-        raise NotModelledError(f"model.config.quantization_config: '{show(kind)}' is not modelled; bitsandbytes is")
-    return table
+    return table if table.get("quant_method", "bitsandbytes") == "bitsandbytes" else None
 
 
 def refuse_uneven(peft: Any) -> None:

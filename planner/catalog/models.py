@@ -90,7 +90,8 @@ class SizeTable(BaseModel):
 class StoredEntry(BaseModel):
     """A checkpoint whose matrices are packed: which ``model`` was quantised, and what is known of its ``config.json``.
 
-    ``dtype``: of what is not packed, where that is not the model's own.  ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9 bytes, as the Hub lists
+    them.  ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -98,6 +99,7 @@ class StoredEntry(BaseModel):
     model: NonEmpty
     dtype: Literal["float16", "bfloat16"] | None = None
     quantization_config: dict[str, Any]
+    size_gb: Annotated[float, Field(gt=0)] | None = None
     source: NonEmpty
     assumed: str = ""
 
@@ -243,11 +245,10 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
     if (entry := _stored_entry(hub_id)) is None:
         return None
-    base = spec_of(model_entry(entry.model))
-    said = entry.fields()
-    spec = with_stored(in_checkpoint_dtype(base, said), said, f"data/{_STORED_FILE}: {hub_id}")
-    spec = replace(spec, id=hub_id.rpartition("/")[2].lower(), hub_id=hub_id, stored=storage_of(hub_id))
-    return ResolvedModel(spec, "catalog", _omission(spec))
+    base, said = model_entry(entry.model), entry.fields()
+    spec = with_stored(in_checkpoint_dtype(spec_of(base), said), said, f"data/{_STORED_FILE}: {hub_id}")
+    spec = replace(spec, stored=storage_of(hub_id))
+    return ResolvedModel(spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec)))
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
@@ -304,7 +305,7 @@ def _from_name(hub_id: str) -> ResolvedModel | None:
     note = f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
     if named is None:
         return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
-    spec = replace(spec, id=name.lower(), hub_id=hub_id, stored=named.stored)
+    spec = replace(spec, stored=named.stored)
     packed = f"stored as {stored_text(named.stored)}"
     return ResolvedModel(spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec)))
 

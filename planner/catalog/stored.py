@@ -73,8 +73,8 @@ def stored_said(data: Mapping[str, Any], where: str) -> Said | None:
         return None
     reader = _READERS.get(kind)
     if reader is None:
-        why = "Transformers does not train over it" if kind in _UNTRAINABLE else "is not modelled"
-        raise NotModelledError(f"{fields.where}: '{show(kind)}' {why}: {_WAY_OUT}")
+        why = ": Transformers does not train over it" if kind in _UNTRAINABLE else " is not modelled"
+        raise NotModelledError(f"{fields.where}: '{show(kind)}'{why}; {_WAY_OUT}")
     return reader(fields)
 
 
@@ -184,6 +184,7 @@ _READERS: Mapping[str, Callable[[ConfigFields], Said]] = {
 # --- names ---------------------------------------------------------------------------------------------------------------------
 
 _END = r"(?=$|[-_.])"
+_EIGHT = re.compile(r"int8|8[-_]?bit|w8", re.IGNORECASE)
 _AWQ = re.compile(rf"[-_.]awq(?:[-_.]?(?:int4|4[-_]?bits?|w4(?:a16)?))?{_END}", re.IGNORECASE)
 _GPTQ = re.compile(rf"[-_.]gptq[-_.]?(?:int|w)?([48])(?:[-_]?bits?)?(?:a16)?{_END}", re.IGNORECASE)
 _AQLM = re.compile(rf"[-_.]aqlm(?:-pv)?-([1-4])bit-(\d)x(\d{{1,2}})(?:-hf)?{_END}", re.IGNORECASE)
@@ -206,7 +207,7 @@ def stored_by_name(name: str) -> NamedStorage | None:
     """
     if (found := _AQLM.search(name)) is not None:
         return _aqlm_by_name(name, found)
-    if (found := _AWQ.search(name)) is not None:
+    if (found := _AWQ.search(name)) is not None and not _EIGHT.search(name):
         return _by_groups(name, found, "awq-int4")
     if (found := _GPTQ.search(name)) is not None:
         return _by_groups(name, found, "gptq-int4" if found[1] == "4" else "gptq-int8")

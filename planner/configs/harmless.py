@@ -85,7 +85,8 @@ TRL_HARMLESS = _names(
 """TRL: data, templates, masks of the loss, schedules of adapters."""
 
 # axolotl 0.19.0 utils/schemas; the last lines are names of older versions.  ``eval_table_max_new_tokens`` is read by a callback
-# of evaluation alone (2023-11 utils/callbacks.py:358); ``gptq_groupsize`` and ``gptq_model_v1`` by nothing (2023-11 src).
+# of evaluation alone (2023-11 utils/callbacks.py:358); ``gptq_groupsize`` and ``gptq_model_v1`` by nothing (2023-11 src);
+# ``gptq_disable_exllama`` chooses among kernels of which only those without exllama train.
 AXOLOTL_HARMLESS = _names(
     """
     strict auto_resume_from_checkpoints mean_resizing_embeddings reinit_weights datasets
@@ -129,7 +130,8 @@ AXOLOTL_HARMLESS = _names(
     model_quantization_config_kwargs peft_layers_pattern relora_prune_ratio relora_prune_method relora_cpu_offload dion_lr
     dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
     qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj
-    eval_table_max_new_tokens gptq_groupsize gptq_model_v1 qgalore_queue_size lisa_step_interval lisa_layers_attribute
+    eval_table_max_new_tokens gptq_groupsize gptq_model_v1 gptq_disable_exllama
+    qgalore_queue_size lisa_step_interval lisa_layers_attribute
     scaling_softmax_factor scaling_softmax_bias
     """
 )

@@ -20,7 +20,7 @@ def _differs_from_stored(case: Case) -> bool:
 
 def _stored_text(case: Case) -> str:
     stored = case.model.stored
-    return f"{case.model.id} is stored as {stored_text(stored)}, not {case.numerics.quantization}" if stored is not None else ""
+    return f"it is stored as {stored_text(stored)}, not {case.numerics.quantization}" if stored is not None else ""
 
 
 def _computes_otherwise(case: Case) -> bool:

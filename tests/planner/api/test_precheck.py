@@ -160,11 +160,16 @@ def test_what_is_not_modelled_gets_no_number(args: Any, peft: Any, word: str) ->
         planner.precheck(args, model_config=LLAMA, peft_config=peft, gpu="4090", seq=64)
 
 
-def test_other_quantisations_are_not_modelled() -> None:
-    """A base that is quantised by another library gets no number."""
-    config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    with pytest.raises(planner.NotModelledError, match="gptq"):
-        planner.precheck(TrainingArguments(bf16=True), model_config=config, peft_config=Lora(), gpu="4090", seq=64)
+def test_other_quantisations_are_read_from_the_config_or_not_modelled() -> None:
+    """A base that came packed is counted as it is stored; one of another library gets no number."""
+    packed, other = (
+        LLAMA | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 32}} for method in ("gptq", "hqq")
+    )
+    args = TrainingArguments(bf16=True)
+    answer = planner.precheck(args, model_config=packed, peft_config=Lora(), gpu="4090", seq=64)
+    assert origin_of(answer)["quantization"] == "gptq-int4"
+    with pytest.raises(planner.NotModelledError, match="'hqq' is not modelled"):
+        planner.precheck(args, model_config=other, peft_config=Lora(), gpu="4090", seq=64)
 
 
 def test_the_launcher_says_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,23 @@ def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
     )
 
 
+def test_a_gptq_base_is_one_whose_name_says_its_bits_or_one_that_asks(tmp_path: Path) -> None:
+    """``gptq: true`` says the method; the catalog knows the base of Axolotl's example."""
+    known = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", "TheBloke/Llama-2-7B-GPTQ") + "gptq: true\n")
+    assert (known.request.get("quantization"), known.needs) == ("gptq-int4", {})
+    local = read(tmp_path, LORA + "gptq: true\ngptq_disable_exllama: true\n")
+    with pytest.raises(UsageError, match="gptq: the base is quantised by GPTQ: say --quantization gptq-int4 or gptq-int8"):
+        with_flags(local, from_flags({"gpu": "4090"}))
+
+
+def test_what_the_catalog_knows_of_a_checkpoint_wins(tmp_path: Path) -> None:
+    """The 405B of Axolotl's example is stored in nf4, doubly quantised, as bf16."""
+    four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true")
+    config = read(tmp_path, four.replace("Qwen/Qwen2.5-0.5B", "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16"))
+    said = tuple(config.request.get(name) for name in ("quantization", "double_quant", "quant_storage"))
+    assert said == ("nf4", True, "bf16")
+
+
 @pytest.mark.parametrize(("name", "said"), [("Qwen2.5-0.5B-GPTQ", "gptq-int4"), ("Qwen2.5-0.5B-bnb-4bit", "nf4")])
 def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: str, said: str) -> None:
     """Its name says how it is stored; a 4-bit one that the file loads in 4 bits is nothing new."""

@@ -143,7 +143,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
         (BASE.replace("qwen\n", "qwen2_vl\n"), "template: 'qwen2_vl' is for a model that sees or hears"),
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
-        (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-AWQ"), "is quantised already (AWQ)"),
+        (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
         (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
@@ -172,11 +172,21 @@ def test_a_task_beside_training_trains(tmp_path: Path) -> None:
     assert read(tmp_path, text_only).request.get("model") == "google/gemma-3-1b-it"
 
 
-def test_a_gptq_checkpoint_asks_for_its_quantisation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"), [("GPTQ-Int4", "gptq-int4"), ("GPTQ-Int8", "gptq-int8"), ("AWQ", "awq-int4"), ("AQLM-2Bit-1x16", "aqlm")]
+)
+def test_a_checkpoint_whose_name_says_it_is_read_as_it_is_stored(tmp_path: Path, name: str, said: str) -> None:
     """The checkpoint's quantisation wins over that of the file, and --model does not change it."""
-    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ-Int4") + "quantization_bit: 4\n")
+    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-Instruct-{name}") + "quantization_bit: 4\n")
+    request = with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
+    assert (request.get("quantization"), request.get("double_quant"), request.get("quant_storage")) == (said, None, None)
+
+
+def test_a_gptq_checkpoint_whose_name_says_no_bits_asks_for_them(tmp_path: Path) -> None:
+    """GPTQ has 2 to 8 bits."""
+    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ") + "quantization_bit: 4\n")
     flags = {"gpu": "4090", "model": "qwen2.5-0.5b"}
-    with pytest.raises(UsageError, match="quantised already: say --quantization gptq-int4"):
+    with pytest.raises(UsageError, match="quantised already: say --quantization gptq-int4 or gptq-int8"):
         with_flags(config, from_flags(flags))
     request = with_flags(config, from_flags(flags | {"quantization": "gptq-int4"}))
     assert (request.get("quantization"), request.get("quant_storage")) == ("gptq-int4", None)

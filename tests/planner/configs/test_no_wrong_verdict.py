@@ -350,7 +350,7 @@ def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: s
     flags = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b", "method": "lora", "seq": 512})
     with pytest.raises(UsageError, match="is quantised already: say --quantization gptq-int4"):
         with_flags(read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ"))), flags)
-    for name in ("AWQ", "GPTQ-Int8"):
+    for name in ("HQQ", "bnb-8bit"):
         with pytest.raises(NotModelledError, match="quantised already"):
             read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))
 

@@ -99,6 +99,21 @@ def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
     assert not [each for each in requests if each.startswith("-")]
 
 
+@pytest.mark.parametrize(("model", "scales"), [
+    ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", [2 * SQUARE // 128, SQUARE // 2 // 128]),
+    ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", [2 * 4_096, 2 * 65_536 * 8]),
+    ("hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16", [4 * SQUARE // 64, 4 * 4 * SQUARE // 64 // 256]),
+])  # fmt: skip
+def test_a_packed_checkpoint_arrives_packed(model: str, scales: list[int]) -> None:
+    """The first matrix, and what unpacking reads: no weight passes by whole."""
+    requests, weights = loaded(job(model, "lora"))
+    first = next(each for each in weights if each.packed)
+    packed = round(first.count / (4 if "AQLM" in model else 2))
+    place = requests.index(f"+{packed}")
+    assert requests[place : place + 3] == [f"+{packed}", *(f"+{each}" for each in scales)]
+    assert f"+{round(2 * first.count)}" not in requests
+
+
 @pytest.mark.parametrize(("method", "element_bytes"), [("lora", 2), ("qlora", 4)])
 def test_saved_modules_are_copied_in_the_dtype_of_their_originals(method: str, element_bytes: int) -> None:
     """Table and head once more, at their places among the adapters; their originals stay."""

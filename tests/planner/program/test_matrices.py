@@ -119,6 +119,72 @@ def test_a_gptq_weight_is_unpacked_by_int32_and_kept_until_backward() -> None:
     assert run.kept == Counter({("to", "ONE", WEIGHT * 2): 1})
 
 
+def test_a_gptq_weight_unpacked_by_one_kernel_is_kept_in_the_dtype_of_the_input() -> None:
+    """gptqmodel: an fp16 weight, and the copy that the product keeps; backward unpacks nothing."""
+    view = view_of("qlora", packed_kernels="gptqmodel", numerics={"quantization": "gptq-int4"})
+
+    run = Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
+
+    assert run.made("forward") == [("dequantize", "ONE", WEIGHT * 2), ("to", "ONE", WEIGHT * 2), ("mm", "TOKENS", 128 * 2)]
+    assert run.kept == Counter({("to", "ONE", WEIGHT * 2): 1})
+    assert run.made("backward") == [("mm", "TOKENS", 64 * 2)]
+
+
+def test_a_gptq_weight_of_fms_acceleration_is_unpacked_in_both_passes() -> None:
+    """Nothing is kept but what is stored; the result is fp16 whatever comes in."""
+    view = view_of("qlora", packed_kernels="triton", autocast=False, numerics={"quantization": "gptq-int4"})
+
+    run = Run(lambda torch, x: linear(torch, view, OTHER, x), "fp16")
+
+    assert run.made("forward") == [("dequantize", "ONE", WEIGHT * 2), ("mm", "TOKENS", 128 * 2)]
+    assert run.kept == Counter()
+    assert run.made("backward") == [("dequantize", "ONE", WEIGHT * 2), ("mm", "TOKENS", 64 * 2)]
+
+
+def test_an_awq_weight_is_copied_for_each_sample_in_backward() -> None:
+    """An fp32 input is kept in fp16, autocast casts both factors, and backward repeats the weight in the gradient's dtype."""
+    view = view_of("qlora", packed_kernels="gptqmodel", numerics={"quantization": "awq-int4"})
+
+    run = Run(lambda torch, x: linear(torch, view, OTHER, x), "fp32")
+
+    assert run.made("forward") == [
+        ("to", "TOKENS", 64 * 2),
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("to", "ONE", WEIGHT * 2),
+        ("to", "TOKENS", 64 * 2),
+        ("mm", "TOKENS", 128 * 2),
+        ("to", "TOKENS", 128 * 4),
+    ]
+    assert run.kept == Counter({("to", "TOKENS", 64 * 2): 1})
+    assert run.made("backward") == [
+        ("to", "TOKENS", 128 * 2),
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("to", "ONE", WEIGHT * 2),
+        ("repeat", "ROWS", WEIGHT * 2),
+        ("bmm", "TOKENS", 64 * 2),
+        ("to", "TOKENS", 64 * 2),
+        ("to", "TOKENS", 64 * 4),
+    ]
+
+
+def test_an_aqlm_weight_is_decoded_in_both_passes_and_its_result_copied() -> None:
+    """Scales are applied to the product in place, and to the gradient in another tensor."""
+    view = view_of("qlora", numerics={"quantization": "aqlm", "load_dtype": "bf16"})
+
+    run = Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
+
+    assert run.made("forward") == [
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("linear", "TOKENS", 128 * 2),
+        ("clone", "TOKENS", 128 * 2),
+    ]
+    assert run.made("backward") == [
+        ("mul", "TOKENS", 128 * 2),
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("mm", "TOKENS", 64 * 2),
+    ]
+
+
 def test_a_recomputed_layer_ends_before_its_last_product() -> None:
     """The last saved tensor is an input of that product, which is saved before the product runs."""
     view = view_of("full", base="fp32")
