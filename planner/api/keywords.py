@@ -45,6 +45,7 @@ class JobFlags(TypedDict, total=False):
     train_layers: Names
     dora: bool
     optimizer: str
+    optimizer_rank: int | str
     precision: str
     load_dtype: str
     adapter_dtype: str
@@ -95,6 +96,7 @@ class SearchFlags(TypedDict, total=False):
     train_layers: Names
     dora: bool
     optimizer: Names
+    optimizer_rank: int | str
     precision: Names
     load_dtype: Names
     adapter_dtype: Names

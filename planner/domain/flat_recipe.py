@@ -25,6 +25,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
             "checkpoint_policy",
             "attention",
             "loss",
+            "optimizer_rank",
         )
     },
     "numerics": {name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")},

@@ -34,6 +34,8 @@ Optimizer = Literal[
     "lion",
     "adam_mini",
     "muon",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
 ]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"
@@ -155,6 +157,7 @@ class Recipe:
     """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
 
     ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
+    ``optimizer_rank``: rows to which APOLLO projects gradients.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).
     """
@@ -174,6 +177,12 @@ class Recipe:
     loss: Loss
     batch: Batch
     task: Task
+    optimizer_rank: int | None = None
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether each parameter is updated as soon as its gradient is there, which then goes."""
+        return self.optimizer.endswith("_layerwise")
 
     @property
     def is_preference(self) -> bool:

@@ -339,6 +339,7 @@ _FIELDS = (
     ),
     RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
     _one_of(
         "load_dtype",

@@ -93,6 +93,7 @@ def resolve_recipe(ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: 
         loss=_resolve_loss(ledger, setting, task),
         batch=_resolve_batch(ledger, setting, task),
         task=task,
+        optimizer_rank=_resolve_optimizer_rank(ledger),
     )
 
 
@@ -246,6 +247,15 @@ def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, off
     if offload.startswith("optimizer") and default in GPU_ONLY_OPTIMIZERS:
         return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can")
     return ledger.choose("optimizer", default, setting.origin)
+
+
+def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
+    """Entered only for an optimizer that projects, or where it was said."""
+    projects = ledger.request.get("optimizer") in ("apollo_adamw", "apollo_adamw_layerwise")
+    if not projects and not ledger.said("optimizer_rank"):
+        return None
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank")
+    return rank
 
 
 def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> Attention:

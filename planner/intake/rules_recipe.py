@@ -15,6 +15,8 @@ from planner.units import format_gib
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
 _LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora")
 _BITSANDBYTES = ("int8", "nf4", "fp4")
+# Optimizers that were read for whole matrices.
+_WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
 _FOUR_BIT = ("nf4", "fp4")
 
 
@@ -50,6 +52,10 @@ def _targets_parameters(case: Case) -> bool:
 
 def _dropout(case: Case) -> float:
     return case.adapter.dropout if case.adapter else 0.0
+
+
+def _is_not_alone(case: Case) -> bool:
+    return case.hardware.world_size > 1 or bool(case.recipe.batch.grad_accum > 1) or case.model.tied
 
 
 def _adapts_head(case: Case) -> bool:
@@ -274,8 +280,22 @@ RECIPE_RULES = (
         "refuse",
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use --method full with "
         "--sharding ddp or none, or --optimizer adamw_torch",
-        lambda case: case.recipe.optimizer in ("adam_mini", "muon") and _divides_matrices(case),
+        lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
+    ),
+    Rule(
+        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5 hparams/parser.py:388-393.
+        "layerwise-alone",
+        "refuse",
+        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside grad_accum, and not "
+        "modelled where head and token table are one; leave _layerwise out",
+        lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
+    ),
+    Rule(
+        "optimizer-rank-unused",
+        "warn",
+        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        lambda case: case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo"),
     ),
     Rule(
         "double-quant-without-4bit",

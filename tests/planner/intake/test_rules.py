@@ -70,6 +70,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
     ),
+    "layerwise-alone": (
+        {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
+        {"method": "full", "optimizer": "apollo_adamw_layerwise"},
+    ),
+    "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
     "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
     "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),
