@@ -44,6 +44,7 @@ class JobFlags(TypedDict, total=False):
     modules_to_save: Names
     train_layers: Names
     dora: bool
+    relora: bool
     optimizer: str
     optimizer_rank: int | str
     precision: str
@@ -95,6 +96,7 @@ class SearchFlags(TypedDict, total=False):
     modules_to_save: Names
     train_layers: Names
     dora: bool
+    relora: bool
     optimizer: Names
     optimizer_rank: int | str
     precision: Names

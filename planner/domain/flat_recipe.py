@@ -37,6 +37,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "lora_targets": "targets",
         "modules_to_save": "modules_to_save",
         "dora": "dora",
+        "relora": "relora",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

@@ -86,6 +86,7 @@ class Adapter:
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
     the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
+    ``relora``: now and then they are merged into the base and begin again.
     """
 
     rank: Number
@@ -94,6 +95,7 @@ class Adapter:
     modules_to_save: tuple[str, ...]
     dtype: Dtype
     dora: bool
+    relora: bool = False
 
 
 @dataclass(frozen=True, slots=True)

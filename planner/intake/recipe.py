@@ -224,6 +224,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
+        relora=ledger.said("relora") and bool(ledger.choose("relora", False, "assumed")),
     )
 
 

@@ -13,7 +13,7 @@ from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", "gptq-int4"), "int8": ("int8",)}
-_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora")
+_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora", "relora")
 _BITSANDBYTES = ("int8", "nf4", "fp4")
 # Optimizers that were read for whole matrices.
 _WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
@@ -274,6 +274,13 @@ RECIPE_RULES = (
         "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --method lora or "
         "qlora, and --sharding ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
+    ),
+    Rule(
+        "relora-elsewhere",
+        "refuse",
+        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp or "
+        "none, without --dora",
+        lambda case: case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case)),
     ),
     Rule(
         "optimizer-of-whole-matrices",

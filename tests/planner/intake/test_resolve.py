@@ -53,6 +53,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     absent = runs | {
         "train_layers",
         "dora",
+        "relora",
         "optimizer_rank",
         "versions",
         "switches",

@@ -66,6 +66,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
+    "relora-elsewhere": (
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "fsdp"},
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "ddp"},
+    ),
     "optimizer-of-whole-matrices": (
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},

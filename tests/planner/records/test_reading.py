@@ -46,6 +46,7 @@ FULL = RunRecord(
     lora_targets=("c_attn", "c_proj"),
     train_layers=("last:8", "norm"),
     dora=True,
+    relora=True,
     optimizer_rank=128,
     lora_dropout=0.05,
     modules_to_save=("wte", "lm_head"),
