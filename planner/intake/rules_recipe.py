@@ -278,8 +278,8 @@ RECIPE_RULES = (
     Rule(
         "relora-elsewhere",
         "refuse",
-        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp or "
-        "none, without --dora",
+        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp "
+        "or none, without --dora",
         lambda case: case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case)),
     ),
     Rule(
