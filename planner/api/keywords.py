@@ -49,7 +49,9 @@ class JobFlags(TypedDict, total=False):
     train_layers: Names
     freeze: Names
     dora: bool
+    relora: bool
     optimizer: str
+    optimizer_rank: int | str
     precision: str
     load_dtype: str
     adapter_dtype: str
@@ -104,7 +106,9 @@ class SearchFlags(TypedDict, total=False):
     train_layers: Names
     freeze: Names
     dora: bool
+    relora: bool
     optimizer: Names
+    optimizer_rank: int | str
     precision: Names
     load_dtype: Names
     adapter_dtype: Names

@@ -74,8 +74,6 @@ _UNMODELLED = {
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
-    "relora": "ReLoRA is not modelled",
-    "relora_steps": "ReLoRA is not modelled",
     "spectrum_top_fraction": "what spectrum trains is not modelled",
     "spectrum_model_name": "what spectrum trains is not modelled",
     "unsloth_cross_entropy_loss": "Unsloth's kernels inside Axolotl are not modelled",
@@ -309,9 +307,18 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     if keys.flag("peft_use_dora"):
         reading.say("dora", True, keys.where("peft_use_dora"))
     _read_targets(keys, reading)
+    _read_relora(keys, reading)
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")
         reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
+
+
+def _read_relora(keys: Keys, reading: Reading) -> None:
+    """``relora_steps``, later ``relora``; counted as merged on the card where ``relora_cpu_offload`` has it done in host RAM."""
+    for name in ("relora", "relora_steps"):
+        if keys.get(name):
+            reading.say("relora", True, keys.where(name))
+            return
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:

@@ -61,7 +61,6 @@ _ATTENTIONS = {
 }
 _UNMODELLED = {
     "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
-    "use_apollo": "APOLLO is not modelled (it steps inside of backward); without the key AdamW is counted, which needs more",
     "use_badam": "BAdam is not modelled (it trains one layer after the other); finetuning_type: freeze trains some, and is",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
@@ -243,6 +242,27 @@ def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
+    if keys.flag("use_apollo"):
+        _read_apollo(keys, reading)
+
+
+def _read_apollo(keys: Keys, reading: Reading) -> None:
+    """APOLLO over all linear layers, by random matrices (llamafactory 0.9.5 train/trainer_utils.py _create_apollo_optimizer).
+
+    Raises:
+        NotModelledError: some layers only, projections by a decomposition, other sides or scales than modelled.
+    """
+    if keys.names("apollo_target") not in ((), ("all",)):
+        raise keys.not_modelled("apollo_target", "APOLLO over some matrices only is not modelled; all is")
+    for name, default in (("apollo_proj", "random"), ("apollo_proj_type", "std")):
+        if keys.get(name) not in (None, default):
+            raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {default} is")
+    if keys.get("optim") not in (None, "adamw_torch"):
+        raise keys.not_modelled("optim", "LLaMA-Factory makes APOLLO of adamw_torch alone")
+    suffix = "_layerwise" if keys.flag("apollo_layerwise") else ""
+    reading.say("optimizer", f"apollo_adamw{suffix}", keys.where("use_apollo"))
+    reading.take(keys, {"apollo_rank": "optimizer_rank"})
+    reading.default("optimizer_rank", 16, "llamafactory 0.9.5 hparams/finetuning_args.py: apollo_rank")
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:

@@ -25,6 +25,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
             "checkpoint_policy",
             "attention",
             "loss",
+            "optimizer_rank",
         )
     },
     "numerics": {name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")},
@@ -36,6 +37,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "lora_targets": "targets",
         "modules_to_save": "modules_to_save",
         "dora": "dora",
+        "relora": "relora",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

@@ -78,7 +78,10 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     """
     if recipe.adapter is None:
         return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
-    numerics, rank = recipe.numerics, f"{'dora ' if recipe.adapter.dora else ''}r={plain_number(recipe.adapter.rank)}"
+    numerics, rank = (
+        recipe.numerics,
+        f"{'dora ' if recipe.adapter.dora else 'relora ' if recipe.adapter.relora else ''}r={plain_number(recipe.adapter.rank)}",
+    )
     if numerics.quantization == "none":
         return f"lora {rank}"
     if numerics.quantization in ("nf4", "fp4"):

@@ -36,6 +36,8 @@ Optimizer = Literal[
     "lion",
     "adam_mini",
     "muon",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
 ]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"
@@ -97,6 +99,7 @@ class Adapter:
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
     the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
+    ``relora``: now and then they are merged into the base and begin again.
     """
 
     rank: Number
@@ -105,6 +108,7 @@ class Adapter:
     modules_to_save: tuple[str, ...]
     dtype: Dtype
     dora: bool
+    relora: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
     ``frozen``: parts of a vision-language model that are not trained, and get no adapters.
+    ``optimizer_rank``: rows to which APOLLO projects gradients.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
     """
@@ -226,6 +231,12 @@ class Recipe:
     task: Task
     caches_reference: bool = False
     frozen: tuple[FrozenPart, ...] = ()
+    optimizer_rank: int | None = None
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether each parameter is updated as soon as its gradient is there, which then goes."""
+        return self.optimizer.endswith("_layerwise")
 
     @property
     def is_preference(self) -> bool:

@@ -112,6 +112,8 @@ class RunRecord:
     task: Task | None = None
     train_layers: tuple[str, ...] = ()
     dora: bool | None = None
+    relora: bool | None = None
+    optimizer_rank: int | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

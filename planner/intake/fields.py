@@ -352,7 +352,9 @@ _FIELDS = (
         "language_model",
     ),
     RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
+    RequestField("relora", "flag", "Merge the adapters into the base now and then and begin again (ReLoRA)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
     _one_of(
         "load_dtype",

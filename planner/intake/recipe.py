@@ -104,6 +104,7 @@ def resolve_recipe(
         task=task,
         caches_reference=stack.caches_reference and task == "dpo",
         frozen=resolve_frozen(ledger, model),
+        optimizer_rank=_resolve_optimizer_rank(ledger),
     )
 
 
@@ -259,6 +260,7 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
+        relora=ledger.said("relora") and bool(ledger.choose("relora", False, "assumed")),
     )
 
 
@@ -282,6 +284,15 @@ def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, off
     if offload.startswith("optimizer") and default in GPU_ONLY_OPTIMIZERS:
         return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can")
     return ledger.choose("optimizer", default, setting.origin)
+
+
+def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
+    """Entered only for an optimizer that projects, or where it was said."""
+    projects = ledger.request.get("optimizer") in ("apollo_adamw", "apollo_adamw_layerwise")
+    if not projects and not ledger.said("optimizer_rank"):
+        return None
+    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank")
+    return rank
 
 
 def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> Attention:

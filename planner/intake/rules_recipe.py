@@ -13,7 +13,9 @@ from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
-_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora")
+_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora", "relora")
+# Optimizers that were read for whole matrices.
+_WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
 _FOUR_BIT = ("nf4", "fp4")
 
 
@@ -49,6 +51,10 @@ def _targets_parameters(case: Case) -> bool:
 
 def _dropout(case: Case) -> float:
     return case.adapter.dropout if case.adapter else 0.0
+
+
+def _is_not_alone(case: Case) -> bool:
+    return case.hardware.world_size > 1 or bool(case.recipe.batch.grad_accum > 1) or case.model.tied
 
 
 def _adapts_head(case: Case) -> bool:
@@ -275,12 +281,33 @@ RECIPE_RULES = (
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(
+        "relora-elsewhere",
+        "refuse",
+        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp "
+        "or none, without --dora",
+        lambda case: case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case)),
+    ),
+    Rule(
         "optimizer-of-whole-matrices",
         "refuse",
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use --method full with "
         "--sharding ddp or none, or --optimizer adamw_torch",
-        lambda case: case.recipe.optimizer in ("adam_mini", "muon") and _divides_matrices(case),
+        lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
+    ),
+    Rule(
+        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5 hparams/parser.py:388-393.
+        "layerwise-alone",
+        "refuse",
+        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside grad_accum, and not "
+        "modelled where head and token table are one; leave _layerwise out",
+        lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
+    ),
+    Rule(
+        "optimizer-rank-unused",
+        "warn",
+        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        lambda case: case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo"),
     ),
     Rule(
         "double-quant-without-4bit",

@@ -13,6 +13,7 @@ from functools import partial
 from planner.domain.recipe import Optimizer
 from planner.program.job import Job
 from planner.program.parameters import Weight
+from planner.program.projected import APOLLO, apollo
 from planner.program.states import BLOCK, is_in_blocks, states_of, sums_of
 from planner.program.step_kernels import Make, States, adam_mini, muon
 from planner.program.stream import Stream
@@ -26,21 +27,22 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     ``foreach`` updates a group together; others one parameter after the other, whose states they make just before.
     """
     states: list[int] = []
+
+    def made(weight: Weight) -> None:
+        if first:
+            states.extend(make_states(stream, job, weight))
+
+    if job.recipe.optimizer_rank and job.recipe.optimizer in APOLLO:
+        apollo(partial(_temporary, stream), made, trained, job.recipe.optimizer_rank, first=first)
+        return states
     if job.recipe.optimizer in ONE_BY_ONE:
-
-        def made(weight: Weight) -> None:
-            if first:
-                states.extend(make_states(stream, job, weight))
-
         ONE_BY_ONE[job.recipe.optimizer](partial(_temporary, stream), made, trained)
         return states
+    by_group = {"adafactor": _adafactor, "adamw_torch_8bit": _torchao, "adamw_torch_4bit": _torchao}.get(job.recipe.optimizer)
     for decays in (True, False):
         group = [each for each in trained if each.decays == decays]
-        if job.recipe.optimizer == "adafactor":
-            states += _adafactor(stream, job, group, first=first)
-            continue
-        if job.recipe.optimizer in ("adamw_torch_8bit", "adamw_torch_4bit"):
-            states += _torchao(stream, job, group, first=first)
+        if by_group is not None:
+            states += by_group(stream, job, group, first=first)
             continue
         if first:
             for each in group:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from planner.domain.term import Phase
 from planner.program.job import Job
 from planner.program.load import load
+from planner.program.merge import merge_adapters
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, Trained, instances
@@ -74,6 +75,7 @@ class Runtime:
         self._bound: list[Instance] = []
         # When the model returns again, the loop lets go of these.
         self._returned: list[int] = []
+        self._steps = 0
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -173,6 +175,10 @@ class Runtime:
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
         for each in trained:
             self.stream.free(each.gradient_slot)
+        self._steps += 1
+        adapter = self.job.recipe.adapter
+        if adapter is not None and adapter.relora and self._steps > 1:
+            merge_adapters(self.stream, self.job, adapter)
 
 
 def _trained(made: list[Instance]) -> Iterable[Trained]:

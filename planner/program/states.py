@@ -16,6 +16,7 @@ from math import prod
 from planner.arrays import largest
 from planner.program.job import Job
 from planner.program.parameters import Weight
+from planner.program.projected import APOLLO, is_projected, projection_elements
 from planner.program.step_kernels import is_orthogonalized
 from planner.program.tensors import ELEMENT_BYTES, Unit
 
@@ -41,10 +42,10 @@ def states_of(job: Job, weight: Weight) -> Iterator[State]:
     """The states of one parameter, in the order in which they are made."""
     optimizer, unit, count = job.recipe.optimizer, weight.unit, weight.count
     paged = optimizer in _PAGED and n_elements(job, weight) >= _MIN_PAGED_ELEMENTS
-    if optimizer in ("adamw_torch", "adamw_torch_fused"):
+    if optimizer in _TORCHAO_BYTES or optimizer in APOLLO:
+        yield from (_projected if optimizer in APOLLO else _torchao)(job, weight)
+    elif optimizer in ("adamw_torch", "adamw_torch_fused"):
         yield from (State(unit, weight.unit_bytes) for _ in range(2))
-    elif optimizer in _TORCHAO_BYTES:
-        yield from _torchao(job, weight)
     elif optimizer == "adam_mini":
         yield State(unit, weight.unit_bytes)
         if len(weight.shape) > 1:
@@ -71,6 +72,16 @@ def _torchao(job: Job, weight: Weight) -> Iterator[State]:
             yield State(weight.unit, 4 * weight.count / BLOCK)
         else:
             yield State(weight.unit, weight.unit_bytes)
+
+
+def _projected(job: Job, weight: Weight) -> Iterator[State]:
+    """The random matrix and two moments of the projected gradient; two moments of what is not projected."""
+    rank = job.recipe.optimizer_rank
+    if rank is None or not is_projected(weight):
+        yield from (State(weight.unit, weight.unit_bytes) for _ in range(2))
+        return
+    matrix, low = projection_elements(weight, rank)
+    yield from (State(Unit.ONE, count * ELEMENT_BYTES[weight.dtype]) for count in (matrix, low, low))
 
 
 def is_in_blocks(job: Job, weight: Weight) -> bool:

@@ -285,6 +285,7 @@ def dequantization_seconds(job: Job) -> Number:
 # mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon: momentum 5, nesterov 3, decay 2, add 3, beside its
 # products.  torchao in two kernels: read p g m v, write both moments; read them and p g m v, write p m v, in 4 bits with
 # the codes as int64.  rmsprop: scale 2, addcmul 4, root 2, add 2, addcdiv 4.
+# apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which are most.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -299,6 +300,8 @@ _UPDATE_BYTES = {
     "lion": 20,
     "adam_mini": 68,
     "muon": 52,
+    "apollo_adamw": 44,
+    "apollo_adamw_layerwise": 44,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
@@ -313,6 +316,8 @@ _UPDATE_OPERATORS = {
     "paged_adamw_8bit": 6,
     "adam_mini": 14,
     "muon": 45,
+    "apollo_adamw": 25,
+    "apollo_adamw_layerwise": 25,
 }
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
 _ENGINE_COPY_BYTES = 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.program.engines.ddp import Ddp
 from planner.program.engines.fsdp1 import Fsdp1
 from planner.program.engines.fsdp2 import Fsdp2
+from planner.program.engines.layerwise import Layerwise
 from planner.program.engines.zero3 import Zero3
 from planner.program.engines.zero12 import Zero12
 from planner.program.job import Job
@@ -13,6 +14,8 @@ from planner.program.runtime import Runtime
 
 def runtime_of(job: Job) -> type[Runtime]:
     """The runtime of a job's sharding."""
+    if job.recipe.steps_in_backward:
+        return Layerwise
     sharding = job.recipe.sharding
     if sharding.engine == "deepspeed":
         return Zero3 if sharding.is_zero3 else Zero12

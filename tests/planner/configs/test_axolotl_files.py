@@ -153,7 +153,6 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
         ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: beside adapters"),
         ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
-        ("relora_steps: 150\n", "relora_steps: ReLoRA"),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
         ("flash_attn_cross_entropy: true\n", "flash_attn_cross_entropy: flash-attn's loss"),
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
@@ -188,6 +187,11 @@ def test_kernels_of_old_flash_attention_are_counted_as_those_of_liger(tmp_path: 
     )
     switches = read(tmp_path, text + "gradient_checkpointing: true\n").request.get("switches")
     assert {"fused_norm=true", "fused_mlp=true"} <= set(switches)
+
+
+def test_relora_is_an_adapter_that_is_merged(tmp_path: Path) -> None:
+    """Its steps between are those of LoRA."""
+    assert read(tmp_path, BASE + "adapter: lora\nlora_r: 8\nrelora_steps: 150\n").request.get("relora")
 
 
 def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
         (BASE + "infer_backend: vllm\n", "infer_backend: this file does not train"),
         (BASE + "use_galore: true\n", "use_galore: GaLore"),
         (BASE + "use_badam: true\n", "use_badam: BAdam"),
-        (BASE + "use_apollo: true\n", "use_apollo: APOLLO"),
+        (BASE + "use_apollo: true\napollo_target: self_attn\n", "apollo_target: APOLLO over some"),
+        (BASE + "use_apollo: true\napollo_proj: svd\n", "apollo_proj: 'svd'"),
         (BASE + "lora_layers: 8\n", "lora_layers: unknown key"),
     ],
 )

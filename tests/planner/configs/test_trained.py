@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.configs.sharding import Beside
-from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
@@ -104,6 +104,18 @@ def test_llama_factorys_own_optimizers(name: str, tmp_path: Path) -> None:
     """They take the place of what ``optim`` says."""
     text = FACTORY.replace("freeze", "full") + f"use_{name}: true\noptim: adamw_torch\n"
     assert recipe_of(tmp_path, text).recipe.optimizer == name
+
+
+def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
+    """The rank of the file, or LLaMA-Factory's; several GPUs it refuses itself."""
+    text = FACTORY.replace("freeze", "full").replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.1-8B") + "use_apollo: true\n"
+    recipe = recipe_of(tmp_path, text + "apollo_layerwise: true\napollo_rank: 128\n").recipe
+    assert (recipe.optimizer, recipe.optimizer_rank) == ("apollo_adamw_layerwise", 128)
+    assert recipe_of(tmp_path, text).recipe.optimizer_rank == 16
+    path = tmp_path / "train.yaml"
+    path.write_text(text + "apollo_layerwise: true\n", encoding="utf-8")
+    with pytest.raises(RefusedCombinationError, match="layerwise-alone"):
+        resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:8"})))
 
 
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:

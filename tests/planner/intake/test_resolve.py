@@ -58,6 +58,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "image_size",
         "freeze",
         "dora",
+        "relora",
+        "optimizer_rank",
         "versions",
         "switches",
         "link",

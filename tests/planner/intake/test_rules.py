@@ -71,10 +71,19 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
+    "relora-elsewhere": (
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "fsdp"},
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "ddp"},
+    ),
     "optimizer-of-whole-matrices": (
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
     ),
+    "layerwise-alone": (
+        {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
+        {"method": "full", "optimizer": "apollo_adamw_layerwise"},
+    ),
+    "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
     "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
     "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),

@@ -1,0 +1,60 @@
+"""An optimizer that steps inside of the backward pass: each parameter as soon as its gradient is there, which then goes.
+
+Source: llamafactory 0.9.5 train/trainer_utils.py (``register_post_accumulate_grad_hook``, an optimizer for each parameter);
+transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
+"""
+
+from __future__ import annotations
+
+from planner.program.job import Job
+from planner.program.optimizer import optimizer_step
+from planner.program.parameters import Kind, Weight
+from planner.program.runtime import Runtime
+from planner.program.stream import Instance, Stream, Trained
+from planner.program.template import BACKWARD
+from planner.program.tensors import MARK, Mark, Unit
+
+
+class Layerwise(Runtime):
+    """One process whose gradients do not outlive their parameter's step."""
+
+    def __init__(self, stream: Stream, job: Job) -> None:
+        super().__init__(stream, job)
+        self._named: dict[tuple[str, str], list[Weight]] = {}
+        self._stepped: set[tuple[str, int]] = set()
+
+    def load(self) -> None:
+        """Weights, which the marks of the backward pass know by part and module."""
+        super().load()
+        for each in self.weights:
+            part, _, name = each.name.rpartition(" ")
+            self._named.setdefault((part, name), []).append(each)
+
+    def backward(self, part: Instance) -> None:
+        """The backward pass of one part; at each gradient the step of its parameter."""
+        marks = part.template.marks
+        for event in part.marked_events(BACKWARD):
+            if event < MARK:
+                self.stream.events.append(event)
+            elif marks[event - MARK].moment == "gradient":
+                self._step(part, marks[event - MARK])
+
+    def _step(self, part: Instance, mark: Mark) -> None:
+        parameter = part.template.parameters[mark.number]
+        slot = None if mark.slot is None else part.slot(mark.slot)
+        assert slot is not None
+        module = part.template.modules[parameter.module][-1:]
+        named = self._named.get((part.name, module[0]), []) if module else []
+        weight = next((each for each in named if each.unit is parameter.unit and each.count == parameter.count), None)
+        if weight is None:
+            kind: Kind = "table" if part.name in ("embeddings", "head") else "norm"
+            weight = Weight(part.name, kind, ((Unit.ONE, parameter.count),), parameter.dtype, trained=True, outside=True)
+        key = (part.name, mark.number)
+        self.states += optimizer_step(self.stream, self.job, [weight], first=key not in self._stepped)
+        self._stepped.add(key)
+        self.stream.free(slot)
+
+    def optimizer_step(self, trained: list[Trained]) -> None:
+        """Everything is done: the Trainer's optimizer is a dummy."""
+        del trained
+        self.stream.enter("optimizer_step")

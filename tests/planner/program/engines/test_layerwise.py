@@ -1,0 +1,37 @@
+"""An optimizer that steps inside of the backward pass."""
+
+from __future__ import annotations
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import Job, job_of
+from planner.program.sizes import unit_values
+from planner.program.step import step_of
+
+
+def job(optimizer: str) -> Job:
+    """A full fine-tune in bf16."""
+    flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm", "seq": 512, "precision": "bf16", "load_dtype": "bf16"}
+    return job_of(resolve(from_flags({**flags, "optimizer": optimizer})), Coefficients())
+
+
+def left_after(subject: Job, phase: str) -> float:
+    """Bytes of gradients and states that are there when a phase ends, over those of the weights."""
+    stream = step_of(subject)
+    sizes = stream.sizes(unit_values(subject))
+    starts = [start for start, _ in stream.phases] + [len(stream.events)]
+    end = next(after for (_, name), after in zip(stream.phases, starts[1:], strict=True) if name == phase)
+    terms = ("gradients", "optimizer_states")
+    return sum(
+        sizes[event] if event >= 0 else -sizes[~event]
+        for event in stream.events[:end]
+        if stream.terms[event if event >= 0 else ~event] in terms
+    )
+
+
+def test_gradients_go_as_soon_as_their_parameter_is_stepped() -> None:
+    """After backward the same states are there as after a step that waits for all gradients, and no gradient."""
+    states = left_after(job("apollo_adamw"), "optimizer_step")
+    assert left_after(job("apollo_adamw_layerwise"), "backward") == states
+    assert left_after(job("apollo_adamw"), "backward") > 15e9
