@@ -14,8 +14,8 @@ from planner.program.attention import attention
 from planner.program.autograd import record
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.feed_forward import feed_forward
-from planner.program.gated_delta import gated_delta
 from planner.program.matrices import dropout
+from planner.program.mixers import mixer
 from planner.program.norms import norm
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
@@ -28,8 +28,8 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return _parallel(torch, view, x)
     first, second, *others = _norms_of(view)
     before, behind = ([], [first, second]) if view.block.reads_stream else ([first, second], others)
-    mixer = attention if view.block.mixer is None else gated_delta
-    for number, part in enumerate((mixer, feed_forward)):
+    first_part = attention if view.block.mixer is None else mixer
+    for number, part in enumerate((first_part, feed_forward)):
         residual = x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)

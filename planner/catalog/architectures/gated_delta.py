@@ -21,7 +21,8 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
-from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, GatedDeltaSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.mixers import GatedDeltaSpec
+from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
