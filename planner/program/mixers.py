@@ -32,11 +32,22 @@ def _short_conv(torch: Operators, view: LayerView, spec: ShortConvSpec, x: Tenso
     with torch.inside("conv"):
         if view.masked:
             x = torch.same(x, "mul")
-        before, behind, values = split(torch, linear(torch, view, view.linears("attn_in")[0], x), (spec.width,) * 3)
+        joined = _by_features(torch, view, linear(torch, view, view.linears("attn_in")[0], x))
+        before, behind, values = split(torch, joined, (spec.width,) * 3)
         x = torch.mul(before, values)
         x = _convolved(torch, view, x, spec.kernel, "conv", bias=spec.bias)
         out = torch.mul(behind, x)
         return linear(torch, view, view.linears("attn_out")[0], out)
+
+
+def _by_features(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``x.transpose(1, 2)``, in whose order gradients of its parts are joined: of several samples these are no rows.
+
+    The product copies them; with an adapter it is the adapter's that does, one operator later.
+    """
+    if view.single:
+        return x
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
 
 
 def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Tensor) -> Tensor:

@@ -67,8 +67,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"]},
 }
 # Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the branches under
-# QLoRA: the program casts the first layer's input once more for each adapter.
-LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager"), ("exaone4", "qlora")}
+# QLoRA: the program casts the first layer's input once more for each adapter.  LFM2 with adapters: a gradient is copied one
+# operator earlier.
+LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager"), ("exaone4", "qlora"), ("lfm2", "lora"), ("lfm2", "qlora")}
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "gradient_checkpointing": False, "attention": "sdpa"},
     "eager": {"method": "full", "gradient_checkpointing": True, "attention": "eager"},
