@@ -64,7 +64,8 @@ class Macs:
         """The work of ``layers`` that are alike but for their passes, if this is one that has all of them.
 
         What a matrix of a trained layer reads needs a gradient, for it is behind a trained norm.
-        Ignored: models without a norm before the first matrix of a layer.
+        Ignored: models without a norm before the first matrix of a layer; that attention has no weight gradient where only the
+        feed-forward part is trained.
         """
         return Macs(
             self.forward * len(layers),

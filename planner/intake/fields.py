@@ -331,7 +331,7 @@ _FIELDS = (
     RequestField(
         "train_layers",
         "names",
-        "What a full fine-tune trains where not all, separated by ';': last:8, first:8, spread:8, 16-31, 5, embed, norm, head",
+        "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, 4-7:mlp, embed, norm, head",
     ),
     RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),

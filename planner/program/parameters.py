@@ -6,7 +6,7 @@ Ignored: norms stand behind the matrices of their layer here; buffers (rotary fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -86,16 +86,21 @@ def model_weights(job: Job) -> list[Weight]:
     for each in last:
         each.outside = True
     made += last
+    halves = {linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"}
     for each in made:
-        each.trained = _is_trained(parts, each)
+        each.trained = _is_trained(parts, each, halves)
         each.dtype = "fp32" if each.trained and job.stack.trainable_fp32 else job.recipe.numerics.load_dtype
     return made
 
 
-def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
-    """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
+def _is_trained(parts: TrainedParts, weight: Weight, halves: Collection[str]) -> bool:
+    """Whether a weight of the base model is trained, by the part of the model that it belongs to.
+
+    ``halves``: names of the matrices of feed-forward parts.
+    """
     if not weight.outside:
-        return int(weight.name.split()[1]) in parts.layers
+        _, number, name, *_ = weight.name.split()
+        return int(number) in parts.layers and (int(number) not in parts.mlp_only or name in halves)
     end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
     return end in parts.ends
 
