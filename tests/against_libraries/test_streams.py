@@ -64,7 +64,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "ernie4_5": {"head_dim": 64},
     "qwen3_5_text": _DELTA,
-    "lfm2": {"layer_types": ["conv", "conv", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
 }
 # Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the branches under
 # QLoRA: the program casts the first layer's input once more for each adapter.  LFM2 with adapters: a gradient is copied one

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms
-from planner.catalog.architectures.parts import rms, separate_qkv
+from planner.catalog.architectures.parts import layers_in_order, rms, separate_qkv
 from planner.domain.mixers import ShortConvSpec
 from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
@@ -39,8 +39,8 @@ def read_lfm2(fields: ConfigFields) -> ModelSpec:
     conv = replace(full, attention=NO_ATTENTION, mixer=mixer, linears=(inner, outer, *mlp), norms=(rms(hidden, copies=2),))
     conv = replace(conv, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
-    spec = decoder(fields, [full if kind == _FULL else conv for kind in _layer_types(fields)])
-    return replace(spec, tied=tied)
+    blocks = [full if kind == _FULL else conv for kind in _layer_types(fields)]
+    return replace(decoder(fields, blocks), groups=layers_in_order(blocks), tied=tied)
 
 
 def _width(fields: ConfigFields) -> int:
