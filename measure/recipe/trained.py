@@ -12,7 +12,7 @@ from torch import nn
 from measure.recipe.modules import find_layer_list
 from planner.domain.scenario import Scenario
 from planner.domain.stack import ENTERS, FrozenLayers
-from planner.intake.trained import End, trained_parts
+from planner.intake.trained import End, TrainedParts, trained_parts
 
 
 def freeze(model: Any, scenario: Scenario) -> Any:
@@ -28,7 +28,7 @@ def freeze(model: Any, scenario: Scenario) -> Any:
     parts, ends = trained_parts(recipe.train_layers, spec.n_layers, tied=spec.tied), _ends(model)
     for name, tensor in model.named_parameters():
         number = name.removeprefix(f"{layer_list}.").partition(".")[0] if name.startswith(f"{layer_list}.") else ""
-        tensor.requires_grad_(int(number) in parts.layers if number else ends.get(id(tensor), "norm") in parts.ends)
+        tensor.requires_grad_(_in_layer(parts, int(number), name) if number else ends.get(id(tensor), "norm") in parts.ends)
         if widens and tensor.requires_grad:
             tensor.data = tensor.data.to(torch.float32)
     return model
@@ -40,6 +40,12 @@ def _widen_ends(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module is head or isinstance(module, nn.Embedding | nn.LayerNorm) or "norm" in name.rpartition(".")[2]:
             module.to(torch.float32)
+
+
+def _in_layer(parts: TrainedParts, number: int, name: str) -> bool:
+    """Whether a parameter of a layer is trained; modules of feed-forward parts are called so, or ``block_sparse_moe``."""
+    is_half = ".mlp." in name or ".block_sparse_moe." in name or ".feed_forward." in name
+    return number in parts.layers and (number not in parts.mlp_only or is_half)
 
 
 def _ends(model: nn.Module) -> dict[int, End]:

@@ -47,11 +47,14 @@ def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
     Source: the shapes of the model.
     """
     blocks = [group.block for group in model.groups for _ in range(group.count)]
-    chosen = [blocks[number] for number in parts.layers]
+    chosen = [blocks[number] for number in parts.layers - parts.mlp_only]
+    halves = [[linear for linear in blocks[number].linears if linear.group != "attention"] for number in parts.mlp_only]
     params = sum(block.param_count for block in chosen)
     tensors = sum(
         sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms) for block in chosen
     )
+    params += sum(linear.weight_count + linear.bias_count for linears in halves for linear in linears)
+    tensors += sum(1 + int(linear.bias) for linears in halves for linear in linears)
     if "norm" in parts.ends:
         params += sum(norm.param_count for norm in model.final_norms)
         tensors += len(model.final_norms)
@@ -89,12 +92,14 @@ def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
 class LayerPasses:
     """Which passes one layer has beside the forward pass.
 
-    ``trained``: gradients of its weights; ``differentiated``: the gradient of its input; ``rebuilt``: forward once more.
+    ``trained``: gradients of its weights (``mlp_only``: of the matrices of its feed-forward part); ``differentiated``: the
+    gradient of its input; ``rebuilt``: forward once more.
     """
 
     trained: bool
     differentiated: bool
     rebuilt: bool
+    mlp_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ class ModelPasses:
     @property
     def parts(self) -> TrainedParts:
         """What is trained."""
-        return TrainedParts(frozenset(number for number, each in enumerate(self.layers) if each.trained), self.ends)
+        layers = frozenset(number for number, each in enumerate(self.layers) if each.trained)
+        return TrainedParts(layers, self.ends, frozenset(number for number in layers if self.layers[number].mlp_only))
 
     @property
     def backward_share(self) -> float:
@@ -179,6 +185,6 @@ def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPas
         again = is_checkpointed(recipe, stack, number, trained=trained)
         # The input of a layer that is checkpointed by itself requires a gradient.
         reached = reached or (again and trained and stack.frozen_layers in ENTERS)
-        made.append(LayerPasses(trained, reached, again and (reached or trained)))
+        made.append(LayerPasses(trained, reached, again and (reached or trained), number in parts.mlp_only))
         reached = reached or trained
     return ModelPasses(tuple(made), parts.ends)

@@ -14,7 +14,7 @@ from typing import Literal
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.trained import LayerPasses, ModelPasses
 from planner.arrays import minimum, where
-from planner.domain.model import DELTA_CHUNK_TOKENS, BlockSpec, LinearSpec, ModelSpec
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
 from planner.domain.recipe import Number, Recipe
 
 FLOP_PER_MAC = 2
@@ -64,7 +64,8 @@ class Macs:
         """The work of ``layers`` that are alike but for their passes, if this is one that has all of them.
 
         What a matrix of a trained layer reads needs a gradient, for it is behind a trained norm.
-        Ignored: models without a norm before the first matrix of a layer.
+        Ignored: models without a norm before the first matrix of a layer; that attention has no weight gradient where only the
+        feed-forward part is trained.
         """
         return Macs(
             self.forward * len(layers),
@@ -195,15 +196,13 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
 
 
 def _mixer_work(block: BlockSpec, key: WorkKey) -> Macs:
-    """What a layer of the gated delta rule multiplies beside its matrices: products within chunks, and with the state.
+    """What a layer without attention multiplies beside its matrices.
 
-    Backward computes the chunks again and makes two products for each.  Source: planner/program/gated_delta.py names the code.
+    Backward computes the forward pass again and makes two products for each.  Source: planner/program/mixers.py names the code.
     """
-    spec = block.mixer
-    if spec is None:
+    if block.mixer is None:
         return Macs()
-    within = DELTA_CHUNK_TOKENS * (3 * spec.key_dim + 2 * spec.value_dim)
-    macs = spec.value_heads * (within + 3 * spec.key_dim * spec.value_dim)
+    macs = block.mixer.macs_per_token
     return Macs(macs, 3 * macs, 0, macs if key.checkpointing else 0)
 
 

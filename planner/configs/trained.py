@@ -15,8 +15,12 @@ _ENDS = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head"}
 # llamafactory 0.9.5 hparams/finetuning_args.py: freeze_trainable_layers.
 _DEFAULT_LAYERS = 2
 _OF_END = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
-_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj")
-_OF_LAYER = (*_MATRICES, "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
+_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_AROUND = (*_MATRICES, "input_layernorm", "post_attention_layernorm")
+_OF_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+# Names of Mixtral's modules before Transformers 5; experts have numbers.
+_EXPERTS = tuple(f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3"))
+_OF_MIXTURE = ("block_sparse_moe.gate", *_EXPERTS)
 # Patterns such as 2[0-9]+ also mean layers 200 to 299, which no model has.
 _MOST_LAYERS = 128
 
@@ -79,24 +83,45 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
     if keys.has("adapter"):
         raise keys.not_modelled("unfrozen_parameters", "beside adapters, which it freezes as well, this is not modelled")
     patterns = [_compiled(keys, text) for text in written]
-    names = (*_OF_END, *(f"model.layers.{number}.{name}.weight" for number in range(_MOST_LAYERS) for name in _OF_LAYER))
+    halves = _OF_MIXTURE if any("block_sparse_moe" in text for text in written) else _OF_MLP
+    names = (*_OF_END, *(_in_layer(number, name) for number in range(_MOST_LAYERS) for name in (*_AROUND, *halves)))
     for pattern, text in zip(patterns, written, strict=True):
         if not _matches([pattern], *names):
             raise keys.not_modelled(
-                "unfrozen_parameters", f"'{show(text)}' is no parameter of a dense model like Llama, which are read"
+                "unfrozen_parameters", f"'{show(text)}' is no parameter of a model like Llama or Mixtral, which are read"
             )
     ends = [end for name, end in _OF_END.items() if _matches(patterns, name)]
-    numbers = []
-    for number in range(_MOST_LAYERS):
-        found = [_matches(patterns, f"model.layers.{number}.{name}.weight") for name in _OF_LAYER]
-        if any(found) and not all(found):
-            raise keys.not_modelled(
-                "unfrozen_parameters", "training some modules of a layer only is not modelled; whole layers are"
-            )
-        numbers += [number] * found[0]
-    reading.say("train_layers", (*_ranges(numbers), *ends), keys.where("unfrozen_parameters"))
+    whole, by_halves = _layers(keys, patterns, halves)
+    layers = (*_ranges(whole), *(f"{each}:mlp" for each in _ranges(by_halves)))
+    reading.say("train_layers", (*layers, *ends), keys.where("unfrozen_parameters"))
     if any(name in text for text in written for name in ("lm_head", "embed_tokens")):
         reading.switch("frozen_layers", "differentiated", keys.where("unfrozen_parameters"))
+
+
+def _in_layer(number: int, name: str) -> str:
+    return f"model.layers.{number}.{name}.weight"
+
+
+def _layers(keys: Keys, patterns: Sequence[re.Pattern[str]], halves: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Layers that are trained whole, and those of which only the feed-forward part is: the modules ``halves``.
+
+    Raises:
+        NotModelledError: other modules of a layer only.
+    """
+    whole, parts = list[int](), list[int]()
+    for number in range(_MOST_LAYERS):
+        outer = [_matches(patterns, _in_layer(number, name)) for name in _AROUND]
+        inner = [_matches(patterns, _in_layer(number, name)) for name in halves]
+        if all(outer + inner):
+            whole.append(number)
+        elif all(inner) and not any(outer):
+            parts.append(number)
+        elif any(outer + inner):
+            raise keys.not_modelled(
+                "unfrozen_parameters",
+                "training some modules of a layer only is not modelled; whole layers and whole feed-forward parts are",
+            )
+    return whole, parts
 
 
 def _compiled(keys: Keys, text: str) -> re.Pattern[str]:

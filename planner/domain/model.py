@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.domain.mixers import MixerSpec
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
 
@@ -198,42 +199,6 @@ NO_ATTENTION = AttentionSpec(0, 0, 0, 0, position="none")
 """The attention of a layer that has none."""
 
 
-DELTA_CHUNK_TOKENS = 64
-"""Positions that the gated delta rule takes together."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatedDeltaSpec:
-    """A layer that keeps a state for each head in place of keys and values, updated by the gated delta rule.
-
-    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A convolution of
-    ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and gate are one product, whose parts
-    are joined again for the convolution (Qwen3-Next).
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    fused_inputs: bool = False
-
-    @property
-    def k_width(self) -> int:
-        """Features of all keys, and of all queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def v_width(self) -> int:
-        """Features of all values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def conv_width(self) -> int:
-        """Features that the convolution runs over."""
-        return 2 * self.k_width + self.v_width
-
-
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
     """Shape of one feed-forward layer; with ``n_experts`` > 0 a mixture of experts.
@@ -298,7 +263,7 @@ class BlockSpec:
     norms_sums: bool = False
     branch_sum: BranchSum = "branches"
     scales_branches: bool = False
-    mixer: GatedDeltaSpec | None = None
+    mixer: MixerSpec | None = None
 
     @property
     def param_count(self) -> int:

@@ -343,7 +343,7 @@ _FIELDS = (
     RequestField(
         "train_layers",
         "names",
-        "What a full fine-tune trains where not all, separated by ';': last:8, first:8, spread:8, 16-31, 5, embed, norm, head",
+        "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, 4-7:mlp, embed, norm, head",
     ),
     RequestField(
         "freeze",

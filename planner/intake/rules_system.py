@@ -62,14 +62,14 @@ SYSTEM_RULES = (
     Rule(
         "recurrent-kernels",
         "warn",
-        "Layers of the gated delta rule are counted with the kernels of flash-linear-attention and causal-conv1d; without "
-        "these packages Transformers' own code needs more memory and many times the time",
+        "Layers without attention are counted with the kernels of causal-conv1d, and of flash-linear-attention for the gated "
+        "delta rule; without these packages Transformers' own code needs more memory and many times the time",
         _mixes,
     ),
     Rule(
         "recurrent-layers-elsewhere",
         "refuse",
-        "Layers of the gated delta rule are read in the modules of Transformers 5, not in those of this stack",
+        "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
         lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),

@@ -1,6 +1,7 @@
 """Which layers of a model are trained where not all are, as people write it: ``last:8``, ``first:2``, ``16-31``, ``norm``.
 
-``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.
+``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.  Behind ``:mlp``
+only the matrices of their feed-forward part are trained, as in ``44-55:mlp``.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from planner.errors import UsageError, show
 End = Literal["embed", "norm", "head", "tower", "projector"]
 ENDS: tuple[End, ...] = ("embed", "norm", "head")
 """What lies around the layers of a language model: tables, norms outside of layers, the head."""
+_MLP = ":mlp"
 _NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedParts:
-    """Numbers of the layers that are trained, from 0 on, and what is trained around them."""
+    """Numbers of the layers that are trained, from 0 on, and what is trained around them.
+
+    ``mlp_only``: those of the layers of which only the matrices of the feed-forward part are trained.
+    """
 
     layers: frozenset[int]
     ends: frozenset[End]
+    mlp_only: frozenset[int] = frozenset()
 
 
 @lru_cache(maxsize=256)
@@ -36,15 +42,18 @@ def trained_parts(selectors: tuple[str, ...], n_layers: int, *, tied: bool) -> T
         UsageError: not one of the forms.
     """
     layers: set[int] = set()
+    halves: set[int] = set()
     ends: set[End] = set()
     for selector in selectors:
         found = [end for end in ENDS if end == selector]
         ends.update(found)
         if not found:
-            layers.update(_numbers(selector, n_layers))
+            (halves if selector.endswith(_MLP) else layers).update(_numbers(selector, n_layers))
+    halves = {number for number in halves - layers if number < n_layers}
     if tied and ends & {"embed", "head"}:
         ends |= {"embed", "head"}
-    return TrainedParts(frozenset(number for number in layers if number < n_layers), frozenset(ends))
+    whole = {number for number in layers if number < n_layers}
+    return TrainedParts(frozenset(whole | halves), frozenset(ends), frozenset(halves))
 
 
 def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]:
@@ -57,9 +66,9 @@ def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]
 
 
 def _numbers(selector: str, n_layers: int) -> range:
-    match = _NUMBERED.fullmatch(selector)
+    match = _NUMBERED.fullmatch(selector.removesuffix(_MLP))
     if match is None or (match[4] is not None and int(match[4]) < int(match[3])):
-        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, {', '.join(ENDS)}"
+        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, 16-31:mlp, {', '.join(ENDS)}"
         raise UsageError(f"train_layers must be among {forms}, but it is '{show(selector)}'")
     if match[1] is None:
         return range(int(match[3]), int(match[4] or match[3]) + 1)

@@ -7,6 +7,7 @@ Ignored: variables of GPT-2, BLOOM, MPT and StableLM that keep the output of a n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from planner.domain.model import NormSpec
@@ -14,8 +15,8 @@ from planner.program.attention import attention
 from planner.program.autograd import record
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.feed_forward import feed_forward
-from planner.program.gated_delta import gated_delta
 from planner.program.matrices import dropout
+from planner.program.mixers import mixer
 from planner.program.norms import norm
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
@@ -25,16 +26,20 @@ from planner.program.view import LayerView
 def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The stream after one layer."""
     torch.flat = view.block.attention.pieces != "none"
+    trained = view
+    if view.trains_mlp_only:
+        # Norms and attention run as those of a frozen layer.
+        view = replace(view, trains_base=False)
     if view.block.parallel:
-        return _parallel(torch, view, x)
+        return _parallel(torch, view, trained, x)
     first, second, *others = _norms_of(view)
     before, behind = ([], [first, second]) if view.block.reads_stream else ([first, second], others)
-    mixer = attention if view.block.mixer is None else gated_delta
-    for number, part in enumerate((mixer, feed_forward)):
+    first_part = attention if view.block.mixer is None else mixer
+    for number, part in enumerate((first_part, feed_forward)):
         residual = x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
-        x = _wrapped(torch, view, part, x)
+        x = _wrapped(torch, trained if number else view, part, x)
         if view.block.dropouts and not view.block.drops_inside:
             x = dropout(torch, x)
         if behind and not view.block.norms_sums:
@@ -61,18 +66,18 @@ def _wrapped(torch: Operators, view: LayerView, part: Callable[[Operators, Layer
     return again(torch, partial(part, torch, view), x)
 
 
-def _parallel(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) -> Tensor:
     """Both parts read the layer's input, through one norm or one each, and are summed at the end."""
     norms = _norms_of(view)
     if len(norms) > 1 and not view.block.norms_first:
         attended = attention(torch, view, _norm(torch, view, norms[0], x))
-        fed = feed_forward(torch, view, _norm(torch, view, norms[1], x))
+        fed = feed_forward(torch, trained, _norm(torch, view, norms[1], x))
         return _sum(torch, view, x, attended, fed)
     first = second = _norm(torch, view, norms[0], x)
     if view.block.norms_first:
         second = _norm(torch, view, norms[1], x)
     attended = attention(torch, view, first)
-    fed = feed_forward(torch, view, second)
+    fed = feed_forward(torch, trained, second)
     return _sum(torch, view, x, attended, fed)
 
 

@@ -6,7 +6,7 @@ Ignored: norms stand behind the matrices of their layer here; buffers (rotary fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,8 +94,9 @@ def model_weights(job: Job) -> list[Weight]:
     for each in last:
         each.outside = True
     made = [*seeing, *made, *last]
+    halves = {linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"}
     for each in made:
-        each.trained = _is_trained(parts, each)
+        each.trained = _is_trained(parts, each, halves)
         widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
         each.dtype = "fp32" if widens else job.recipe.numerics.load_dtype
     return made
@@ -108,6 +109,8 @@ def _is_widened_end(job: Job, weight: Weight) -> bool:
     """
     widens = job.stack.widens_ends and job.recipe.method == "full" and job.regime.engine == "native"
     return widens and (weight.outside or weight.kind == "norm")
+
+
 def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
     """The tower and its projector, which modelling code makes before the language model."""
     unread = {f"tower layer {vision.n_layers - 1 - number}" for number in range(vision.n_unread)}
@@ -120,6 +123,8 @@ def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
     for each in _norms(vision.behind, "tower"):
         each.unread = vision.n_unread > 0
         yield each
+
+
 def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
     """Names and blocks of entry, layers and projectors."""
     yield "tower entry", vision.entry
@@ -129,18 +134,24 @@ def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
     yield from ((f"tower stacked {number}", block) for number, block in enumerate(stacked))
     projectors = (group.block for group in vision.projectors for _ in range(group.count))
     yield from ((f"projector {number}", block) for number, block in enumerate(projectors))
+
+
 def _is_unread(model: ModelSpec, name: str) -> bool:
     """Whether a matrix is in a layer of a tower whose output nothing reads."""
     vision, words = model.vision, name.split()
     return vision is not None and words[1] == "layer" and int(words[2]) >= vision.n_layers - vision.n_unread
 
 
-def _is_trained(parts: TrainedParts, weight: Weight) -> bool:
-    """Whether a weight of the base model is trained, by the part of the model that it belongs to."""
+def _is_trained(parts: TrainedParts, weight: Weight, halves: Collection[str]) -> bool:
+    """Whether a weight of the base model is trained, by the part of the model that it belongs to.
+
+    ``halves``: names of the matrices of feed-forward parts.
+    """
     if weight.name.startswith(SEEING):
         return weight.name.split()[0] in parts.ends and not weight.unread
     if not weight.outside:
-        return int(weight.name.split()[1]) in parts.layers
+        _, number, name, *_ = weight.name.split()
+        return int(number) in parts.layers and (int(number) not in parts.mlp_only or name in halves)
     end = "norm" if weight.kind == "norm" else "head" if weight.name.startswith("head") else "embed"
     return end in parts.ends
 

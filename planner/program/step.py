@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from planner.anatomy.trained import is_checkpointed, makes_input_require_gradient
 from planner.anatomy.trained import parts_of as trained_of
 from planner.domain.stack import ENTERS
+from planner.intake.trained import TrainedParts
 from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
 from planner.program.ends import EndsView, embeddings, head, require_gradient
 from planner.program.engines import runtime_of
@@ -88,7 +89,7 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
 def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") -> list[Part]:
     """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
     trained = trained_of(job.model, job.recipe)
-    layers = _layers(job, trained.layers)
+    layers = _layers(job, trained)
     around = [layer_view(job, job.model.groups[0].block, trained=end in trained.ends) for end in ("norm", "embed", "head")]
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
     ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
@@ -134,11 +135,15 @@ def _passing_layer(part: Callable[[Operators, Tensor], Tensor], manner: Manner, 
     return x
 
 
-def _layers(job: Job, trained: frozenset[int]) -> list[LayerView]:
+def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
     """The view of every layer; those of a kind that are trained alike share one."""
-    known = [{state: layer_view(job, group.block, trained=state) for state in (True, False)} for group in job.model.groups]
+    states = ((True, False), (False, False), (True, True))
+    known = [
+        {state: layer_view(job, group.block, trained=state[0], mlp_only=state[1]) for state in states}
+        for group in job.model.groups
+    ]
     kinds = [views for views, group in zip(known, job.model.groups, strict=True) for _ in range(group.count)]
-    return [views[number in trained] for number, views in enumerate(kinds)]
+    return [views[number in trained.layers, number in trained.mlp_only] for number, views in enumerate(kinds)]
 
 
 @dataclass(frozen=True, slots=True)

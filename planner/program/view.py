@@ -55,8 +55,8 @@ class LayerView:
 
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a micro-batch
     is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether the layer's own weights are
-    trained.  ``recipe``: without sizes and whatever else no
-    operator of a layer asks for, so that layers that run alike are equal.
+    trained; ``trains_mlp_only``: of those, only the matrices of the feed-forward part.  ``recipe``: without sizes and whatever
+    else no operator of a layer asks for, so that layers that run alike are equal.
     """
 
     block: BlockSpec
@@ -67,6 +67,7 @@ class LayerView:
     masked: bool
     single: bool
     trains_base: bool
+    trains_mlp_only: bool = False
 
     def adapted(self, linear: LinearSpec) -> bool:
         """Whether LoRA adapts this matrix."""
@@ -95,8 +96,8 @@ class LayerView:
         return [spec for spec in self.block.linears if spec.reads == reads and (spec.group, spec.kind) != bare]
 
 
-def layer_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
-    """One kind of layer of ``job``; ``trained``: whether its own weights are."""
+def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = False) -> LayerView:
+    """One kind of layer of ``job``; ``trained``: whether its own weights are; ``mlp_only``: those of its feed-forward part."""
     full = job.recipe.method == "full"
     return LayerView(
         block,
@@ -107,6 +108,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
         job.recipe.batch.is_padded or job.needs_mask(block),
         job.single,
         trained,
+        mlp_only,
     )
 
 

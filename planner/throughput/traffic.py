@@ -13,7 +13,7 @@ from functools import lru_cache
 from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime
-from planner.domain.model import DELTA_CHUNK_TOKENS, BlockSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.domain.stack import Stack
 
 
@@ -146,18 +146,14 @@ def rotary_traffic(block: BlockSpec, regime: Regime) -> Traffic:
 
 
 def mixer_traffic(block: BlockSpec, regime: Regime) -> Traffic:
-    """Convolution and gated delta rule: each tensor of the rule is written once and read once; bytes per token.
+    """Layers without attention: each tensor between their matrices is written once and read once; bytes per token.
 
     Backward makes the tensors of the forward pass again, and a gradient of each.
-    Source: planner/program/gated_delta.py, which names the code.
+    Source: planner/program/mixers.py, which names the code.
     """
-    spec = block.mixer
-    if spec is None:
+    if block.mixer is None:
         return Traffic()
-    per_head = spec.value_heads * (spec.key_dim + DELTA_CHUNK_TOKENS)
-    states = spec.v_width * spec.key_dim / DELTA_CHUNK_TOKENS
-    elements = 2 * spec.conv_width + 2 * spec.k_width + per_head + 3 * spec.v_width + states
-    moved = round(2 * elements * regime.compute)
+    moved = 2 * block.mixer.elements_per_token * regime.compute
     return Traffic(moved, 2 * moved)
 
 

@@ -27,6 +27,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_moe_text", _DELTA | _EXPERTS),
     ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "use_bias": True}),
     ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0}),
+    ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "conv_bias": True, "block_multiple_of": 16}),
+    ("lfm2", {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "tie_embedding": False}),
     ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
 ]
 

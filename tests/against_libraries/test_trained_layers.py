@@ -29,8 +29,9 @@ from planner.throughput.kernels import elementwise_seconds
 from tests.extras import import_or_skip
 
 LAYERS = 5
-# What is trained: the end, the beginning, a range with what stands behind it, single layers, and the ends alone.
-CHOICES = (("last:2",), ("first:2",), ("2-3", "norm", "head"), ("1", "3", "embed"), ("norm", "head"))
+# What is trained: the end, the beginning, a range with what stands behind it, single layers, one of them by its feed-forward part
+# alone, and the ends alone.
+CHOICES = (("last:2",), ("first:2",), ("2-3", "norm", "head"), ("1", "3:mlp", "embed"), ("norm", "head"))
 # The second model ties its head to its table.
 MODELS = ("llama-3.1-8b", "gemma-7b")
 

@@ -113,7 +113,9 @@ def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     whole = {name: getattr(each, "ds_shape", each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     return {
-        name: torch.empty(whole.get(name, tensor.shape), dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu")
+        name: torch.empty(
+            whole.get(name, tensor.shape), dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu"
+        )
         for name, tensor in model.state_dict().items()
         if name not in tied
     }

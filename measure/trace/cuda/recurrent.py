@@ -140,8 +140,8 @@ def _modelling_code(name: str) -> list[Any]:
 def recurrent_kernels() -> Iterator[None]:
     """Inside, modelling code runs these kernels."""
     with ExitStack() as stack:
-        for module in _modelling_code("torch_chunk_gated_delta_rule"):
-            for kernel, ours in _KERNELS.items():
+        for kernel, ours in _KERNELS.items():
+            for module in _modelling_code(kernel):
                 stack.enter_context(mock.patch.object(module, kernel, ours))
         yield
 

@@ -32,6 +32,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
+    "short_conv": ("lfm2",),
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),

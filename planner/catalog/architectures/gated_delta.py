@@ -14,6 +14,7 @@ from planner.catalog.architectures.llama_family import attention_of, decoder, he
 from planner.catalog.architectures.moe_family import SPLIT_NAMES, experts_of, shared_experts, sparse_layers
 from planner.catalog.architectures.parts import (
     fused_experts,
+    layers_in_order,
     reached_by_peft,
     rms,
     rotary_width,
@@ -21,7 +22,8 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
-from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, GatedDeltaSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.mixers import GatedDeltaSpec
+from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -111,8 +113,8 @@ def _hybrid(fields: ConfigFields, fulls: list[BlockSpec], mixer: GatedDeltaSpec)
     hidden = fields.integer("hidden_size")
     linear = {full: _linear_block(full, mixer, hidden) for full in dict.fromkeys(fulls)}
     pairs = zip(fulls, _layer_types(fields, len(fulls)), strict=True)
-    spec = decoder(fields, [full if kind == _FULL else linear[full] for full, kind in pairs])
-    return with_scaling(spec, "one_plus")
+    blocks = [full if kind == _FULL else linear[full] for full, kind in pairs]
+    return with_scaling(replace(decoder(fields, blocks), groups=layers_in_order(blocks)), "one_plus")
 
 
 def read_qwen3_5_text(fields: ConfigFields) -> ModelSpec:

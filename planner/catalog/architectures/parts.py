@@ -32,6 +32,11 @@ def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
     return tuple(BlockGroup(count, block) for block, count in counts.items())
 
 
+def layers_in_order(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
+    """Equal layers in a row counted together: where kinds differ in what backward needs, the order decides the fullest moment."""
+    return tuple(BlockGroup(sum(1 for _ in row), block) for block, row in groupby(blocks))
+
+
 def separate_qkv(
     attention: AttentionSpec, hidden: int, *, qkv_bias: bool = False, out_bias: bool = False
 ) -> tuple[LinearSpec, ...]:

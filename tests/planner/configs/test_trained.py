@@ -48,6 +48,9 @@ def test_llama_factory_freezes(text: str, layers: tuple[str, ...], tmp_path: Pat
         (["^lm_head.weight$", "^model.embed_tokens.weight$[:32000]", "model.layers.5."], ("5", "embed", "head")),
         (["model.layers.[02]."], ("0", "2")),
         (["model.norm", "model.layers.3"], ("3", "30-39", "norm")),
+        (["model.layers.2[0-5].mlp"], ("20-25:mlp",)),
+        (["model.layers.4.block_sparse_moe.gate", "model.layers.[46].", "lm_head"], ("4", "6", "head")),
+        (["model.layers.[4-6].block_sparse_moe.gate", "model.layers.[4-6].block_sparse_moe.experts"], ("4-6:mlp",)),
     ],
 )
 def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], tmp_path: Path) -> None:
@@ -63,10 +66,10 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
     [
         (FACTORY + "freeze_trainable_modules: mlp\n", "some modules"),
         (FACTORY + "freeze_extra_modules: visual\n", "visual"),
-        (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.mlp']\n", "whole layers"),
+        (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.self_attn']\n", "whole layers"),
         (
             AXOLOTL + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n",
-            "block_sparse_moe",
+            "whole feed-forward parts",
         ),
     ],
 )

@@ -37,6 +37,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
     "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),
+    "recurrent-kernels": ({"model": "qwen3.5-0.8b"}, {"model": "qwen3-0.6b"}),
+    "recurrent-layers-elsewhere": (
+        {"model": "qwen3.5-0.8b", "stack": "torchtune"},
+        {"model": "qwen3.5-0.8b", "stack": "trl"},
+    ),
     "train-layers-with-adapters": ({"train_layers": "last:8"}, {"method": "full", "train_layers": "last:8"}),
     "train-layers-not-there": (
         {"method": "full", "train_layers": "30-32;norm"},

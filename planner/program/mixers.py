@@ -1,6 +1,7 @@
-"""A layer of the gated delta rule: projections, a short convolution, the rule by chunks of 64 positions, and a gated norm.
+"""Layers without attention: the gated delta rule by chunks of 64 positions, and a short convolution between two gates.
 
-Source: transformers 5.23 models/{qwen3_5,qwen3_next}/modeling_*.py GatedDeltaNet; with the kernels of flash-linear-attention 0.6
+Source: transformers 5.23 models/{qwen3_5,qwen3_next}/modeling_*.py GatedDeltaNet, lfm2 ShortConv; with the
+kernels of flash-linear-attention 0.6
 (fla/ops/gated_delta_rule/chunk.py ChunkGatedDeltaRuleFunction, chunk_fwd.py, wy_fast.py, fla/ops/common/chunk_delta_h.py,
 chunk_o.py, fla/modules/norm/l2norm.py) and causal-conv1d 1.6 (causal_conv1d_interface.py, cpp_functions.py).
 Ignored: the rest of a last chunk that is not full; a second half of the decay's gradient on cards with little shared memory.
@@ -8,7 +9,7 @@ Ignored: the rest of a last chunk that is not full; a second half of the decay's
 
 from __future__ import annotations
 
-from planner.domain.model import DELTA_CHUNK_TOKENS, GatedDeltaSpec
+from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, ShortConvSpec
 from planner.program.autograd import record
 from planner.program.heads import split
 from planner.program.matrices import linear
@@ -17,10 +18,39 @@ from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 
-def gated_delta(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """What the layer adds to the stream, from the output ``x`` of the norm before it."""
+def mixer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What a layer without attention adds to the stream, from the output ``x`` of the norm before it."""
     spec = view.block.mixer
     assert spec is not None
+    if isinstance(spec, ShortConvSpec):
+        return _short_conv(torch, view, spec, x)
+    return _gated_delta(torch, view, spec, x)
+
+
+def _short_conv(torch: Operators, view: LayerView, spec: ShortConvSpec, x: Tensor) -> Tensor:
+    """``C * conv(B * x)`` of three parts of one product."""
+    with torch.inside("conv"):
+        if view.masked:
+            x = torch.same(x, "mul")
+        joined = _by_features(torch, view, linear(torch, view, view.linears("attn_in")[0], x))
+        before, behind, values = split(torch, joined, (spec.width,) * 3)
+        x = torch.mul(before, values)
+        x = _convolved(torch, view, x, spec.kernel, "conv", bias=spec.bias)
+        out = torch.mul(behind, x)
+        return linear(torch, view, view.linears("attn_out")[0], out)
+
+
+def _by_features(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``x.transpose(1, 2)``, in whose order gradients of its parts are joined: of several samples these are no rows.
+
+    The product copies them; with an adapter it is the adapter's that does, one operator later.
+    """
+    if view.single:
+        return x
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
+
+
+def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Tensor) -> Tensor:
     with torch.inside("linear_attn"):
         if view.masked:
             x = torch.same(x, "mul")
@@ -31,7 +61,7 @@ def gated_delta(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         else:
             mixed, gate, raw_beta, raw_decay = products
             products.clear()
-        mixed = convolved(torch, view, mixed, spec.kernel)
+        mixed = _convolved(torch, view, mixed, spec.kernel, "conv1d")
         query, key, value = split(torch, mixed, (spec.k_width, spec.k_width, spec.v_width))
         parts.clear()
         beta = torch.kernel(raw_beta, "sigmoid", saves="output")
@@ -59,17 +89,18 @@ def _taken_apart(
     return torch.cat(parts), gate, raw_beta, raw_decay
 
 
-def convolved(torch: Operators, view: LayerView, x: Tensor, kernel: int) -> Tensor:
-    """A convolution of each feature over ``kernel`` positions with its activation, in one kernel that saves its input."""
-    dtype = view.dtypes.base
-    weight = torch.parameter(Unit.ONE, x.count * kernel, dtype, trained=view.trains_base, owner="conv1d")
+def _convolved(torch: Operators, view: LayerView, x: Tensor, kernel: int, owner: str, *, bias: bool = False) -> Tensor:
+    """A convolution of each feature over ``kernel`` positions, its activation included, in one kernel that saves its input."""
+    dtype, width = view.dtypes.base, x.count
+    sizes = [width * kernel, width] if bias else [width * kernel]
+    weights = [torch.parameter(Unit.ONE, size, dtype, trained=view.trains_base, owner=owner) for size in sizes]
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
         of_x = torch.like(kept[0], "causal_conv1d_backward")
-        of_weight = torch.new(Unit.ONE, kept[0].count * kernel, "fp32", "zeros_like")
-        return [of_x, torch.to(of_weight, dtype)]
+        wide = [torch.new(Unit.ONE, size, "fp32", "zeros_like") for size in sizes]
+        return [of_x, *(torch.to(each, dtype) for each in wide)]
 
-    return record(torch, torch.like(x, "causal_conv1d"), [x, weight], [x], backward)
+    return record(torch, torch.like(x, "causal_conv1d"), [x, *weights], [x], backward)
 
 
 def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor) -> Tensor:

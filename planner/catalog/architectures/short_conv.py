@@ -1,0 +1,74 @@
+"""LFM2: most layers mix tokens by a short convolution between two gates, the others by attention.
+
+Module names, shapes and defaults are those of Transformers 5.23 (``models/lfm2/modeling_lfm2.py`` and
+``configuration_lfm2.py``).  A default named here is the default of that configuration class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms
+from planner.catalog.architectures.parts import layers_in_order, rms, separate_qkv
+from planner.domain.mixers import ShortConvSpec
+from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.errors import NotModelledError
+
+_CONV, _FULL = "conv", "full_attention"
+
+
+def read_lfm2(fields: ConfigFields) -> ModelSpec:
+    """``lfm2``: query and key norms over each head; a gated feed-forward part whose width is worked out from another one."""
+    hidden = fields.integer("hidden_size")
+    attention = attention_of(fields, kv_default=8)
+    projections = separate_qkv(attention, hidden)
+    projections = (*projections[:3], replace(projections[3], name="out_proj"))
+    width = _width(fields)
+    mlp = tuple(LinearSpec(name, "mlp", hidden, width, "mlp_in") for name in ("w1", "w3"))
+    mlp = (*mlp, LinearSpec("w2", "mlp", width, hidden, "mlp_mid"))
+    full = BlockSpec(
+        attention,
+        MlpSpec(width, gated=True, activation="silu"),
+        (*projections, *mlp),
+        (rms(hidden, copies=2), *head_norms(attention)),
+    )
+    mixer = ShortConvSpec(hidden, fields.integer("conv_L_cache", default=3), fields.flag("conv_bias", False))
+    inner = LinearSpec("in_proj", "attention", hidden, 3 * hidden, "attn_in", mixer.bias)
+    outer = LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", mixer.bias)
+    conv = replace(full, attention=NO_ATTENTION, mixer=mixer, linears=(inner, outer, *mlp), norms=(rms(hidden, copies=2),))
+    conv = replace(conv, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
+    tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
+    blocks = [full if kind == _FULL else conv for kind in _layer_types(fields)]
+    return replace(decoder(fields, blocks), groups=layers_in_order(blocks), tied=tied)
+
+
+def _width(fields: ConfigFields) -> int:
+    """Two thirds of the said width, times a factor, rounded up to a multiple."""
+    width = fields.integer("block_ff_dim", "intermediate_size", default=12288)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(2 * width / 3)
+    factor = fields.data.get("block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return width
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 100:
+        raise fields.fail("field 'block_ffn_dim_multiplier' must be a number above 0 and at most 100")
+    multiple = fields.integer("block_multiple_of", default=256)
+    return -(-int(factor * width) // multiple) * multiple
+
+
+def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
+    """Kinds of all layers: listed, or those that ``full_attn_idxs`` names attend (all where it is absent)."""
+    n_layers = fields.layers("num_hidden_layers")
+    full = set(fields.integers("full_attn_idxs")) if fields.has("full_attn_idxs") else set(range(n_layers))
+    types = fields.texts("layer_types") or tuple(_FULL if index in full else _CONV for index in range(n_layers))
+    if len(types) != n_layers:
+        raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
+    unknown = sorted(set(types) - {_CONV, _FULL})
+    if unknown:
+        raise NotModelledError(f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_CONV} and {_FULL}")
+    return types
+
+
+READERS = {"lfm2": read_lfm2}

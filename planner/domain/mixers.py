@@ -1,0 +1,75 @@
+"""What mixes tokens in a layer without attention: the gated delta rule, or a short convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DELTA_CHUNK_TOKENS = 64
+"""Positions that the gated delta rule takes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaSpec:
+    """A layer that keeps a state for each head in place of keys and values, updated by the gated delta rule.
+
+    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A convolution of
+    ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and gate are one product, whose parts
+    are joined again for the convolution (Qwen3-Next).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    fused_inputs: bool = False
+
+    @property
+    def k_width(self) -> int:
+        """Features of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def v_width(self) -> int:
+        """Features of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Features that the convolution runs over."""
+        return 2 * self.k_width + self.v_width
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates of the rule: products within chunks, and with the state."""
+        within = DELTA_CHUNK_TOKENS * (3 * self.key_dim + 2 * self.value_dim)
+        return self.value_heads * (within + 3 * self.key_dim * self.value_dim)
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements of what the forward pass makes: convolution and copies of it, norms, tensors of chunks, states, output."""
+        per_head = self.value_heads * (self.key_dim + DELTA_CHUNK_TOKENS)
+        states = self.v_width * self.key_dim // DELTA_CHUNK_TOKENS
+        return 2 * self.conv_width + 2 * self.k_width + per_head + 3 * self.v_width + states
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """A convolution of ``kernel`` positions over ``width`` features, with a gate before it and one behind (LFM2)."""
+
+    width: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates of the convolution."""
+        return self.width * self.kernel
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements of what the forward pass makes: both gated products and the convolution."""
+        return 3 * self.width
+
+
+MixerSpec = GatedDeltaSpec | ShortConvSpec
