@@ -42,8 +42,8 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
         if _is_asked(ledger, "images_per_sample"):
             raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
         largest = _largest(rule, ledger.request.get("seq") or 0)
-    size: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
-    return images_of(rule, model.vision, number, parse_size(size))
+    said: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
+    return images_of(rule, model.vision, number, parse_size(said))
 
 
 def _largest(rule: ImageRule, seq_len: int) -> str:
