@@ -14,7 +14,7 @@ from planner.configs.reading import Reading
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
-READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "gemma3"})
+READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"})
 """Templates of models whose towers are modelled."""
 _FREEZES = (
     ("freeze_vision_tower", "vision_tower", True),
