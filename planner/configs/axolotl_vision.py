@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from planner.configs.keys import Keys
-from planner.configs.reading import Reading
+from planner.configs.reading import IMAGES_UNSAID, Reading
 
 _LANGUAGE_MODEL = re.compile(
     r"(?:model\.)?language_model\.(?:model\.)?layers\.\[\\d\]\+\."
@@ -25,7 +25,7 @@ def read_images(keys: Keys, reading: Reading) -> None:
     """
     if keys.get("processor_type") is None:
         return
-    reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
+    reading.say("images_per_sample", 1, keys.where("processor_type"), IMAGES_UNSAID)
     size = keys.get("image_size")
     if size is None:
         return

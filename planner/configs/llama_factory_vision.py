@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import isqrt
 
 from planner.configs.keys import Keys
-from planner.configs.reading import Reading
+from planner.configs.reading import IMAGES_UNSAID, Reading
 
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
-READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "gemma3"})
+READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"})
 """Templates of models whose towers are modelled."""
 _FREEZES = (
     ("freeze_vision_tower", "vision_tower", True),
@@ -38,7 +38,8 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
     side = _side(keys)
-    reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
+    sees = "template" if template in READ_TEMPLATES else "visual_inputs"
+    reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
     reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
     _read_frozen(keys, reading)
 

@@ -12,6 +12,8 @@ from planner.domain.origin import tool_default
 from planner.domain.sharding import NONE, Sharding, sharding_named
 from planner.errors import UsageError
 
+IMAGES_UNSAID = "the data say how many images a sample has: one is assumed"
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

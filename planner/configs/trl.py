@@ -16,7 +16,7 @@ from planner.configs.liger import say_liger
 from planner.configs.model_args import DTYPES, read_dtype
 from planner.configs.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
 from planner.configs.preferences import read_precomputed, trl_task
-from planner.configs.reading import Reading
+from planner.configs.reading import IMAGES_UNSAID, Reading
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
 from planner.configs.stock import stock_launch_file
 from planner.configs.trainer import (
@@ -82,6 +82,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_checkpoint(keys, "model_name_or_path", reading)
     _read_lengths(keys, reading, old=old if compares else "")
     _read_model(keys, reading)
+    _read_images(keys, reading)
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not compares:
@@ -241,6 +242,16 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+
+
+def _read_images(keys: Keys, reading: Reading) -> None:
+    """One image in each sample of a model that sees: the data decide, but images with either of these keys are an error.
+
+    Source: trl 1.16.0 trainer/sft_trainer.py, beside ``_is_vision_dataset``; trainers of rewards read no images.
+    """
+    unread = keys.flag("packing") or keys.flag("padding_free") or keys.has("dataset_mixer")
+    if not unread and reading.value("task") in (None, "sft", "dpo", "kto"):
+        reading.default("images_per_sample", 1, IMAGES_UNSAID)
 
 
 def _read_loss(keys: Keys, reading: Reading) -> None:

@@ -126,8 +126,8 @@ class AttentionSpec:
     probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
     ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
     ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
-    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them; or
-    ``unbound`` from a dimension of three that was moved to the front.
+    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
+    ``unbound``: they are a dimension of three that was moved to the front.
     ``rotary_width``: features of each head that rotary positions turn (0: all).  ``rotary_join``: where a turned and an
     untouched part are joined: in one expression (``inline``), in a ``function`` behind both turns, or in the ``forward`` that
     calls attention, whose variables keep the parts until it returns.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.origin import is_tool_default
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
-from planner.errors import UsageError, show
+from planner.errors import NotModelledError, UsageError, show
 from planner.intake.ledger import Ledger
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
@@ -22,11 +22,11 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
 
     Raises:
         UsageError: images of a model that sees none, or without a size where that decides.
+        NotModelledError: a file that trains with images, of a model whose tower is not modelled.
     """
     said_size = ledger.said("image_size")
     if model.vision is None:
-        if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
-            raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
+        _refuse_images(ledger, model)
         return None
     note = "text alone: the vision tower is loaded and does not run; say --images-per-sample and --image-size"
     number: int = ledger.choose("images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note)
@@ -42,8 +42,17 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
         if _is_asked(ledger, "images_per_sample"):
             raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
         largest = _largest(rule, ledger.request.get("seq") or 0)
-    size: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
-    return images_of(rule, model.vision, number, parse_size(size))
+    said: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
+    return images_of(rule, model.vision, number, parse_size(said))
+
+
+def _refuse_images(ledger: Ledger, model: ModelSpec) -> None:
+    """Refuse what was said of images of a model that sees none."""
+    said = ledger.request.values.get("images_per_sample")
+    if said is not None and said.note and not is_tool_default(said.origin):
+        raise NotModelledError(f"{said.origin}: training with images, for which the catalog knows no vision tower of {model.id}")
+    if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
+        raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
 
 
 def _largest(rule: ImageRule, seq_len: int) -> str:
@@ -54,9 +63,9 @@ def _largest(rule: ImageRule, seq_len: int) -> str:
 
 
 def _is_asked(ledger: Ledger, name: str) -> bool:
-    """Whether the user said it: what a tool does with images means nothing to a model that sees none."""
+    """Whether the user said it: a tool's default, or what a file's reader took (which notes it), is not that."""
     said = ledger.request.values.get(name)
-    return said is not None and not is_tool_default(said.origin)
+    return said is not None and not is_tool_default(said.origin) and not said.note
 
 
 def parse_size(text: str) -> tuple[int, int]:

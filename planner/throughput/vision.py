@@ -87,7 +87,10 @@ def _is_trained(job: Job) -> bool:
 
 
 def tower_job(job: Job) -> Job | None:
-    """The tower as a job of its own, whose tokens are patches and whose attention is counted apart; ``None`` without images."""
+    """The tower as a job of its own, whose tokens are patches and whose attention is counted apart; ``None`` without images.
+
+    Source: the shapes of :func:`tower_model`.
+    """
     vision, images = job.scenario.model.vision, job.recipe.batch.images
     if vision is None or images is None:
         return None

@@ -152,7 +152,7 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
 def _assumed_images(scenario: Scenario) -> Iterator[Assumed]:
     """Images, of which a file mostly says nothing: the data decide."""
     images, entry = scenario.recipe.batch.images, scenario.assumption("images_per_sample")
-    if images is not None and entry is not None and (entry.is_assumed or entry.is_tool_default):
+    if images is not None and entry is not None and (entry.is_assumed or entry.note):
         number = plain_number(images.per_sample)
         what = f"{number} image{'' if images.per_sample == 1 else 's'} of {images.width}x{images.height} pixels"
         text = f"every sample is counted with {what}, {images.per_sample * images.tokens:,} of its tokens"

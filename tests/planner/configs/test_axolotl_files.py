@@ -147,7 +147,6 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
         ("rl: grpo\n", "rl: reinforcement learning (grpo)"),
-        ("processor_type: AutoProcessor\n", "processor_type: training with images"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),

@@ -140,9 +140,8 @@ def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, r
     [
         (BASE + "tensor_model_parallel_size: 1\n", "tensor_model_parallel_size: a key of Megatron"),
         (BASE + "moe_grouped_gemm: true\n", "moe_grouped_gemm: a key of Megatron"),
-        (BASE.replace("qwen\n", "qwen2_vl\n"), "template: 'qwen2_vl' is for a model that sees or hears"),
+        (BASE.replace("qwen\n", "gemma3\n"), "template: 'gemma3' is for a model that sees or hears"),
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
-        (BASE + "visual_inputs: true\n", "visual_inputs: training with images"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),

@@ -1,0 +1,63 @@
+"""Two steps of a small vision-language model with the Trainer: ``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``."""
+
+import json
+import sys
+from pathlib import Path
+
+import peft
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
+
+SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
+SEEING = ("visual", "vision_tower", "multi_modal_projector")
+path, method, frozen, checkpointing = sys.argv[1:5]
+config = AutoConfig.for_model(**json.loads(Path(path).read_text(encoding="utf-8")))
+config._attn_implementation = "sdpa"
+model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+if method == "lora":
+    language = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    targets = language if frozen == "true" else "all-linear"
+    model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets))
+    if checkpointing == "true":
+        model.enable_input_require_grads()
+elif frozen == "true":
+    for name, tensor in model.named_parameters():
+        if any(part in name for part in SEEING):
+            tensor.requires_grad_(False)
+
+
+def batch(_: list[int]) -> dict[str, torch.Tensor]:
+    """One sample with two images."""
+    vision = config.vision_config
+    square = config.model_type == "llava"
+    merge = 1 if square else vision.spatial_merge_size
+    tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
+    ids = torch.full((1, SEQ), 5)
+    kinds = torch.zeros((1, SEQ), dtype=torch.int32)
+    for number in range(IMAGES):
+        start = 2 + number * tokens
+        ids[0, start : start + tokens] = config.image_token_index if square else config.image_token_id
+        kinds[0, start : start + tokens] = 1
+    made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    if square:
+        return {**made, "pixel_values": torch.zeros(IMAGES, 3, vision.image_size, vision.image_size)}
+    numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
+    grid = torch.tensor([[1, ROWS, COLUMNS]] * IMAGES)
+    pixels = torch.zeros(IMAGES * ROWS * COLUMNS, numbers)
+    return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
+
+
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=1,
+    max_steps=2,
+    bf16=True,
+    gradient_checkpointing=checkpointing == "true",
+    gradient_checkpointing_kwargs={"use_reentrant": False},
+    report_to=[],
+    remove_unused_columns=False,
+    save_strategy="no",
+    logging_strategy="no",
+    optim="adamw_torch",
+)
+Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()

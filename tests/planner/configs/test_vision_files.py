@@ -1,0 +1,97 @@
+"""What LLaMA-Factory's, Axolotl's and TRL's files say of images and of the parts of a model that sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.sharding import Beside
+from planner.domain.vision import Images
+from planner.errors import NotModelledError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"
+FACTORY = QWEN + "finetuning_type: lora\ntemplate: qwen2_vl\nbf16: true\ncutoff_len: 2048\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-VL-7B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 2048\n"
+TRL = QWEN + "use_peft: true\nlora_target_modules: all-linear\nmax_length: 4096\ntrust_remote_code: false\n"
+
+
+def recipe_of(folder: Path, text: str, **flags: object) -> Any:
+    """The recipe of a file on one card."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm", **flags}))).recipe
+
+
+def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] | None:
+    """Images of a sample, and their width and height."""
+    images: Images | None = recipe_of(folder, text, **flags).batch.images
+    return None if images is None else (images.per_sample, images.width, images.height)
+
+
+@pytest.mark.parametrize(
+    ("text", "images"),
+    [
+        (FACTORY, (1, 768, 768)),
+        (FACTORY + "image_max_pixels: 262144\n", (1, 512, 512)),
+        (FACTORY + "image_resolution: 448\n", (1, 448, 448)),
+        (AXOLOTL, None),
+        # 45 x 45 tokens of 28 pixels are 2,025 of the 2,048.
+        (AXOLOTL + "processor_type: AutoProcessor\n", (1, 1260, 1260)),
+        (AXOLOTL + "processor_type: AutoProcessor\nimage_size: 512\n", (1, 512, 512)),
+        (AXOLOTL + "processor_type: AutoProcessor\nimage_size: [640, 480]\n", (1, 640, 480)),
+        (TRL, (1, 1792, 1792)),
+        # TRL takes no images with packing.
+        (TRL + "packing: true\n", None),
+    ],
+)
+def test_images_of_a_file(text: str, images: tuple[int, int, int] | None, tmp_path: Path) -> None:
+    """One image, as large as the tool leaves any; flags say otherwise."""
+    assert images_of(tmp_path, text) == images
+
+
+def test_flags_win(tmp_path: Path) -> None:
+    """Also over what a tool does by itself."""
+    assert images_of(tmp_path, TRL, images_per_sample=3, image_size="640x480") == (3, 640, 480)
+    assert images_of(tmp_path, FACTORY, images_per_sample=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "frozen"),
+    [
+        (FACTORY, ("vision_tower", "projector")),
+        (FACTORY.replace("lora", "full"), ("vision_tower", "projector")),
+        (FACTORY.replace("lora", "full") + "freeze_multi_modal_projector: false\n", ("vision_tower",)),
+        (FACTORY + "freeze_vision_tower: false\n", ("projector",)),
+        (FACTORY.replace("lora", "full") + "train_mm_proj_only: true\n", ("vision_tower", "language_model")),
+        (TRL, ()),
+    ],
+)
+def test_frozen_parts(text: str, frozen: tuple[str, ...], tmp_path: Path) -> None:
+    """LLaMA-Factory freezes tower and projector unless told otherwise."""
+    assert recipe_of(tmp_path, text).frozen == frozen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FACTORY + "freeze_multi_modal_projector: false\n",
+        FACTORY + "image_do_pan_and_scan: true\n",
+        FACTORY.replace("qwen2_vl", "gemma3"),
+        FACTORY.replace("Qwen2.5-VL-7B", "Qwen2.5-7B"),
+        AXOLOTL.replace("Qwen2.5-VL-7B", "Qwen2.5-7B") + "processor_type: AutoProcessor\n",
+    ],
+)
+def test_what_is_not_modelled(text: str, tmp_path: Path) -> None:
+    """Adapters on a projector, images cut into several, and other towers."""
+    with pytest.raises(NotModelledError):
+        recipe_of(tmp_path, text)
+
+
+def test_models_of_text_alone_take_none(tmp_path: Path) -> None:
+    """TRL's default says nothing to them."""
+    assert images_of(tmp_path, TRL.replace("Qwen2.5-VL-7B", "Qwen2.5-7B")) is None
