@@ -84,7 +84,11 @@ def dry_run(job: Job) -> DryRun:
 
 def _run_child(job: Job, folder: Path) -> int:
     work = view_of(Path.cwd(), folder / "work")
-    command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(job.to_fields())]
+    for name, content in job.files.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(content, encoding="utf-8")
+    # The files are there; a command line is too short for them.
+    command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(replace(job, files={}).to_fields())]
     with subprocess.Popen(
         command,
         cwd=work,

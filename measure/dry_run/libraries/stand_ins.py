@@ -1,0 +1,60 @@
+"""Tokenizers and data sets that are not there, where the user allowed others to stand in for them."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.importing import OnImport
+
+_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+_N_WORDS = 1000
+_TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
+
+
+def install(imports: OnImport, guesses: Guesses, rows: str) -> None:
+    """Change Transformers and Datasets when the program imports them.  ``rows``: a file that stands in for data sets, or none."""
+
+    def tokenizers(module: ModuleType) -> None:
+        load = module.AutoTokenizer.from_pretrained
+
+        def from_pretrained(name: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return load(name, *args, **kwargs)
+            except (OSError, ValueError):
+                guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
+                return _tokenizer_of_words(kwargs.get("padding_side", "right"))
+
+        module.AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
+
+    def data_sets(module: ModuleType) -> None:
+        load = module.load_dataset
+
+        def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return load(path, *args, **kwargs)
+            except (OSError, ValueError):
+                guesses.assume("data set", f"the rows of {rows}", str(path))
+                found = load("json", data_files=rows)
+                split = kwargs.get("split")
+                return found if split is None else found["train"]
+
+        module.load_dataset = load_dataset  # type: ignore[attr-defined]
+
+    imports.add("transformers.models.auto.tokenization_auto", tokenizers)
+    if rows:
+        imports.add("datasets.load", data_sets)
+
+
+def _tokenizer_of_words(padding_side: str) -> Any:
+    """Made of the classes that the program itself has loaded; known words are w0, w1, ..."""
+    transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
+    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(_N_WORDS))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **_SPECIAL)
+    made.chat_template = _TEMPLATE
+    return made
