@@ -11,7 +11,7 @@ from measure.cli.said import need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
-from planner.errors import UsageError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import split_count
 
 # What a program can be joined with; all else the program says itself.
@@ -55,8 +55,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
 
     files: dict[str, str] = {}
     stood_in: tuple[Assumed, ...] = ()
-    if how.check is not None:
-        job_of_file = tool_job(Path(how.check), how.lengths)
+    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths)
+    if job_of_file is not None:
         command, files = job_of_file.command, dict(job_of_file.files)
         said = f"rows of {job_of_file.n_tokens:,} tokens"
         stood_in = (Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),)
@@ -72,4 +72,9 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         files, how.check is not None or bool(rows), rows,
     )  # fmt: skip
     ran = dry_run(job)
+    if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
+        raise NotModelledError(
+            f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {job_of_file.n_tokens:,}, "
+            "so its own data is needed: give the whole command after --"
+        )
     return replace(ran, assumed=(*stood_in, *ran.assumed))

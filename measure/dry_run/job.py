@@ -48,7 +48,7 @@ class Job:
 class Answer:
     """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
 
-    ``steps``: optimizer steps that ran.  ``exit_code``: the program's own, if it ended itself.
+    ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.  ``exit_code``: the program's own, if it ended itself.
     """
 
     ending: Ending
@@ -56,4 +56,5 @@ class Answer:
     exit_code: int
     steps: int
     micro_steps: int
+    most_tokens: tuple[int, int]
     assumed: tuple[dict[str, str], ...]

@@ -56,8 +56,7 @@ def set_up(native: Native, job: Job) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
-    if job.stands_in:
-        stand_ins.install(imports, guesses, job.rows)
+    stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     process_group.install()

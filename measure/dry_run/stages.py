@@ -54,7 +54,7 @@ def longest_list(model: nn.Module) -> str:
 class Stages:
     """Tells the log where the program is, and keeps roles of blocks by their numbers.
 
-    ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
+    ``most_tokens``: rows and tokens of the largest batch.  ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
     """
 
     def __init__(self, native: Native, n_steps: int) -> None:
@@ -64,6 +64,7 @@ class Stages:
         self.roles: dict[int, Role] = {}
         self.steps_done = self.micro_steps = 0
         self.backwards = 0
+        self.most_tokens = (0, 0)
         self._numbers: dict[tuple[Stage, int, str], int] = {}
         self._n_steps = n_steps
         self._stage: Stage = "load"
@@ -75,6 +76,7 @@ class Stages:
         self._following = self.modules.following()
         self._following.__enter__()
         self._follow_backward()
+        self._follow_tokens()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -121,6 +123,17 @@ class Stages:
 
         torch.autograd._engine_run_backward = follow  # type: ignore[attr-defined]
         torch.autograd.graph._engine_run_backward = follow
+
+    def _follow_tokens(self) -> None:
+        """Note the largest batch of tokens that is looked up in an embedding."""
+        embedding = torch.nn.functional.embedding
+
+        def follow(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
+            if input.dim() > 0 and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
+                self.most_tokens = input.numel() // max(input.shape[-1], 1), input.shape[-1]
+            return embedding(input, *args, **kwargs)
+
+        torch.nn.functional.embedding = follow
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         del optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,21 +12,35 @@ from measure.dry_run.libraries.importing import OnImport
 
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _N_WORDS = 1000
+# One of bytes has so many.
+_FEWEST_WORDS = 256
 _TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
 
 
-def install(imports: OnImport, guesses: Guesses, rows: str) -> None:
-    """Change Transformers and Datasets when the program imports them.  ``rows``: a file that stands in for data sets, or none."""
+def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
+    """Change Transformers and Datasets when the program imports them.
+
+    ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand in.  Transformers 5
+    makes one without words where no file is there, and all rows are then empty: that is refused in any case.
+    """
 
     def tokenizers(module: ModuleType) -> None:
         load = module.AutoTokenizer.from_pretrained
 
         def from_pretrained(name: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return load(name, *args, **kwargs)
+                found = load(name, *args, **kwargs)
             except (OSError, ValueError):
-                guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
-                return _tokenizer_of_words(kwargs.get("padding_side", "right"))
+                if not allowed:
+                    raise
+            else:
+                if Path(str(name)).is_dir() or len(found) >= _FEWEST_WORDS:
+                    return found
+            if not allowed:
+                guesses.refuse("is not in the Hub's cache; download it, or let one stand in with --data", f"tokenizer of {name}")
+                raise OSError(f"there is no tokenizer of {name} here")
+            guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
+            return _tokenizer_of_words(kwargs.get("padding_side", "right"))
 
         module.AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
 
