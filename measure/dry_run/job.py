@@ -48,7 +48,8 @@ class Job:
 class Answer:
     """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
 
-    ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.  ``exit_code``: the program's own, if it ended itself.
+    ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
+    ``exit_code``: the program's own, if it ended itself.
     """
 
     ending: Ending

@@ -54,7 +54,8 @@ def longest_list(model: nn.Module) -> str:
 class Stages:
     """Tells the log where the program is, and keeps roles of blocks by their numbers.
 
-    ``most_tokens``: rows and tokens of the largest batch.  ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
+    ``most_tokens``: rows and tokens of the largest batch.
+    ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
     """
 
     def __init__(self, native: Native, n_steps: int) -> None:

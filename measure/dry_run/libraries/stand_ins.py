@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.importing import Change, OnImport
 
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _N_WORDS = 1000
@@ -24,7 +24,13 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     makes one without words where no file is there, and all rows are then empty: that is refused in any case.
     """
 
-    def tokenizers(module: ModuleType) -> None:
+    imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, allowed=allowed))
+    if rows:
+        imports.add("datasets.load", _data_sets(guesses, rows))
+
+
+def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
+    def change(module: ModuleType) -> None:
         load = module.AutoTokenizer.from_pretrained
 
         def from_pretrained(name: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +50,11 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
 
         module.AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
 
-    def data_sets(module: ModuleType) -> None:
+    return change
+
+
+def _data_sets(guesses: Guesses, rows: str) -> Change:
+    def change(module: ModuleType) -> None:
         load = module.load_dataset
 
         def load_dataset(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,14 +63,11 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
             except (OSError, ValueError):
                 guesses.assume("data set", f"the rows of {rows}", str(path))
                 found = load("json", data_files=rows)
-                split = kwargs.get("split")
-                return found if split is None else found["train"]
+                return found["train"] if kwargs.get("split") else found
 
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
 
-    imports.add("transformers.models.auto.tokenization_auto", tokenizers)
-    if rows:
-        imports.add("datasets.load", data_sets)
+    return change
 
 
 def _tokenizer_of_words(padding_side: str) -> Any:
