@@ -77,4 +77,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
             f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {job_of_file.n_tokens:,}, "
             "so its own data is needed: give the whole command after --"
         )
+    if ran.allocator and not how.allocator:
+        stood_in += (
+            Assumed("settings of torch's allocator", ran.allocator, "the program's variables", "--allocator says others"),
+        )
     return replace(ran, assumed=(*stood_in, *ran.assumed))

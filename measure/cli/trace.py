@@ -160,7 +160,8 @@ def _trace_program(program: list[str] | None, said: dict[str, Any], answer: Trac
     from measure.dry_run.report import to_text as what_was_assumed
 
     ran = run(program or (), cards, answer)
-    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, parse_settings(answer.allocator or ""))
+    settings = parse_settings(answer.allocator or ran.allocator)
+    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, settings)
     _write_files(answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary)
     if answer.as_json:
         write_result(to_json(summary, timeline_of(ran.events, summary), ran.assumed))

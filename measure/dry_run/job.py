@@ -49,6 +49,7 @@ class Answer:
     """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
 
     ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
+    ``allocator``: what the variables said that torch's allocator reads, where the program set them or was given them.
     ``exit_code``: the program's own, if it ended itself.
     """
 
@@ -58,4 +59,5 @@ class Answer:
     steps: int
     micro_steps: int
     most_tokens: tuple[int, int]
+    allocator: str
     assumed: tuple[dict[str, str], ...]

@@ -56,6 +56,7 @@ class DryRun:
     steps: int
     micro_steps: int
     most_tokens: tuple[int, int]
+    allocator: str
 
 
 def dry_run(job: Job) -> DryRun:
@@ -80,7 +81,14 @@ def dry_run(job: Job) -> DryRun:
                 "the program ended without an optimizer step of torch, so its training was not seen; name the script that trains"
             )
         events = read_jsonl(folder / EVENTS_FILE)
-    return DryRun(events, tuple(Assumed(**each) for each in answer.assumed), answer.steps, answer.micro_steps, answer.most_tokens)
+    return DryRun(
+        events,
+        tuple(Assumed(**each) for each in answer.assumed),
+        answer.steps,
+        answer.micro_steps,
+        answer.most_tokens,
+        answer.allocator,
+    )
 
 
 def _run_child(job: Job, folder: Path) -> int:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from measure.dry_run.native import Native
 from measure.trace.modules import ModuleStack
 from measure.trace.record import Role, Stage
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _CONSTANTS = ("absmax", "code", "offset", "SCB")
 _ADAPTER_MARKS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_")
 
@@ -55,6 +57,7 @@ class Stages:
     """Tells the log where the program is, and keeps roles of blocks by their numbers.
 
     ``most_tokens``: rows and tokens of the largest batch.
+    ``allocator``: settings of torch's allocator that the program runs with.
     ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
     """
 
@@ -66,6 +69,7 @@ class Stages:
         self.steps_done = self.micro_steps = 0
         self.backwards = 0
         self.most_tokens = (0, 0)
+        self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
         self._n_steps = n_steps
         self._stage: Stage = "load"
@@ -112,6 +116,7 @@ class Stages:
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self.backwards == 0:
+                self.allocator = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
                 self.enter("backward")
             self.backwards += 1
             try:

@@ -23,7 +23,6 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand in.  Transformers 5
     makes one without words where no file is there, and all rows are then empty: that is refused in any case.
     """
-
     imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, allowed=allowed))
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
