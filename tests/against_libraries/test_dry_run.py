@@ -243,9 +243,9 @@ def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero2", "zero3"])
 def test_a_rank_asks_for_what_the_sharded_trace_says(sharding: str, folder: Path) -> None:
-    """The peak of a later micro-step within 1 %; under FSDP2 the same requests in the same order."""
+    """The peak of a later micro-step within 2 %; under FSDP2 the same requests in the same order."""
     dry, traced = sharded_streams(sharding)
     one, other = (max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER) for events in (dry, traced))
-    assert one == pytest.approx(other, rel=0.01)
+    assert one == pytest.approx(other, rel=0.02)
     if sharding == "fsdp":
         assert requests(dry) == requests(traced)
