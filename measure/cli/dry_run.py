@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from measure.cli.said import need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
-from planner.errors import UsageError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import split_count
 
 # What a program can be joined with; all else the program says itself.
@@ -38,7 +40,7 @@ def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
 
 
 def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
-    """The dry run of ``command``; ``how`` has ``steps``, ``timeout_s``, ``allocator`` and ``trust_remote_code``.
+    """The dry run of ``command``, or of the file in ``how.check`` by its own tool; ``how`` has the flags beside what the job is.
 
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
@@ -48,14 +50,35 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     from measure.dry_run.job import Job
     from measure.dry_run.parent import dry_run
     from measure.dry_run.program import check_program
+    from measure.dry_run.tool_jobs import tool_job
+    from measure.trace.assumed import Assumed
 
+    files: dict[str, str] = {}
+    stood_in: tuple[Assumed, ...] = ()
+    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths)
+    if job_of_file is not None:
+        command, files = job_of_file.command, dict(job_of_file.files)
+        said = f"rows of {job_of_file.n_tokens:,} tokens"
+        stood_in = (Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),)
     check_program(command)
     need("measure", "torch")
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
     multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
     facts = CardFacts(f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards)
+    rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
-        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code
-    )
-    return dry_run(job)
+        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code,
+        files, how.check is not None or bool(rows), rows,
+    )  # fmt: skip
+    ran = dry_run(job)
+    if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
+        raise NotModelledError(
+            f"the tool made batches of {ran.most_tokens[1]:,} tokens of rows of {job_of_file.n_tokens:,}, "
+            "so its own data is needed: give the whole command after --"
+        )
+    if ran.allocator and not how.allocator:
+        stood_in += (
+            Assumed("settings of torch's allocator", ran.allocator, "the program's variables", "--allocator says others"),
+        )
+    return replace(ran, assumed=(*stood_in, *ran.assumed))

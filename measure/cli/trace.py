@@ -18,7 +18,7 @@ from planner.allocator.summary import Summary, summarize, timeline_of, timeline_
 from planner.catalog.hf_config import model_from_config
 from planner.domain.job_line import picture_title
 from planner.domain.model import ModelSpec
-from planner.errors import ExitCode, UnknownArchitectureError
+from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_writable
 from planner.intake.flags import Config, Force, OwnOptions
 
@@ -60,6 +60,24 @@ OPTIONS: OwnOptions = {
         Annotated[bool, typer.Option("--trust-remote-code", help="Of a program: run the code that comes with a checkpoint")],
         False,
     ),
+    "check": (
+        Annotated[
+            str | None,
+            typer.Option("--check", metavar="FILE", help="A training file: its own tool runs it, on rows of full length"),
+        ],
+        None,
+    ),
+    "lengths": (
+        Annotated[int | None, typer.Option("--lengths", metavar="TOKENS", min=1, help="Of --check: tokens of each row")],
+        None,
+    ),
+    "data": (
+        Annotated[
+            str | None,
+            typer.Option("--data", metavar="FILE", help="Of a program: JSONL rows in place of each data set that is not there"),
+        ],
+        None,
+    ),
     "program": (
         Annotated[
             list[str] | None,
@@ -84,6 +102,9 @@ class TraceOutput:
     steps: int
     timeout_s: float
     trust_remote_code: bool
+    check: str | None
+    lengths: int | None
+    data: str | None
 
 
 def trace(**said: Any) -> int:
@@ -101,7 +122,8 @@ def trace(**said: Any) -> int:
             check_writable(path)
     if answer.plot is not None:
         need("plots", "matplotlib")
-    if program:
+    _check_together(program, answer)
+    if program or answer.check is not None:
         return _trace_program(program, said, answer, limit_bytes)
     said_apart = {"config": said.pop("config"), "force": said.pop("force")}
     scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
@@ -118,7 +140,17 @@ def trace(**said: Any) -> int:
     return _exit_code(summary)
 
 
-def _trace_program(program: list[str], said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None) -> int:
+def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
+    """Of flags about programs, those that say nothing here are refused."""
+    if program and answer.check is not None:
+        raise UsageError("--check names a file that its own tool runs, so no program can follow")
+    if answer.lengths is not None and answer.check is None:
+        raise UsageError("--lengths says how long the rows of --check FILE are; a program has its own data, or --data")
+    if answer.data is not None and not program:
+        raise UsageError("--data stands in for data sets of a program: measure trace --data rows.jsonl -- python train.py")
+
+
+def _trace_program(program: list[str] | None, said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None) -> int:
     """The same of the user's own program.  Where no ``--fits`` is said, the limit is what the card makes visible."""
     from measure.cli.dry_run import cards_of, run
 
@@ -127,9 +159,10 @@ def _trace_program(program: list[str], said: dict[str, Any], answer: TraceOutput
     card = cards[0]
     from measure.dry_run.report import to_text as what_was_assumed
 
-    ran = run(program, cards, answer)
-    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, parse_settings(answer.allocator or ""))
-    _write_files(answer, f"{' '.join(program)[:80]}, {card.id}", ran.events, summary)
+    ran = run(program or (), cards, answer)
+    settings = parse_settings(answer.allocator or ran.allocator)
+    summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, settings)
+    _write_files(answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary)
     if answer.as_json:
         write_result(to_json(summary, timeline_of(ran.events, summary), ran.assumed))
     else:

@@ -78,7 +78,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> A
     assumed = tuple(
         {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note} for each in guesses.listed()
     )
-    return Answer(ending, reason, code, stages.steps_done, stages.micro_steps, assumed)
+    return Answer(ending, reason, code, stages.steps_done, stages.micro_steps, stages.most_tokens, stages.allocator, assumed)
 
 
 def _leave(folder: Path, native: Native, stages: Stages, answer: Answer) -> None:

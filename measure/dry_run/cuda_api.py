@@ -216,7 +216,7 @@ def _resizing(native: Native) -> None:
         native.resize_storage(storage._cdata, size)
         return storage
 
-    torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign,assignment]
 
 
 def _recording(native: Native) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from measure.dry_run.card import CardFacts
@@ -16,7 +16,8 @@ class Job:
     """A program and the card that it runs on.
 
     ``library``: the compiled part.  ``folder``: where the answer goes, the program's own folders are below.
-    ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  ``files``: contents by name, for the folder that the program sees.
+    ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file that data sets may be replaced by.
     """
 
     library: str
@@ -27,6 +28,9 @@ class Job:
     timeout_s: float
     allocator: str
     trust_remote_code: bool
+    files: dict[str, str] = field(default_factory=dict)
+    stands_in: bool = False
+    rows: str = ""
 
     def to_fields(self) -> dict[str, Any]:
         """As plain values."""
@@ -44,7 +48,9 @@ class Job:
 class Answer:
     """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
 
-    ``steps``: optimizer steps that ran.  ``exit_code``: the program's own, if it ended itself.
+    ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
+    ``allocator``: what the variables said that torch's allocator reads, where the program set them or was given them.
+    ``exit_code``: the program's own, if it ended itself.
     """
 
     ending: Ending
@@ -52,4 +58,6 @@ class Answer:
     exit_code: int
     steps: int
     micro_steps: int
+    most_tokens: tuple[int, int]
+    allocator: str
     assumed: tuple[dict[str, str], ...]

@@ -125,7 +125,7 @@ def _words(args: Any) -> list[str]:
 
 
 def _rank_variables(n_processes: int, run_id: str) -> dict[str, str]:
-    """What torch's agent tells the first of its processes (torch 2.13 distributed/elastic/agent/server/local_elastic_agent.py)."""
+    """What torch's agent tells the first of its processes (torch 2.13 elastic/agent/server/local_elastic_agent.py)."""
     zero = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     number = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {

@@ -55,6 +55,8 @@ class DryRun:
     assumed: tuple[Assumed, ...]
     steps: int
     micro_steps: int
+    most_tokens: tuple[int, int]
+    allocator: str
 
 
 def dry_run(job: Job) -> DryRun:
@@ -79,12 +81,23 @@ def dry_run(job: Job) -> DryRun:
                 "the program ended without an optimizer step of torch, so its training was not seen; name the script that trains"
             )
         events = read_jsonl(folder / EVENTS_FILE)
-    return DryRun(events, tuple(Assumed(**each) for each in answer.assumed), answer.steps, answer.micro_steps)
+    return DryRun(
+        events,
+        tuple(Assumed(**each) for each in answer.assumed),
+        answer.steps,
+        answer.micro_steps,
+        answer.most_tokens,
+        answer.allocator,
+    )
 
 
 def _run_child(job: Job, folder: Path) -> int:
     work = view_of(Path.cwd(), folder / "work")
-    command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(job.to_fields())]
+    for name, content in job.files.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(content, encoding="utf-8")
+    # The files are there; a command line is too short for them.
+    command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(replace(job, files={}).to_fields())]
     with subprocess.Popen(
         command,
         cwd=work,
@@ -132,7 +145,7 @@ def _answer_in(folder: Path) -> Answer | None:
     if not path.is_file():
         return None
     fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
-    return Answer(**{**fields, "assumed": tuple(fields["assumed"])})
+    return Answer(**{**fields, "assumed": tuple(fields["assumed"]), "most_tokens": tuple(fields["most_tokens"])})
 
 
 def _without_answer(code: int, folder: Path, timeout_s: float) -> PlannerError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +21,7 @@ def install() -> None:
     """Groups of any backend are made of torch's own group without communication, in this process and for good."""
 
     def create(options: Any, _: Any) -> Any:
-        return FakeProcessGroup._create_internal(options.group_rank, options.group_size)  # type: ignore[attr-defined]
+        return FakeProcessGroup._create_internal(options.group_rank, options.group_size)
 
     dist.Backend.register_backend(_NAME, create, extended_api=True, devices=["cpu", "cuda"])
     make: Any = distributed_c10d._new_process_group_helper
@@ -36,7 +36,7 @@ def install() -> None:
         return group, prefix
 
     distributed_c10d._new_process_group_helper = made  # type: ignore[assignment]
-    distributed_c10d.rendezvous = _first_rank  # type: ignore[attr-defined]
+    setattr(distributed_c10d, "rendezvous", _first_rank)  # noqa: B010 - types of torch do not allow it
     for module in (dist, distributed_c10d):
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
@@ -51,7 +51,7 @@ def _sum_gradients() -> None:
         made(model, *args, **kwargs)
         dist._register_comm_hook(model.reducer, None, _as_it_is)  # type: ignore[attr-defined]
 
-    DistributedDataParallel._ddp_init_helper = make  # type: ignore[method-assign]
+    DistributedDataParallel._ddp_init_helper = make  # type: ignore[method-assign,assignment]
 
 
 def _as_it_is(_: Any, bucket: Any) -> Any:
@@ -68,4 +68,4 @@ def n_ranks() -> int:
 def _first_rank(_: str, rank: int = -1, world_size: int = -1, **__: Any) -> Iterator[tuple[Any, int, int]]:
     """Where processes would meet: the others are taken to be there."""
     size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-    yield dist.HashStore(), max(rank, 0), size
+    yield HashStore(), max(rank, 0), size

@@ -15,7 +15,16 @@ from measure.dry_run.card import LiveAllocator
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.job import Job
 from measure.dry_run.launches import Launches
-from measure.dry_run.libraries import bitsandbytes_library, cuda_builds, flash_attention, kernels, refused, saving, triton_kernels
+from measure.dry_run.libraries import (
+    bitsandbytes_library,
+    cuda_builds,
+    flash_attention,
+    kernels,
+    refused,
+    saving,
+    stand_ins,
+    triton_kernels,
+)
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
 from measure.dry_run.native import Native
@@ -47,6 +56,7 @@ def set_up(native: Native, job: Job) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
+    stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     process_group.install()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from measure.dry_run.native import Native
 from measure.trace.modules import ModuleStack
 from measure.trace.record import Role, Stage
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _CONSTANTS = ("absmax", "code", "offset", "SCB")
 _ADAPTER_MARKS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_")
 
@@ -54,6 +56,8 @@ def longest_list(model: nn.Module) -> str:
 class Stages:
     """Tells the log where the program is, and keeps roles of blocks by their numbers.
 
+    ``most_tokens``: rows and tokens of the largest batch.
+    ``allocator``: settings of torch's allocator that the program runs with.
     ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
     """
 
@@ -64,6 +68,8 @@ class Stages:
         self.roles: dict[int, Role] = {}
         self.steps_done = self.micro_steps = 0
         self.backwards = 0
+        self.most_tokens = (0, 0)
+        self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
         self._n_steps = n_steps
         self._stage: Stage = "load"
@@ -75,6 +81,7 @@ class Stages:
         self._following = self.modules.following()
         self._following.__enter__()
         self._follow_backward()
+        self._follow_tokens()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -109,6 +116,7 @@ class Stages:
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self.backwards == 0:
+                self.allocator = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
                 self.enter("backward")
             self.backwards += 1
             try:
@@ -121,6 +129,17 @@ class Stages:
 
         torch.autograd._engine_run_backward = follow  # type: ignore[attr-defined]
         torch.autograd.graph._engine_run_backward = follow
+
+    def _follow_tokens(self) -> None:
+        """Note the largest batch of tokens that is looked up in an embedding."""
+        embedding = torch.nn.functional.embedding
+
+        def follow(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
+            if input.dim() > 0 and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
+                self.most_tokens = input.numel() // max(input.shape[-1], 1), input.shape[-1]
+            return embedding(input, *args, **kwargs)
+
+        torch.nn.functional.embedding = follow
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         del optimizer

@@ -64,7 +64,8 @@ def _check(configs: list[str] | None, **said: Any) -> Outcome:
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
-    run = CheckRun(said.pop("accelerate") or (), said.pop("allow"), said.pop("write"), said.pop("command") or ())
+    accelerate, commands = said.pop("accelerate") or (), said.pop("command") or ()
+    run = CheckRun(accelerate, said.pop("allow"), said.pop("write"), commands, said.pop("trace"))
     return check_configs(configs or (), said, CheckOptions(output_format, **own), run)
 
 

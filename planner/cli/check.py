@@ -19,12 +19,13 @@ MAX_CONFIGS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What is asked beside how files are read: launch files, what may pass, where the changed file goes, and commands."""
+    """What is asked beside how files are read: launch files, what may pass, where the changed file goes, commands, dry runs."""
 
     accelerate: Sequence[str] = ()
     allow: str | None = None
     write: str | None = None
     commands: Sequence[str] = ()
+    traces: bool = False
 
 
 def check_configs(
@@ -44,6 +45,10 @@ def check_configs(
     if len(jobs) > MAX_CONFIGS:
         raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(jobs):,} are given")
     checked = _checked(jobs, said, run)
+    if run.traces:
+        from planner.cli.check_trace import with_traces
+
+        checked = with_traces(checked, flags)
     code = worst_exit_code(checked, allowed)
     if options.output_format == "json":
         from planner.report.check.document import check_json

@@ -129,6 +129,10 @@ CHECK_OPTIONS: OwnOptions = {
         ],
         None,
     ),
+    "trace": (
+        Annotated[bool, typer.Option("--trace", help="Run the file by its own tool on a pretended card, too (measure)")],
+        False,
+    ),
     "calibration": _ANSWER_OPTIONS["calibration"],
     "force": (Force, False),
     "output_format": (Format, None),

@@ -144,6 +144,50 @@ def test_what_cannot_be_pretended_ends_with_exit_code_6(before: str, after: str,
     assert says in err.splitlines()[-1]
 
 
+# Takes the place of a launcher: it gives variables and starts Python.
+LAUNCHER = """
+import os, subprocess, sys
+words = [sys.executable, "-u", "train.py", "--said"]
+done = subprocess.run(words, env={**os.environ, "SAID": "yes"}, check=True, stdout=subprocess.PIPE)
+raise AssertionError("the steps that were asked for have run")
+"""
+
+
+def test_what_a_launcher_starts_runs_in_the_dry_run(folder: Path) -> None:
+    """With the variables that it would give, and told as assumed."""
+    program(before="import os, sys\nassert os.environ['SAID'] == 'yes' and sys.argv[1:] == ['--said']")
+    Path("launch.py").write_text(LAUNCHER, encoding="utf-8")
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", "launch.py")
+    assert code == 0, err
+    assert "a process that the program would start at python -u train.py" in out
+
+
+SHARDED = """
+import os, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+assert torch.cuda.device_count() == int(os.environ["WORLD_SIZE"]) == 4
+dist.init_process_group("nccl")
+assert dist.get_rank() == 0 and dist.get_world_size() == 4 and dist.get_backend() == "nccl"
+gathered = [torch.zeros(2, device="cuda") for _ in range(4)]
+dist.all_gather(gathered, torch.full((2,), 7.0, device="cuda"))
+assert [each.tolist() for each in gathered] == [[7.0, 7.0]] * 4
+"""
+
+
+def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
+    """FSDP2's own code in a group without partners; a launcher for another number of cards is refused."""
+    script = program(before=SHARDED)
+    text = Path(script).read_text(encoding="utf-8").replace("optimizer =", "fully_shard(net)\noptimizer =")
+    Path(script).write_text(text, encoding="utf-8")
+    code, out, err = run("trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script)
+    assert code == 0, err
+    terms = {each["name"]: each["bytes"] for phase in json.loads(out)["phases"] for each in phase["at_peak"]["terms"]}
+    assert terms["optimizer_states"] == 2 * (4 * 1024 * 1024 * 4 + 2 * 4096) // 4
+    code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
+    assert code == 6
+    assert "starts 4 processes, but --gpu names 2 cards" in err.splitlines()[-1]
+
+
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
     """Exit code 6 for a script that ends, 1 with the place for one that does not."""
     Path("none.py").write_text("print('nothing')\n", encoding="utf-8")
@@ -196,8 +240,8 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
-        (["--gpu", "4090:2", "--", "python", "train.py"], 6, "2 cards"),
-        (["--gpu", "4090", "--", "torchrun", "train.py"], 6, "name the script itself"),
+        (["--gpu", "4090", "--check", "a.yaml", "--", "python", "train.py"], 2, "no program can follow"),
+        (["--gpu", "4090", "--lengths", "8", "--", "python", "train.py"], 2, "--check FILE"),
         (["--gpu", "m3-max", "--", "python", "train.py"], 2, "no CUDA card"),
     ],
 )

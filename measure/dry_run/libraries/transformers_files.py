@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from types import ModuleType
@@ -59,7 +61,8 @@ class Checkpoints:
             return None
         self._guesses.assume("config.json of a model", f"the catalog's {entry.id}", name)
         folder = Path(tempfile.mkdtemp())
-        (folder / "config.json").write_text(json.dumps(entry.config_fields()), encoding="utf-8")
+        fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
+        (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
         return str(folder)
 
     def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
@@ -96,6 +99,13 @@ class Checkpoints:
         return self._dtypes.get(str(PurePath(file).parent), torch.float32)
 
 
+def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The class that the program's own Transformers has for a text model, which some programs read and our catalog leaves out."""
+    known = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    found = known.get(fields.get("model_type"))
+    return {} if found is None else {"architectures": [found]}
+
+
 def _without_generation_files(module: ModuleType) -> None:
     """Settings of text generation, which lie beside weights that are not there, change nothing of a training step."""
     base: Any = module.GenerationMixin
@@ -109,7 +119,7 @@ def _without_generation_files(module: ModuleType) -> None:
 
 
 def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A tensor in host memory for each one that the checkpoint would have, whole where a rank holds a part; tied ones it has once."""
+    """A tensor in host memory for each one of the checkpoint, whole where a rank holds a part; tied ones once."""
     whole = {name: getattr(each, "ds_shape", each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     return {

@@ -7,6 +7,8 @@ What a kernel would write is not known afterwards.  Which arguments it writes is
 from __future__ import annotations
 
 import ast
+import builtins
+import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,10 +39,10 @@ def install(imports: OnImport, native: Native, guesses: Guesses, facts: CardFact
                 if isinstance(given.get(name), torch.Tensor):
                     _write_guess(native, given[name])
 
-        module.JITFunction.run = run  # type: ignore[attr-defined]
+        module.JITFunction.run = run
 
     def no_driver(module: ModuleType) -> None:
-        module.driver.set_active(_Driver(native, facts))  # type: ignore[attr-defined]
+        module.driver.set_active(_Driver(native, facts))
 
     imports.add("triton.runtime.jit", no_kernels)
     imports.add("triton.runtime.driver", no_driver)
@@ -66,9 +68,8 @@ class _Driver:
 
     def get_current_target(self) -> Any:
         """The card's architecture as Triton names it."""
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._major * 10 + self._minor, 32)
+        compiler: Any = sys.modules["triton.backends.compiler"]
+        return compiler.GPUTarget("cuda", self._major * 10 + self._minor, 32)
 
     def get_current_device(self) -> int:
         """Number of the current card."""
@@ -130,13 +131,12 @@ def _written_in(tree: ast.AST) -> frozenset[str]:
         if isinstance(node, ast.Call):
             written |= _written_by(node)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            sources.append((set().union(*map(_names, targets)), _names(node.value)))
+            sources.append((_names(*(node.targets if isinstance(node, ast.Assign) else [node.target])), _names(node.value)))
     before = -1
     while before != len(written):
         before = len(written)
-        for targets, values in sources:
-            if targets & written:
+        for made, values in sources:
+            if made & written:
                 written |= values
     return frozenset(written)
 
@@ -147,16 +147,16 @@ def _written_by(call: ast.Call) -> set[str]:
     if name == "store" or name.startswith("atomic_"):
         # A block pointer stores itself: ``pointer.store(value)``.
         own = function.value if isinstance(function, ast.Attribute) else None
-        pointer = call.args[0] if isinstance(own, ast.Name) and own.id in _MODULE_NAMES else own
-        said = [pointer, *(each.value for each in call.keywords if each.arg == "pointer")]
-        return set().union(*(_names(each) for each in said if each is not None))
-    if isinstance(function, ast.Name) and function.id not in dir(__builtins__):
-        return set().union(set(), *(_names(each) for each in (*call.args, *(word.value for word in call.keywords))))
+        of_module = own is None or (isinstance(own, ast.Name) and own.id in _MODULE_NAMES)
+        said = [*(call.args[:1] if of_module else [own]), *(each.value for each in call.keywords if each.arg == "pointer")]
+        return _names(*(each for each in said if each is not None))
+    if isinstance(function, ast.Name) and not hasattr(builtins, function.id):
+        return _names(*call.args, *(word.value for word in call.keywords))
     return set()
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+def _names(*nodes: ast.AST) -> set[str]:
+    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _write_guess(native: Native, tensor: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from planner.domain.prediction import Verdict
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import DDP
 from planner.errors import ExitCode
+from planner.report.check.traced import Traced
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.searching.levers import Lever
 from planner.units import plain_number
@@ -84,6 +85,7 @@ class Checked:
     that was read in any case.  ``candidates``: those that could be meant where none was read.  ``command``:
     the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers, ``None`` where nobody
     looked.  ``remedy``: changes that together make it fit.
+    ``traced``: the dry run by the file's own tool, where it was asked for.
     ``details``: how to ask for all of it, where that is not by ``--config``.
     """
 
@@ -104,10 +106,16 @@ class Checked:
     remedy: tuple[Fix, ...] = ()
     written: Written | None = None
     details: str = ""
+    traced: Traced | None = None
 
     @property
     def exit_code(self) -> ExitCode:
-        """What this config alone would end with; the written file's code where one was written."""
+        """What this config alone would end with; the written file's code where one was written.
+
+        Where nothing is predicted because something is not modelled, a dry run that has an answer gives the code.
+        """
+        if self.traced is not None and self.traced.answered and self.failure_code == ExitCode.NOT_MODELLED:
+            return self.traced.code
         if self.written is not None:
             return self.written.after.exit_code
         return self.failure_code if self.subject is None else exit_code_of(self.subject.prediction)

@@ -120,6 +120,17 @@ class WrittenPart(Part):
     answer: AnswerPart | None = at("after", "answered")
 
 
+class DryRunPart(Part):
+    """The file run by its own tool on a card that is not there; ``exit_code`` is what that alone ends with."""
+
+    exit_code: Annotated[int, Field(ge=0, le=6)] = at("code")
+    error: MaybeText = at("failure")
+    allocated_bytes: MaybeBytes
+    reserved_bytes: MaybeBytes
+    limit_bytes: MaybeBytes
+    assumed: list[str]
+
+
 class CheckResultPart(Part):
     """One config file: its answer, or why there is none.
 
@@ -140,6 +151,7 @@ class CheckResultPart(Part):
     )
     remedy: list[FixPart] = Field(description="changes that together make it fit and that --write writes; empty: none found")
     written: WrittenPart | None
+    dry_run: DryRunPart | None = at("traced", description="where --trace asked for it")
 
 
 class CheckDocument(Part):

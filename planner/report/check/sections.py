@@ -10,6 +10,7 @@ from itertools import groupby
 from planner.domain.job_line import short_job_line
 from planner.errors import ExitCode
 from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
+from planner.report.check.traced import Traced
 from planner.report.prediction.sections import VERDICTS, data_notes, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.prediction.verdict import uses_text, verdict_note
@@ -22,6 +23,11 @@ _FAILURES = {
     ExitCode.INTERNAL_ERROR: "INTERNAL ERROR",
     ExitCode.USAGE: "CANNOT BE USED",
     ExitCode.NOT_MODELLED: "NOT MODELLED",
+}
+_DRY_RUNS: dict[ExitCode, tuple[str, Tone]] = {
+    ExitCode.FITS: ("FITS", "good"),
+    ExitCode.UNCERTAIN: ("UNCERTAIN, the CUDA context decides", "warn"),
+    ExitCode.GPU_MEMORY_SHORT: ("DOES NOT FIT", "bad"),
 }
 _COLUMNS = (
     Column("verdict", whole=True),
@@ -42,7 +48,22 @@ def check_sections(checked: Sequence[Checked], allowed: Collection[ExitCode] = (
         sections = _failed(checked[0]) if checked[0].subject is None else _one(checked[0], checked[0].subject, allowed)
     else:
         sections = _several(checked, allowed)
+    sections = (*sections, *(Section("", tuple(_dry_run(each, each.traced))) for each in checked if each.traced is not None))
     return tuple(section for section in sections if section.blocks)
+
+
+def _dry_run(each: Checked, traced: Traced) -> Iterator[Block]:
+    """The peak of the tool's own run, or why there is none, with what had to be assumed."""
+    name = _base(each.config)
+    if traced.reserved_bytes is None or traced.allocated_bytes is None:
+        yield Note(f"Dry run of {name}: none, {traced.failure}", "warn")
+        return
+    verdict, tone = _DRY_RUNS[traced.code]
+    of = "" if traced.limit_bytes is None else f" of {gib(traced.limit_bytes)} GiB"
+    peaks = f"reserved {gib(traced.reserved_bytes)}{of}, allocated {gib(traced.allocated_bytes)}, without the CUDA context"
+    yield Note(f"Dry run of {name} by its own tool: {verdict}; {peaks}.", tone)
+    for line in traced.assumed[:_MAX_LISTED]:
+        yield Note(f"    {line}", "dim")
 
 
 def _failed(each: Checked) -> tuple[Section, ...]:

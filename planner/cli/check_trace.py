@@ -1,0 +1,76 @@
+"""``plan check ... --trace``: beside each answer the dry run of the file by its own tool, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pydantic import ValidationError
+
+from planner.allocator.events import read_jsonl
+from planner.allocator.replay import replay
+from planner.allocator.trace_document import TraceDocument
+from planner.errors import ExitCode, UsageError, how_to_install
+from planner.report.check.checked import Checked
+from planner.report.check.traced import Traced
+from planner.units import GIB
+
+_MODULE = "measure"
+# The most that a CUDA context takes of what the card makes visible (docs/dry_run.md); the dry run has none.
+_CONTEXT_BYTES = int(0.8 * GIB)
+
+
+def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list[Checked]:
+    """``checked`` with the dry run of each file.
+
+    Raises:
+        UsageError: no card is named, other flags than the card say what the job is, or the measure extra is missing.
+    """
+    if find_spec(_MODULE) is None:
+        raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
+    said = {name: value for name, value in flags.items() if value is not None}
+    card = said.pop("gpu", None)
+    if card is None:
+        raise UsageError("--trace runs the file on a card: name it with --gpu")
+    if said:
+        flag = next(iter(said)).replace("_", "-")
+        raise UsageError(f"--trace runs the file as it is, so --{flag} cannot be joined with it; write it into the file")
+    return [replace(each, traced=_traced(each.config, str(card))) for each in checked]
+
+
+def _traced(config: str, card: str) -> Traced:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        command = [sys.executable, "-m", _MODULE, "trace", "--json", f"--check={config}", f"--gpu={card}", f"--events={path}"]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode not in (ExitCode.FITS, ExitCode.GPU_MEMORY_SHORT):
+            lines = done.stderr.strip().splitlines()
+            reason = lines[-1].removeprefix("measure: ") if lines else f"exit code {done.returncode}"
+            known = done.returncode in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
+            return Traced(ExitCode(done.returncode) if known else ExitCode.INTERNAL_ERROR, reason)
+        try:
+            document = TraceDocument.model_validate_json(done.stdout)
+        except ValidationError as error:
+            return Traced(ExitCode.INTERNAL_ERROR, f"what measure trace wrote is not read: {error.errors()[0]['msg']}")
+        return _answer(document, done.returncode, path)
+
+
+def _answer(document: TraceDocument, code: int, events: Path) -> Traced:
+    limit = None if document.verdict is None else document.verdict.limit_bytes
+    verdict = ExitCode(code)
+    if verdict == ExitCode.FITS and limit is not None:
+        beside_context = replay(read_jsonl(events), limit_bytes=limit - _CONTEXT_BYTES)
+        verdict = ExitCode.UNCERTAIN if beside_context.out_of_memory is not None else ExitCode.FITS
+    assumed = tuple(f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions)
+    return Traced(
+        verdict,
+        allocated_bytes=document.allocated_peak_bytes,
+        reserved_bytes=document.reserved_peak_bytes,
+        limit_bytes=limit,
+        assumed=assumed,
+    )

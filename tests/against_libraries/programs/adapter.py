@@ -1,0 +1,25 @@
+"""A plain loop around an adapter of PEFT: ``adapter.py NAME``."""
+
+import sys
+
+import torch
+from peft import LoraConfig, OFTConfig, VeraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+config = {
+    "lora": lambda: LoraConfig(r=8, target_modules=targets),
+    "dora": lambda: LoraConfig(r=8, target_modules=targets, use_dora=True),
+    "oft": lambda: OFTConfig(r=0, oft_block_size=32, target_modules=targets),
+    "vera": lambda: VeraConfig(r=64, target_modules=["q_proj", "o_proj"]),
+}[sys.argv[1]]()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.bfloat16).cuda()
+model.config.use_cache = False
+model = get_peft_model(model, config)
+model.train()
+optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-4)
+for _ in range(10):
+    ids = torch.randint(0, 500, (2, 512), device="cuda")
+    model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
