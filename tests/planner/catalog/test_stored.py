@@ -15,12 +15,15 @@ from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model, storage_of, stored_checkpoints
 from planner.catalog.stored import stored_by_name
+from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
-from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes
+from planner.program.job import job_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -203,6 +206,19 @@ def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
         assert numerics_of(nf4, method=method) == Numerics("bf16", "bf16-mixed", "nf4", True, "bf16", PLAIN)
     assert numerics_of(awq, load_dtype="bf16", stack="llama-factory@0.8").load_dtype == "bf16"
     assert numerics_of("TheBloke/Llama-2-7B-GPTQ").quantization == "gptq-int4"
+
+
+def test_gptq_bytes_stored_as_floats_are_divided() -> None:
+    """fms-acceleration makes float parameters of them, which FSDP divides; scales and indices stay whole."""
+    said = {"model": "TheBloke/Llama-2-7B-GPTQ", "method": "lora", "gpu": "a100-80gb:4", "seq": 512, "sharding": "fsdp1"}
+    whole, parts = (
+        job_of(resolve(from_flags({**said, "switches": "packed_kernels=triton", **more})), Coefficients())
+        for more in ({}, {"quant_storage": "fp16"})
+    )
+    assert quantized_weight_bytes(whole) == 4 * quantized_weight_bytes(parts)
+    assert quantization_constant_bytes(whole) == quantization_constant_bytes(parts)
+    with pytest.raises(RefusedCombinationError, match="quant-storage-without-4bit"):
+        resolve(from_flags({**said, "quant_storage": "fp16"}))
 
 
 def test_a_storage_is_told_in_words() -> None:
