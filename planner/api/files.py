@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.job import How, answer_request
 from planner.configs.sharding import Beside
+from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.fields import PARTS, REQUEST_FIELDS
@@ -61,7 +62,22 @@ def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: C
     require(request, *PARTS, example=_EXAMPLE, prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
     remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
-    return Checked(config, read.tool, subject, flags=flags_of(request), remarks=remarks, ignored=read.ignored)
+    return Checked(
+        config,
+        read.tool,
+        subject,
+        flags=flags_of(_without_images(request, subject.scenario)),
+        remarks=remarks,
+        ignored=read.ignored,
+    )
+
+
+def _without_images(request: ScenarioRequest, scenario: Scenario) -> ScenarioRequest:
+    """``request`` without what a tool's file assumes of images, where the model sees none."""
+    if scenario.recipe.batch.images is not None:
+        return request
+    values = {name: given for name, given in request.values.items() if name not in ("images_per_sample", "image_size")}
+    return replace(request, values=values)
 
 
 def flags_of(request: ScenarioRequest) -> str:

@@ -99,10 +99,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if old:
         reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
-    if old and reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
-    else:
-        reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
+    _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs:
@@ -131,6 +128,13 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
+
+
+def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
+    if old and reading.value("seq") is None:
+        reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
+    else:
+        reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
 
 
 def _refuse_other_kinds(keys: Keys) -> None:

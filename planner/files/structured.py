@@ -5,6 +5,7 @@ What is wrong is said by place and kind.  No message repeats what stands in the 
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -70,6 +71,11 @@ def toml_table(path: str | Path, text: str) -> dict[str, Any]:
     """
     table: dict[str, Any] = _of(path, "TOML", _toml, text)
     return table
+
+
+def csv_cells(line: str) -> list[str]:
+    """The cells of one line of CSV, without blanks around them; of a blank line one that is empty."""
+    return [cell.strip() for cell in next(csv.reader([line]), [""])] or [""]
 
 
 def json_value(path: str | Path, text: str) -> Any:

@@ -5,7 +5,6 @@ A column of counts always works.  Text is counted with a ``tokenizer.json``, whi
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,7 +14,7 @@ from typing import Any
 from planner.domain.sample_lengths import SampleLengths
 from planner.errors import InputFileError, UsageError, how_to_install
 from planner.files.reading import Bounds, decoded, read_lines, read_text
-from planner.files.structured import MalformedError, parse_json
+from planner.files.structured import MalformedError, csv_cells, parse_json
 from planner.intake.fields import MAX_SEQ_TOKENS
 from planner.units import GIB, MIB
 
@@ -112,18 +111,18 @@ def _encoder(path: Path, tokenizer: Path | None) -> Callable[[list[str]], list[i
 def _column(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[int]:
     """Counts of a file with one number a line, or of CSV with a header."""
     first = next(lines)
-    head = next(csv.reader([decoded(path, first[1])]), [""])
+    head = csv_cells(decoded(path, first[1]))
     place = 0
-    if head[0].strip().isdigit():
+    if head[0].isdigit():
         lines = chain([first], lines)
     else:
-        names = [name.strip().lower() for name in head]
+        names = [name.lower() for name in head]
         found = [names.index(name) for name in COUNT_COLUMNS if name in names]
         if not found:
             raise InputFileError(path, f"neither JSONL nor a column of token counts, called {COUNT_COLUMNS[0]}", first[0])
         place = found[0]
     for number, line in lines:
-        cells = next(csv.reader([decoded(path, line)]), [])
+        cells = csv_cells(decoded(path, line))
         yield _count_of(path, number, cells[place] if place < len(cells) else "")
 
 

@@ -179,15 +179,6 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
 
 
-def test_kernels_of_old_flash_attention_are_counted_as_those_of_liger(tmp_path: Path) -> None:
-    """The norm saves its input and SwiGLU both products, for Llama models; the tool changes no others."""
-    text = (
-        BASE.replace("Qwen/Qwen2.5-0.5B", "NousResearch/Llama-2-7b-hf") + "flash_attn_rms_norm: true\nflash_attn_fuse_mlp: true\n"
-    )
-    switches = read(tmp_path, text + "gradient_checkpointing: true\n").request.get("switches")
-    assert {"fused_norm=true", "fused_mlp=true"} <= set(switches)
-
-
 def test_relora_is_an_adapter_that_is_merged(tmp_path: Path) -> None:
     """Its steps between are those of LoRA."""
     assert read(tmp_path, BASE + "adapter: lora\nlora_r: 8\nrelora_steps: 150\n").request.get("relora")
