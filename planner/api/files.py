@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from planner.api.job import How, answer_request
@@ -16,6 +16,7 @@ from planner.intake.request import ScenarioRequest, require
 from planner.report.check.checked import Checked
 
 _EXAMPLE = "plan check train.yaml --gpu 4090"
+_OF_IMAGES = ("images_per_sample", "image_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +67,22 @@ def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: C
         config,
         read.tool,
         subject,
-        flags=flags_of(_without_images(request, subject.scenario)),
+        flags=flags_of(request, subject.scenario),
         remarks=remarks,
         ignored=read.ignored,
     )
 
 
-def _without_images(request: ScenarioRequest, scenario: Scenario) -> ScenarioRequest:
-    """``request`` without what a tool's file assumes of images, where the model sees none."""
-    if scenario.recipe.batch.images is not None:
-        return request
-    values = {name: given for name, given in request.values.items() if name not in ("images_per_sample", "image_size")}
-    return replace(request, values=values)
+def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:
+    """What was said, as flags that can be typed after ``plan``.
 
-
-def flags_of(request: ScenarioRequest) -> str:
-    """What was said, as flags that can be typed after ``plan``."""
+    ``scenario``: what it resolved to; where the model sees nothing, what its tool assumes of images is left out.
+    """
     words: list[str] = []
+    unseen = _OF_IMAGES if scenario is not None and scenario.recipe.batch.images is None else ()
     for name, given in request.values.items():
         field, value = REQUEST_FIELDS[name], given.value
-        if not field.on_command_line:
+        if not field.on_command_line or name in unseen:
             continue
         if isinstance(value, bool):
             words.append(field.flag if value else f"--no-{field.flag.removeprefix('--')}")

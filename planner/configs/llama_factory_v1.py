@@ -117,6 +117,8 @@ def _refuse_preference(keys: Keys, reading: Reading) -> None:
     data = keys.text("train_dataset") or ""
     if _PREFERENCE_DATA.search(data):
         raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
+    if "multimodal" in data.lower():
+        raise keys.not_modelled("train_dataset", f"{show(data)} sounds like data with images, training on which is not modelled")
     reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
 
 

@@ -217,7 +217,9 @@ def test_the_flags_that_are_printed_ask_for_the_same_job(
 
     del meant
     request = with_flags(read(name, **beside), from_flags(flags))
-    context = typer.main.get_command(app).make_context("plan", shlex.split(flags_of(request)), resilient_parsing=False)
+    context = typer.main.get_command(app).make_context(
+        "plan", shlex.split(flags_of(request, resolve(request))), resilient_parsing=False
+    )
     said = {name: value for name, value in context.params.items() if name in request.values}
     assert bare(resolve(from_flags(said))) == bare(resolve(request))
 
