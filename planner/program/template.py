@@ -53,9 +53,9 @@ class Template:
     """What one run recorded: each allocation's unit, bytes, term and operator by slot, and the events of each stage.
 
     Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model below the head
-    returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after that; ``forward_loss``, what is done when other passes have run, too.  Then ``backward``;
-    ``backward_out``, when hooks let go; ``backward_end``, when the graph goes; ``returns_again``, when the model has returned in
-    the next micro-step.
+    returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after that; ``forward_loss``, what is done
+    when other passes have run, too. Then ``backward``; ``backward_out``, when hooks let go; ``backward_end``, when the graph
+    goes; ``returns_again``, when the model has returned in the next micro-step.
     ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
     and module of each that parameters keep.  ``out``: shape of the output.
 
