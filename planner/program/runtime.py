@@ -22,6 +22,7 @@ from planner.program.template import (
     FORWARD_LOSS,
     FORWARD_NEXT,
     FORWARD_OUT,
+    FORWARD_RETURN,
     RETURNS_AGAIN,
     Template,
 )
@@ -92,6 +93,8 @@ class Runtime:
             self.forward(each)
             stream.events += before.events(FORWARD_NEXT)
         stream.events += made[-2].events(FORWARD_NEXT)
+        for each in made[:-1]:
+            stream.events += each.events(FORWARD_RETURN)
         stream.enter(phases.loss)
         self._loss(made, first)
         self.backward(made[-1])
@@ -144,9 +147,13 @@ class Runtime:
     def run_aside(self, parts: list[Part]) -> list[Instance]:
         """A forward pass of parts that were made without gradients."""
         made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
-        for each in made:
+        for each in made[:-1]:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)
+        for each in made[:-1]:
+            self.stream.events += each.events(FORWARD_RETURN)
+        self.forward(made[-1])
+        self.stream.events += made[-1].events(FORWARD_NEXT)
         for each in made:
             self.stream.events += each.events(FORWARD_END)
         self.stream.events += made[-1].events(FORWARD_OUT)

@@ -36,7 +36,7 @@ from planner.program.vision import (
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
 Manner = Literal["plain", "kept", "unread"]
-"""A layer of a tower: as any other; its input is ``kept`` until the loss is there; or its output, too, which nothing reads."""
+"""A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too, which nothing reads."""
 RunLayer = Callable[[LayerView, bool, Shape, Given, Manner], Template]
 """One layer by its view, whether it is called through checkpointing, its input, and what others share; in units of patches."""
 

@@ -21,10 +21,12 @@ from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage,
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
-FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT = "forward", "forward_next", "forward_end", "forward_out"
+FORWARD, FORWARD_NEXT, FORWARD_RETURN = "forward", "forward_next", "forward_return"
+FORWARD_END, FORWARD_OUT = "forward_end", "forward_out"
 FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = "forward_loss", "backward", "backward_out", "backward_end"
 RETURNS_AGAIN = "returns_again"
-_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_END, FORWARD_OUT, FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
+_FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_RETURN, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
+_STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
 Gradients = Literal["first", "added", "none"]
 _PORTS, _NOWHERE = "ports", ""
 
@@ -51,10 +53,10 @@ NO_INPUT = Shape(2, "fp32", False)
 class Template:
     """What one run recorded: each allocation's unit, bytes, term and operator by slot, and the events of each stage.
 
-    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_end``, when autocast ends; ``forward_out``, what
-    the head does after that; ``forward_loss``, what is done when other passes have run, too.  Then ``backward``;
-    ``backward_out``, when hooks let go; ``backward_end``, when the graph goes; ``returns_again``, when the model has returned in
-    the next micro-step.
+    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model below the head
+    returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after that; ``forward_loss``, what is done
+    when other passes have run, too. Then ``backward``; ``backward_out``, when hooks let go; ``backward_end``, when the graph
+    goes; ``returns_again``, when the model has returned in the next micro-step.
     ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
     and module of each that parameters keep.  ``out``: shape of the output.
 
@@ -141,9 +143,10 @@ def run(
     out = part(torch, arguments.pop())
     torch.enter(FORWARD_NEXT)
     torch.returned.clear()
+    torch.enter(FORWARD_RETURN)
+    torch.passing.clear()
     torch.enter(FORWARD_END)
     torch.autocast_cache.clear()
-    torch.passing.clear()
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
     shares, out_slot = _shares(torch), _slot(out)
