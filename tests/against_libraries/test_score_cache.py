@@ -34,7 +34,7 @@ FLAGS: dict[str, Any] = {
 
 
 def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:
-    """On an RTX 3090 torch fails although 11 % of the card would be left; so does the program, which asks for the same."""
+    """On an RTX 3090 torch fails although 3 % of the card would be left; so does the program, which asks for the same."""
     scenario = resolve(from_flags(FLAGS))
     memory = predict_replayed(job_of(scenario, Coefficients()), why=True)
     assert memory.limit_bytes is not None
@@ -42,7 +42,7 @@ def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:
     room = int(float(memory.limit_bytes) - around)
     events = trace_events(scenario)
     free = replay(events)
-    assert free.peak_allocated_bytes < 0.9 * room
+    assert free.peak_allocated_bytes < 0.97 * room
     assert replay(events, limit_bytes=room).outcome == "out_of_memory"
     assert memory.must_have_bytes > memory.limit_bytes
     assert memory.failed is not None
