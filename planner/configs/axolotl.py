@@ -69,6 +69,14 @@ _TABLE = {
     "num_epochs": "epochs",
 }
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_UNUSED_WITHOUT_ADAPTER = (
+    "peft_use_dora",
+    "peft_autocast_adapter_dtype",
+    "lora_target_modules",
+    "lora_target_linear",
+    "lora_target_parameters",
+    "lora_modules_to_save",
+)
 _UNMODELLED = {
     "process_reward_model": "reward models of single steps are not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
@@ -288,17 +296,7 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
             raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
         reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
-        keys.skip(
-            (
-                *_ADAPTER,
-                "peft_use_dora",
-                "peft_autocast_adapter_dtype",
-                "lora_target_modules",
-                "lora_target_linear",
-                "lora_target_parameters",
-                "lora_modules_to_save",
-            )
-        )
+        keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
         return
     if (adapter == "qlora") != bool(four):
         raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
