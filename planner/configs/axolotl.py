@@ -69,8 +69,7 @@ _TABLE = {
     "num_epochs": "epochs",
 }
 _ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
-_OF_ADAPTERS = (
-    *_ADAPTER,
+_UNUSED_WITHOUT_ADAPTER = (
     "peft_use_dora",
     "peft_autocast_adapter_dtype",
     "lora_target_modules",
@@ -288,7 +287,7 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
             raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
         reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
-        keys.skip(_OF_ADAPTERS)
+        keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
         return
     if (adapter == "qlora") != bool(four):
         raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")

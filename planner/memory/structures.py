@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 NO_BATCH = Batch(1, 1, 1, "packed", 1)
-_BY_ELEMENTS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
+_BY_ELEMENTS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adamw_torch_8bit", "adamw_torch_4bit")
 """Optimizers whose states differ between small and large parameters."""
 
 
