@@ -101,7 +101,7 @@ MAY_NAME_STACKS = {
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
     "measure/run/case.py",
-    "measure/dry_run/tool_jobs.py",  # names of tools, which are those of their stacks
+    "measure/dry_run/tool_jobs.py",  # which tool a file is for
     *(
         f"planner/configs/{reader}.py"
         for reader in ("read", "llama_factory", "llama_factory_v1", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")
