@@ -141,12 +141,7 @@ def run(
     arguments[0].node = port if entry.needs_grad else None
     torch.enter(FORWARD)
     out = part(torch, arguments.pop())
-    torch.enter(FORWARD_NEXT)
-    torch.returned.clear()
-    torch.enter(FORWARD_RETURN)
-    torch.passing.clear()
-    torch.enter(FORWARD_END)
-    torch.autocast_cache.clear()
+    _return(torch)
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
     shares, out_slot = _shares(torch), _slot(out)
@@ -169,6 +164,16 @@ def run(
     shares.update(_shares(torch))
     made = _template(torch, out_slot, port, shape, terms)
     return replace(made, shares=shares, crossing=tuple(crossing))
+
+
+def _return(torch: Operators) -> None:
+    """After forward goes what the next layer takes, then what the model below the head returns, then the cast weights."""
+    torch.enter(FORWARD_NEXT)
+    torch.returned.clear()
+    torch.enter(FORWARD_RETURN)
+    torch.passing.clear()
+    torch.enter(FORWARD_END)
+    torch.autocast_cache.clear()
 
 
 def _end(torch: Operators, graph: list[Node | None]) -> None:
