@@ -161,9 +161,8 @@ def run(
     _end(torch, graph)
     torch.enter(_NOWHERE)
     del kept
-    shares.update(_shares(torch))
     made = _template(torch, out_slot, port, shape, terms)
-    return replace(made, shares=shares, crossing=tuple(crossing))
+    return replace(made, shares=shares | _shares(torch), crossing=tuple(crossing))
 
 
 def _return(torch: Operators) -> None:
