@@ -79,6 +79,8 @@ def prepare(model: Any, scenario: Scenario) -> None:
             disable_dropout(model)
         if recipe.loss == "chunked":
             add_fused_head(model)
+    elif _in_tiles(scenario):
+        add_fused_head(model)
     else:
         install_loss(model, recipe)
     if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
@@ -88,11 +90,17 @@ def prepare(model: Any, scenario: Scenario) -> None:
         model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 
 
+def _in_tiles(scenario: Scenario) -> bool:
+    return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "tiles"
+
+
 def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
     """The loss of a training from preferences, or with a weight for each token; ``None`` where the model has the loss itself."""
     recipe, weights = scenario.recipe, scenario.stack.loss_weights
     if weights != "none":
         return lambda inputs, _: weighted_loss(model, inputs, weights)
+    if _in_tiles(scenario) and not recipe.is_preference:
+        return lambda inputs, _: -model(**inputs).log_probs.sum()
     if not recipe.is_preference:
         return None
 

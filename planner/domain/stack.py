@@ -19,7 +19,7 @@ PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
-LossPieces = Literal["eighths", "free_memory"]
+LossPieces = Literal["eighths", "free_memory", "tiles"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 RewardHead = Literal["score", "value"]
@@ -101,7 +101,8 @@ class Stack:
     ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
     segments that grow (``expandable_segments``) or empties the cache every few steps.
     ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
-    ``loss_pieces``: pieces of a loss ``chunked``: eight, or as many as half of the free memory asks for.
+    ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of tokens and
+    words, without a loss's own log-softmax.
     ``pair_logps``: how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which are
     held until the loss is there; or not (``whole_let_go``), and not even cut by one position (``unshifted``).  ``compiled``: the
     log-softmax and what is picked of it are one compiled kernel, which saves the logits.  ``rows``: row by row of the batch.

@@ -24,8 +24,8 @@ def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tup
     """``A`` or ``B``, each an ``nn.Linear`` without a bias; ``out`` says how many elements it returns."""
     with torch.inside("lora_A" if out[0] in (Unit.RANK_TOKENS, Unit.RANK) else "lora_B", torch.module):
         weight = weight_copy(torch, view, weight)
-        x = autocast(torch, view, x)
-        return torch.mm(x, weight, out[1], to_unit=out[0])
+        # The input is an argument of the module, alive until the product is there.
+        return torch.mm(autocast(torch, view, x), weight, out[1], to_unit=out[0])
 
 
 def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def piece_tokens(job: Job) -> Number:
     Liger: the next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
     ops/fused_linear_cross_entropy.py.
     """
-    if job.recipe.is_preference:
+    if job.recipe.is_preference or (job.recipe.loss == "chunked" and job.stack.loss_pieces == "tiles"):
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
     if loss == "liger":

@@ -44,7 +44,7 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     """
     recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
     if recipe.loss == "chunked":
-        return _tiles(torch, ends, passed)
+        return tiles(torch, ends, passed)
     logits = [_logits(torch, ends, passed)]
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
@@ -300,7 +300,7 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
     return record(torch, out, [logits], [logits, *_sums], backward)
 
 
-def _tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     """TRL's fused head: log-probabilities tile by tile, which the backward pass computes again."""
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)

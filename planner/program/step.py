@@ -20,7 +20,7 @@ from planner.program.inputs import names_for
 from planner.program.job import Job, reference_job
 from planner.program.layer import layer
 from planner.program.operators import Operators
-from planner.program.preferences import Role, preference_head, values
+from planner.program.preferences import Role, preference_head, tiles, values
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
@@ -189,6 +189,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return values(torch, ends, passed)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
+        if ends.layer.recipe.loss == "chunked" and ends.layer.stack.loss_pieces == "tiles":
+            return tiles(torch, ends, passed)
         return head(torch, ends, passed)
 
     return run(loss, entry, _LOSS, dict(shares), gradients=mode.gradients)

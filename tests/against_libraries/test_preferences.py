@@ -59,6 +59,7 @@ TASKS = [
     ("reward", "whole"),
     pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
+    ("sft", "tiles"),
 ]
 
 
