@@ -85,9 +85,11 @@ def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:
 
 
 def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Tensor]:
-    """What is done to the products when all three are there."""
+    """What is done to the products when all three are there, in ``made`` itself: the caller must not keep what they were."""
     spec = view.block.attention
-    made = [clamped(torch, each) if spec.clips_products else each for each in made]
+    if spec.clips_products:
+        for index in range(3):
+            made[index] = clamped(torch, made[index])
     for index, number in enumerate((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)):
         if spec.heads_last:
             made[index] = by_heads(torch, made[index], number)

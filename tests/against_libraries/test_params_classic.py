@@ -39,7 +39,11 @@ EXPLAINED = {
 
 def _entries(types: set[str]) -> dict[str, dict[str, Any]]:
     """Catalog entries of the given model types, by id."""
-    paths = [path for path in sorted((data_dir() / "models").glob("*.toml")) if path.name not in ("index.toml", "sizes.toml")]
+    paths = [
+        path
+        for path in sorted((data_dir() / "models").glob("*.toml"))
+        if path.name not in ("index.toml", "sizes.toml", "stored.toml")
+    ]
     entries = {path.stem: read_toml(path) for path in paths}
     return {name: entry for name, entry in entries.items() if entry["config"]["model_type"] in types}
 
