@@ -14,7 +14,7 @@ from planner.configs.reading import IMAGES_UNSAID, Reading
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
-_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink"})
+_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink", "qwen3_6"})
 """Templates of models that see and are mostly trained on text, which is assumed."""
 READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
 """Templates of models whose towers are modelled."""
