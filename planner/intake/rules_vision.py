@@ -50,17 +50,6 @@ VISION_RULES = (
         lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp",
     ),
     Rule(
-        # src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py get_transformer_layer_cls: no_split_modules is a set
-        # since Transformers 5, which it does not read, and the layers are looked for where a model of text has them.
-        "vision-one-unit",
-        "refuse",
-        "FSDP2 of LLaMA-Factory v1 finds no layers in a model that sees and gathers all of it at once, which is not modelled; "
-        "use its DeepSpeed, or --stack llama-factory",
-        lambda case: (
-            bool(case.model.text_class) and case.stack.id.startswith("llama-factory-v1") and case.recipe.sharding.engine == "fsdp"
-        ),
-    ),
-    Rule(
         "vision-deepspeed-text",
         "refuse",
         "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and --image-size",
