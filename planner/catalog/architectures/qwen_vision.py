@@ -21,7 +21,7 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 12_845_056
 """Of Qwen/Qwen2.5-VL-7B-Instruct preprocessor_config.json (huggingface.co), the same for all sizes of Qwen2-VL and Qwen2.5-VL."""
 
 _QWEN3_MIN_PIXELS, _QWEN3_MAX_PIXELS = 65_536, 16_777_216
-"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``); Qwen3-VL and Qwen3.5 share them."""
+"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``), Qwen3-VL and Qwen3.5 alike."""
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
