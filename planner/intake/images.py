@@ -59,7 +59,8 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     """
     said_size = ledger.said("image_size")
     if model.vision is None:
-        _refuse_images(ledger, model)
+        if not model.text_class or _sees(ledger, model):
+            _refuse_images(ledger, model)
         return None
     note = "text alone: the vision tower is loaded and does not run; say --images-per-sample and --image-size"
     if model.text_class and not _sees(ledger, model):
@@ -155,7 +156,8 @@ def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
     Raises:
         UsageError: a part that there is not, or all of them.
     """
-    if not ledger.said("freeze") or (model.vision is None and not _is_asked(ledger, "freeze")):
+    is_text_part = model.vision is None and bool(model.text_class)
+    if not ledger.said("freeze") or is_text_part or (model.vision is None and not _is_asked(ledger, "freeze")):
         return ()
     said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
     unknown = [name for name in said if name not in FROZEN_PARTS]

@@ -63,6 +63,7 @@ def test_a_job_without_images_says_so() -> None:
         ({"stack": "llama-factory"}, True, "AutoModelForImageTextToText"),
         ({"stack": "trl"}, True, "AutoModelForImageTextToText"),
         ({"stack": "trl", "gpus": 2, "sharding": "zero3"}, False, "Qwen3_5ForCausalLM"),
+        ({"images_per_sample": 0, "freeze": "vision_tower"}, False, "Qwen3_5ForCausalLM"),
         ({"images_per_sample": 2, "image_size": "1024x768"}, True, "AutoModelForImageTextToText"),
         ({"task": "reward"}, True, "AutoModelForSequenceClassification"),
     ],
