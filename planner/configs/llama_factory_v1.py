@@ -72,6 +72,7 @@ _HARMLESS = (
 )
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
 _PREFERENCE_DATA = re.compile(r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE)
+_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _QWEN_3 = re.compile(r"qwen3-\d")
 _PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
 _PREFERENCE = "preference training and reward models are not modelled; supervised fine-tuning is"
@@ -118,7 +119,9 @@ def _refuse_preference(keys: Keys, reading: Reading) -> None:
     if _PREFERENCE_DATA.search(data):
         raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
     if "multimodal" in data.lower():
-        raise keys.not_modelled("train_dataset", f"{show(data)} sounds like data with images, training on which is not modelled")
+        raise keys.not_modelled(
+            "train_dataset", f"{show(data)} sounds like data with images, training on which is not modelled in v1"
+        )
     reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
 
 
@@ -242,6 +245,7 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     if part is None:
         _read_alone(keys, reading)
     elif kind == "fsdp2":
+        _refuse_one_unit(keys, part)
         _read_fsdp(part, reading)
         if bf16 is False:
             reading.say("precision", "fp32", keys.where("bf16"))
@@ -259,6 +263,20 @@ def _read_alone(keys: Keys, reading: Reading) -> None:
         return
     text = "there is no dist_config, so nothing casts and the dtype of the checkpoint decides: say it, such as --precision bf16"
     reading.needs["precision"] = f"{keys.path}: {text}"
+
+
+def _refuse_one_unit(keys: Keys, part: Keys) -> None:
+    """A model that sees becomes one unit of FSDP2; those with a tower in the catalog are refused by a rule.
+
+    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which Transformers 5 makes a
+    set, and else looks for layers where a model of text has them.
+
+    Raises:
+        NotModelledError: Qwen3.5.
+    """
+    if _QWEN_3_5.search(str(keys.get("model") or "").lower()):
+        what = "FSDP2 of LLaMA-Factory v1 finds no layers in a model that sees and gathers all of it at once"
+        raise part.not_modelled("name", f"{what}, which is not modelled; deepspeed is")
 
 
 def _read_fsdp(part: Keys, reading: Reading) -> None:

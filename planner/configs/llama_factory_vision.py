@@ -14,7 +14,9 @@ from planner.configs.reading import IMAGES_UNSAID, Reading
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
-READ_TEMPLATES = frozenset({"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"})
+_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink", "qwen3_6"})
+"""Templates of models that see and are mostly trained on text, which is assumed."""
+READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
 """Templates of models whose towers are modelled."""
 _FREEZES = (
     ("freeze_vision_tower", "vision_tower", True),
@@ -28,7 +30,8 @@ _CUTS = "an image cut into several is not modelled"
 def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     """Images and frozen parts; nothing where the template is for text.
 
-    The data say how many images a sample has and how large they are: one is assumed, as large as LLaMA-Factory leaves any.
+    The data say how many images a sample has and how large they are: one is assumed, as large as LLaMA-Factory leaves any;
+    none of Qwen3.5.
 
     Raises:
         NotModelledError: keys whose effect nobody wrote down.
@@ -39,7 +42,8 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
     side = _side(keys)
     sees = "template" if template in READ_TEMPLATES else "visual_inputs"
-    reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
+    if template not in _TEXT_TOO:
+        reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
     reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
     _read_frozen(keys, reading)
 

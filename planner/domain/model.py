@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.domain.mixers import MixerSpec
@@ -314,7 +314,8 @@ class ModelSpec:
     once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of
     ``sections``, or ``interleaved`` in place.
     ``rotary_by_kind``: layers with a window have tables of their own.
-    ``vision``: the tower of a model that sees.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
+    ``vision``: the tower of a model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without
+    its tower, where it has one.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
     ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 
@@ -344,6 +345,7 @@ class ModelSpec:
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
     vision: TowerSpec | None = None
+    text_class: str = ""
     omits: str = ""
     stored: StoredWeights | None = None
     published_params: int | None = None
@@ -353,6 +355,11 @@ class ModelSpec:
     def __hash__(self) -> int:
         """Hash of the identifying fields: equality still compares all, and lookups in caches stay cheap."""
         return hash((self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups)))
+
+    def text_part(self) -> ModelSpec:
+        """What ``text_class`` loads of a checkpoint that sees."""
+        omits = "the vision tower and its projector, which the multimodal class also loads"
+        return replace(self, vision=None, omits=omits, published_params=None, params_origin="config-only")
 
     @property
     def n_layers(self) -> int:

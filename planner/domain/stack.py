@@ -120,6 +120,7 @@ class Stack:
     ``nn.Linear``, from an fp16 copy.
     ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the Triton
     kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``: models of AWQ matrices are loaded in fp16 where bf16 is asked.
+    ``loads_tower``: of a checkpoint that sees it loads the tower for text alone, too, where Transformers could leave it out.
     ``binds_loss``: the training loop refers to the loss, and so to its graph, until the next one is computed.
     ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides it;
     else it is whole on every GPU before.
@@ -189,6 +190,7 @@ class Stack:
     quantizer: Quantizer
     packed_kernels: PackedKernels
     awq_in_fp16: bool
+    loads_tower: bool
     binds_loss: bool
     kbit_waits_on_host: bool
     checkpoints_units: bool

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.origin import is_tool_default
+from planner.domain.sharding import sharding_named
+from planner.domain.stack import Stack
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import NotModelledError, UsageError, show
 from planner.intake.ledger import Ledger
@@ -15,6 +17,37 @@ from planner.intake.ledger import Ledger
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
 _MOST_UNEQUAL = 200
 """Sides of an image that differ more are refused by Qwen's processor, as in transformers 5.23 smart_resize."""
+
+
+def loaded_part(ledger: Ledger, model: ModelSpec, stack: Stack) -> ModelSpec:
+    """What is loaded of a checkpoint whose text part Transformers also loads by itself; other models as they are.
+
+    Under engines that divide the weights it is the text part, because a tower that does not run is not modelled there.
+    """
+    if model.vision is None or not model.text_class:
+        return model
+    sharded = sharding_named(ledger.request.get("sharding") or "none").engine != "native"
+    scores = ledger.request.get("task") == "reward"
+    if _sees(ledger, model) or ((stack.loads_tower or scores) and not sharded):
+        whole = "AutoModelForSequenceClassification" if scores else "AutoModelForImageTextToText"
+        ledger.remark("model", f"with its vision tower, as {whole} loads it")
+        return model
+    text = model.text_part()
+    ledger.remark("model", f"without {text.omits}: AutoModelForCausalLM loads {text.text_class}")
+    return text
+
+
+def _sees(ledger: Ledger, model: ModelSpec) -> bool:
+    """Whether the job has images; a tool's default says nothing of models that are mostly trained on text."""
+    number = ledger.request.get("images_per_sample")
+    if number is not None and not _is_silent(ledger, model, "images_per_sample"):
+        return bool(number)
+    return ledger.said("image_size") and not _is_silent(ledger, model, "image_size")
+
+
+def _is_silent(ledger: Ledger, model: ModelSpec, name: str) -> bool:
+    said = ledger.request.values.get(name)
+    return said is None or (bool(model.text_class) and is_tool_default(said.origin))
 
 
 def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
@@ -26,9 +59,13 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     """
     said_size = ledger.said("image_size")
     if model.vision is None:
-        _refuse_images(ledger, model)
+        if not model.text_class or _sees(ledger, model):
+            _refuse_images(ledger, model)
         return None
     note = "text alone: the vision tower is loaded and does not run; say --images-per-sample and --image-size"
+    if model.text_class and not _sees(ledger, model):
+        ledger.enter("images_per_sample", 0, "assumed", note)
+        return None
     number: int = ledger.choose("images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note)
     if not number:
         return None
@@ -119,7 +156,8 @@ def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
     Raises:
         UsageError: a part that there is not, or all of them.
     """
-    if not ledger.said("freeze") or (model.vision is None and not _is_asked(ledger, "freeze")):
+    is_text_part = model.vision is None and bool(model.text_class)
+    if not ledger.said("freeze") or is_text_part or (model.vision is None and not _is_asked(ledger, "freeze")):
         return ()
     said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
     unknown = [name for name in said if name not in FROZEN_PARTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from planner.domain.origin import ASSUMED, stack_of
@@ -34,6 +35,11 @@ class Ledger:
     def enter(self, name: str, value: object, origin: str, note: str = "") -> None:
         """Enter a value that was worked out elsewhere."""
         self._entries[name] = Assumption(name, _text(name, value), origin, note)
+
+    def remark(self, name: str, note: str) -> None:
+        """Say more about an entry."""
+        entry = self._entries[name]
+        self._entries[name] = replace(entry, note=f"{entry.note}; {note}" if entry.note else note)
 
     def choose(self, name: str, default: ValueT, origin: str, note: str = "") -> ValueT:
         """What was said about the field, else ``default`` with its ``origin``."""

@@ -19,7 +19,7 @@ from planner.errors import NotModelledError, UsageError
 from planner.intake.data_file import read_data
 from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
-from planner.intake.images import without_adapters
+from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger
 from planner.intake.linears import with_parameters
 from planner.intake.recipe import resolve_recipe
@@ -115,10 +115,11 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
         RefusedCombinationError: settings that exclude each other (unless ``force``).
     """
     ledger = Ledger(request, found.entries)
-    recipe = resolve_recipe(ledger, found.model, found.hardware, found.stack, found.lengths)
+    loaded = loaded_part(ledger, found.model, found.stack)
+    recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
-    model = trained_model(found.model, recipe.task, found.stack)
+    model = trained_model(loaded, recipe.task, found.stack)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)

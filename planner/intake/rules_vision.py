@@ -56,6 +56,12 @@ VISION_RULES = (
         lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
     ),
     Rule(
+        "tower-left-out",
+        "warn",
+        "The tool loads the vision tower, too, which is not counted: how engines divide one that does not run is not modelled",
+        lambda case: bool(case.model.text_class) and not _sees(case) and case.stack.loads_tower,
+    ),
+    Rule(
         "vision-code",
         "refuse",
         "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use --stack hf-trainer",

@@ -65,7 +65,7 @@ def test_entries_are_the_modules_of_transformers(name: str) -> None:
     config = entry.config_fields()
     spec = model_from_config(config, name)
     assert spec.param_count == entry.published_params
-    _check(spec, dict(config.get("text_config", config)))
+    _check(spec.text_part(), dict(config.get("text_config", config)))
 
 
 @pytest.mark.parametrize(("kind", "change"), VARIANTS)

@@ -54,6 +54,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0, 1, 2],
         },
     },
+    "qwen3_5": {
+        "model_type": "qwen3_5", **TOKENS, "text_config": {
+            **TEXT, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 288, "intermediate_size": 1076, "num_heads": 4, "out_hidden_size": 256, "patch_size": 16,
+        },
+    },
     "llava": {
         "model_type": "llava", "image_token_index": 4000, "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {
@@ -62,7 +72,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-SIZES = {"qwen2_vl": "504x336", "qwen2_5_vl": "504x336", "qwen3_vl": "576x384", "llava": "280x280"}
+SIZES = {"qwen2_vl": "504x336", "qwen2_5_vl": "504x336", "qwen3_vl": "576x384", "qwen3_5": "576x384", "llava": "280x280"}
 
 
 def program_peak(flags: dict[str, object]) -> int:

@@ -21,6 +21,9 @@ NAMES = (
     "qwen3-vl-4b",
     "qwen3-vl-8b",
     "qwen3-vl-30b-a3b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
+    "qwen3.5-35b-a3b",
     "llava-1.5-7b",
 )
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3-Next: three layers of the gated delta rule to each one of attention.
+"""Qwen3.5 and Qwen3-Next: three layers of the gated delta rule to each one of attention; Qwen3.5 sees, too.
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
 ``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
@@ -22,6 +22,7 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
+from planner.catalog.architectures.qwen_vision import qwen3_tower
 from planner.domain.mixers import GatedDeltaSpec
 from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
@@ -144,23 +145,31 @@ def read_qwen3_next(fields: ConfigFields) -> ModelSpec:
     return _hybrid(fields, [sparse if kind else dense for kind in kinds], _mixer(fields, fused_inputs=True))
 
 
-def _text_of(fields: ConfigFields, reader: Callable[[ConfigFields], ModelSpec], model_type: str) -> ModelSpec:
+def _with_tower(fields: ConfigFields, reader: Callable[[ConfigFields], ModelSpec], model_type: str, text_class: str) -> ModelSpec:
+    """The whole checkpoint; without ``vision_config`` what ``text_class`` loads of it.
+
+    The tower is Qwen3-VL's without what that stacks: ``Qwen3_5VisionModel`` knows no ``deepstack_visual_indexes``.
+    """
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", model_type)
     if fields.has("tie_word_embeddings"):
         text["tie_word_embeddings"] = fields.flag("tie_word_embeddings", False)
     spec = reader(ConfigFields(text, f"{fields.where}: text_config"))
-    return replace(spec, omits="the vision tower and its projector, which the multimodal class also loads")
+    spec = replace(spec, text_class=text_class)
+    if not fields.has("vision_config"):
+        return spec.text_part()
+    tower = qwen3_tower(fields.section("vision_config"), has_deepstack=False)
+    return replace(spec, architecture=fields.text("model_type", ""), vision=tower)
 
 
 def read_qwen3_5(fields: ConfigFields) -> ModelSpec:
-    """``qwen3_5``: the multimodal checkpoint; its text decoder, which is what training on text alone computes."""
-    return _text_of(fields, read_qwen3_5_text, "qwen3_5_text")
+    """``qwen3_5``: the multimodal checkpoint."""
+    return _with_tower(fields, read_qwen3_5_text, "qwen3_5_text", "Qwen3_5ForCausalLM")
 
 
 def read_qwen3_5_moe(fields: ConfigFields) -> ModelSpec:
     """``qwen3_5_moe``: likewise."""
-    return _text_of(fields, read_qwen3_5_moe_text, "qwen3_5_moe_text")
+    return _with_tower(fields, read_qwen3_5_moe_text, "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM")
 
 
 READERS = {

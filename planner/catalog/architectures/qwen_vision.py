@@ -21,7 +21,7 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 12_845_056
 """Of Qwen/Qwen2.5-VL-7B-Instruct preprocessor_config.json (huggingface.co), the same for all sizes of Qwen2-VL and Qwen2.5-VL."""
 
 _QWEN3_MIN_PIXELS, _QWEN3_MAX_PIXELS = 65_536, 16_777_216
-"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``), the same for all sizes."""
+"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``), Qwen3-VL and Qwen3.5 alike."""
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
@@ -140,8 +140,8 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
     return replace(spec, vision=tower)
 
 
-def _qwen3_tower(vision: ConfigFields) -> TowerSpec:
-    """Qwen3-VL's tower: learned positions beside the turned ones, and mergers behind some of its layers."""
+def qwen3_tower(vision: ConfigFields, *, has_deepstack: bool = True) -> TowerSpec:
+    """Qwen3-VL's tower: learned positions beside the turned ones; mergers behind some of its layers, but in Qwen3.5."""
     width, heads = vision.integer("hidden_size", default=1152), vision.integer("num_heads", default=16)
     inner, n_layers = vision.integer("intermediate_size", default=4304), vision.layers("depth")
     block = BlockSpec(
@@ -154,6 +154,7 @@ def _qwen3_tower(vision: ConfigFields) -> TowerSpec:
     positions = vision.integer("num_position_embeddings", default=2304) * width
     hidden, names = vision.integer("out_hidden_size", default=3584), ("linear_fc1", "linear_fc2")
     known = vision.integers("deepstack_visual_indexes") if vision.has("deepstack_visual_indexes") else (8, 16, 24)
+    known = known if has_deepstack else ()
     stacked = merger(width, hidden, rule.merge, layer_norm(width * rule.merge**2), names)
     return TowerSpec(
         "qwen3_vl",
@@ -186,7 +187,7 @@ def read_qwen3_vl_moe(fields: ConfigFields) -> ModelSpec:
 
 
 def _seeing(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
-    tower = _qwen3_tower(fields.section("vision_config"))
+    tower = qwen3_tower(fields.section("vision_config"))
     return replace(spec, rotary_tables="interleaved", architecture=fields.text("model_type", ""), vision=tower)
 
 

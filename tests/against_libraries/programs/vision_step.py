@@ -2,20 +2,26 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import peft
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
 
+from measure.trace.cuda.recurrent import recurrent_kernels
+
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "multi_modal_projector")
 path, method, frozen, checkpointing = sys.argv[1:5]
 config = AutoConfig.for_model(**json.loads(Path(path).read_text(encoding="utf-8")))
 config._attn_implementation = "sdpa"
+if config.model_type == "qwen3_5":
+    config.text_config.use_cache = False  # as TRL and LLaMA-Factory do
 model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 if method == "lora":
-    language = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    names = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj"
+    language = rf".*language_model.*\.({names})"
     targets = language if frozen == "true" else "all-linear"
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets))
     if checkpointing == "true":
@@ -60,4 +66,6 @@ arguments = TrainingArguments(
     logging_strategy="no",
     optim="adamw_torch",
 )
-Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()
+# The dry run replaces no packages that are missing, and without these the code falls back to plain torch.
+with recurrent_kernels() if config.model_type == "qwen3_5" else nullcontext():
+    Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()

@@ -42,6 +42,7 @@ def read(folder: Path, table: dict[str, Any], beside: Beside | None = None, tool
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
         ({"train_dataset": "data/v1_dpo_demo.yaml"}, "sounds like preference data"),
         ({"train_dataset": "data/v1_multimodal_demo.yaml"}, "images"),
+        ({"model": "Qwen/Qwen3.5-0.8B", "dist_config": {"name": "fsdp2"}}, "gathers all of it at once"),
         ({"pref_beta": 0.1}, "preference training"),
         ({"expert_parallel": 2}, "unknown key"),
         ({"dist_config": {"name": "fsdp2", "shard_experts": True}}, "unknown key"),

@@ -45,6 +45,9 @@ def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] 
         (AXOLOTL + "processor_type: AutoProcessor\nimage_size: 512\n", (1, 512, 512)),
         (AXOLOTL + "processor_type: AutoProcessor\nimage_size: [640, 480]\n", (1, 640, 480)),
         (TRL, (1, 1792, 1792)),
+        # Qwen3.5 is mostly trained on text.
+        (FACTORY.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B").replace("qwen2_vl", "qwen3_5"), None),
+        (TRL.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B"), None),
         # TRL takes no images with packing.
         (TRL + "packing: true\n", None),
     ],
@@ -58,6 +61,8 @@ def test_flags_win(tmp_path: Path) -> None:
     """Also over what a tool does by itself."""
     assert images_of(tmp_path, TRL, images_per_sample=3, image_size="640x480") == (3, 640, 480)
     assert images_of(tmp_path, FACTORY, images_per_sample=0) is None
+    qwen = FACTORY.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B").replace("qwen2_vl", "qwen3_5_nothink")
+    assert images_of(tmp_path, qwen, images_per_sample=2) == (2, 768, 768)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,29 @@ def test_a_job_without_images_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "sees", "word"),
+    [
+        ({}, False, "Qwen3_5ForCausalLM"),
+        ({"stack": "axolotl"}, False, "Qwen3_5ForCausalLM"),
+        ({"stack": "llama-factory"}, True, "AutoModelForImageTextToText"),
+        ({"stack": "trl"}, True, "AutoModelForImageTextToText"),
+        ({"stack": "trl", "gpus": 2, "sharding": "zero3"}, False, "Qwen3_5ForCausalLM"),
+        ({"images_per_sample": 0, "freeze": "vision_tower"}, False, "Qwen3_5ForCausalLM"),
+        ({"images_per_sample": 2, "image_size": "1024x768"}, True, "AutoModelForImageTextToText"),
+        ({"task": "reward"}, True, "AutoModelForSequenceClassification"),
+    ],
+)
+def test_the_part_of_a_checkpoint_that_is_loaded(said: dict[str, object], sees: bool, word: str) -> None:
+    """Transformers has a class for the text of Qwen3.5; images or the tool load its tower, too, and the answer says which."""
+    made = scenario(model="qwen3.5-9b", **said)
+    assert (made.model.vision is not None) is sees
+    assert word in made.assumption("model").note
+    # 27 layers of 1,152 and the merger; the text part is Qwen3_5ForCausalLM.
+    assert made.model.param_count - (456_010_480 if sees else 0) == (8_953_803_264 if "task" not in said else 7_936_688_640)
+    assert any("tower-left-out" in text for text in made.warnings) is ("sharding" in said)
+
+
+@pytest.mark.parametrize(
     ("said", "words"),
     [
         ({"images_per_sample": 1}, "missing image_size"),
