@@ -42,7 +42,7 @@ def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
     """``model`` with layers of PEFT on the recipe's targets, in the recipe's dtype."""
     import peft
 
-    common = {
+    common: dict[str, Any] = {
         "target_modules": _targets(model, adapter, spec),
         "modules_to_save": list(adapter.modules_to_save) or None,
         "task_type": "SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",

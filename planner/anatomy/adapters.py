@@ -94,6 +94,22 @@ def rotation_count(model: ModelSpec, targets: tuple[str, ...], said: int) -> int
     return sum(n * in_features * (oft_block_size(in_features, said) - 1) // 2 for in_features, n in sides)
 
 
+@dataclass(frozen=True, slots=True)
+class RotationSums:
+    """Sums over OFT's rotations: the elements of their blocks (inputs times block), and those times the block again."""
+
+    elements: int
+    cubes: int
+
+
+@lru_cache(maxsize=256)
+def rotation_sums(model: ModelSpec, targets: tuple[str, ...], said: int) -> RotationSums:
+    """What OFT's operators work on beside tokens."""
+    sides = [(each.in_features, n) for each, n in model.linears() if is_adapted(each, targets)]
+    blocks = [(n * in_features, oft_block_size(in_features, said)) for in_features, n in sides]
+    return RotationSums(sum(total * size for total, size in blocks), sum(total * size * size for total, size in blocks))
+
+
 @lru_cache(maxsize=256)
 def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Numbers that DoRA trains beside the factors: one for each output of each adapted matrix.

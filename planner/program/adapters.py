@@ -26,7 +26,7 @@ def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
     """``base(x) + B(A(dropout(x))) * scaling``; the result of a 4-bit matrix is copied first.
 
     PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes, AWQ and AQLM.  The sum
-    has the dtype of the base's result again, except over those weights under autocast.  OFT turns ``x`` instead, over all weights.
+    has the dtype of the base's result again, except over those weights under autocast.  OFT turns ``x`` instead.
     """
     if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
         return with_rotation(torch, view, spec, x, base)

@@ -140,7 +140,8 @@ def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[We
     """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals.
 
     OFT's rotations have the places above the diagonal in two buffers.
-    Source: peft 0.21 tuners/lora/layer.py update_layer, tuners/oft/layer.py OFTRotationModule, utils/other.py ModulesToSaveWrapper.
+    Source: peft 0.21 tuners/lora/layer.py update_layer, tuners/oft/layer.py OFTRotationModule, utils/other.py
+    ModulesToSaveWrapper.
     """
     made = adapter_weights(job)
     originals = {each.name: each.dtype for each in weights if not each.packed}
