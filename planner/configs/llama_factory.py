@@ -62,7 +62,7 @@ _ATTENTIONS = {
 }
 _UNMODELLED = {
     "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
-    "use_badam": "BAdam is not modelled (it trains one layer after the other); finetuning_type: freeze trains some, and is",
+    "use_badam": "BAdam is not modelled (fp32 copies of one layer after the other); finetuning_type: freeze trains some, and is",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
