@@ -1,4 +1,4 @@
-"""LoRA layers of PEFT on a model, where the recipe puts them."""
+"""Adapters of PEFT on a model, where the recipe puts them."""
 
 from __future__ import annotations
 
@@ -39,21 +39,28 @@ def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[
 
 
 def adapted(model: Any, adapter: Adapter, spec: ModelSpec) -> Any:
-    """``model`` with LoRA layers of PEFT on the recipe's targets, in the recipe's dtype."""
+    """``model`` with layers of PEFT on the recipe's targets, in the recipe's dtype."""
     import peft
 
-    config = peft.LoraConfig(
-        r=int(adapter.rank),
-        lora_alpha=2 * int(adapter.rank),
-        target_modules=_targets(model, adapter, spec),
-        lora_dropout=adapter.dropout,
-        target_parameters=[each.removeprefix(TARGET_PARAMETER) for each in _parameters(adapter)] or None,
-        modules_to_save=list(adapter.modules_to_save) or None,
-        task_type="SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
-        use_dora=adapter.dora,
-    )
+    common: dict[str, Any] = {
+        "target_modules": _targets(model, adapter, spec),
+        "modules_to_save": list(adapter.modules_to_save) or None,
+        "task_type": "SEQ_CLS" if spec.head.name == SCORE else "CAUSAL_LM",
+    }
+    config: peft.PeftConfig
+    if adapter.oft_block_size:
+        config = peft.OFTConfig(oft_block_size=adapter.oft_block_size, **common)
+    else:
+        config = peft.LoraConfig(
+            r=int(adapter.rank),
+            lora_alpha=2 * int(adapter.rank),
+            lora_dropout=adapter.dropout,
+            target_parameters=[each.removeprefix(TARGET_PARAMETER) for each in _parameters(adapter)] or None,
+            use_dora=adapter.dora,
+            **common,
+        )
     made = peft.get_peft_model(model, config, autocast_adapter_dtype=adapter.dtype == "fp32")
     for name, tensor in made.named_parameters():
-        if "lora_" in name and tensor.dtype != DTYPES[adapter.dtype]:
+        if ("lora_" in name or "oft_" in name) and tensor.dtype != DTYPES[adapter.dtype]:
             tensor.data = tensor.data.to(DTYPES[adapter.dtype])
     return made

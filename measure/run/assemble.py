@@ -78,6 +78,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
     flat = flat_recipe(recipe)
     flat |= {name: int(flat[name]) for name in ("micro_batch", "grad_accum", "seq_len", "lora_rank") if name in flat}
     flat |= {} if recipe.gradient_checkpointing else {"checkpoint_reentrant": None}
+    flat |= {"lora_rank": None} if flat.get("oft_block_size") else {"oft_block_size": None}
     flat |= {} if recipe.checkpoint_policy != "full" else {"checkpoint_policy": None}
     flat |= {} if recipe.task != "sft" else {"task": None}
     flat |= {} if recipe.rebuilds_some else {"checkpoint_every": None}

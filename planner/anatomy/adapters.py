@@ -65,11 +65,49 @@ def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
 def adapter_param_count(model: ModelSpec, adapter: Adapter) -> Number:
     """LoRA parameters: ``rank * (in + out)`` per adapted matrix, at twice the rank where gate and up experts are fused.
 
-    DoRA adds a number for each output.
+    DoRA adds a number for each output.  OFT has rotations instead.
     """
+    if adapter.oft_block_size:
+        return rotation_count(model, adapter.targets, adapter.oft_block_size)
     return adapter.rank * adapted_widths(model, adapter.targets) + (
         magnitude_count(model, adapter.targets) if adapter.dora else 0
     )
+
+
+@lru_cache(maxsize=4096)
+def oft_block_size(in_features: int, said: int) -> int:
+    """The divisor of a matrix's inputs that is nearest to the block size that was said, the smaller of two.
+
+    Source: peft 0.21 tuners/oft/layer.py OFTLayer.adjust_oft_parameters.
+    """
+    divisors = (size for size in range(1, in_features + 1) if in_features % size == 0)
+    return min(divisors, key=lambda size: abs(size - min(said, in_features)))
+
+
+@lru_cache(maxsize=256)
+def rotation_count(model: ModelSpec, targets: tuple[str, ...], said: int) -> int:
+    """Numbers that OFT trains: for each block of ``b`` inputs those above the diagonal of a square, ``b (b - 1) / 2``.
+
+    Source: peft 0.21 tuners/oft/layer.py OFTLayer.update_layer.
+    """
+    sides = [(linear.in_features, n) for linear, n in (*model.linears(), (model.head, 1)) if is_adapted(linear, targets)]
+    return sum(n * in_features * (oft_block_size(in_features, said) - 1) // 2 for in_features, n in sides)
+
+
+@dataclass(frozen=True, slots=True)
+class RotationSums:
+    """Sums over OFT's rotations: the elements of their blocks (inputs times block), and those times the block again."""
+
+    elements: int
+    cubes: int
+
+
+@lru_cache(maxsize=256)
+def rotation_sums(model: ModelSpec, targets: tuple[str, ...], said: int) -> RotationSums:
+    """What OFT's operators work on beside tokens."""
+    sides = [(each.in_features, n) for each, n in model.linears() if is_adapted(each, targets)]
+    blocks = [(n * in_features, oft_block_size(in_features, said)) for in_features, n in sides]
+    return RotationSums(sum(total * size for total, size in blocks), sum(total * size * size for total, size in blocks))
 
 
 @lru_cache(maxsize=256)

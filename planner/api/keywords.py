@@ -49,6 +49,7 @@ class JobFlags(TypedDict, total=False):
     train_layers: Names
     freeze: Names
     dora: bool
+    oft_block_size: int | str
     relora: bool
     optimizer: str
     optimizer_rank: int | str
@@ -106,6 +107,7 @@ class SearchFlags(TypedDict, total=False):
     train_layers: Names
     freeze: Names
     dora: bool
+    oft_block_size: int | str
     relora: bool
     optimizer: Names
     optimizer_rank: int | str

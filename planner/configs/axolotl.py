@@ -109,7 +109,7 @@ _UNMODELLED = {
     "model_quantization_config": "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are",
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "lisa_n_layers": "LISA is not modelled (it trains other layers every few steps)",
+    "lisa_n_layers": "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)",
     "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",

@@ -41,6 +41,7 @@ _OLD_KEYS = (
 )
 _GONE = ("new_special_tokens", "split", "reserved_label_len", "image_dir", "image_resolution", "video_resolution")
 
+_METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
 _TABLE = {
     "cutoff_len": "seq",
     "lora_rank": "lora_rank",
@@ -61,7 +62,7 @@ _ATTENTIONS = {
 }
 _UNMODELLED = {
     "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
-    "use_badam": "BAdam is not modelled (it trains one layer after the other); finetuning_type: freeze trains some, and is",
+    "use_badam": "BAdam is not modelled (fp32 copies of one layer after the other); finetuning_type: freeze trains some, and is",
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
@@ -308,10 +309,10 @@ def _remark(keys: Keys, reading: Reading) -> None:
 
 def _read_method(keys: Keys, reading: Reading) -> None:
     kind = keys.text("finetuning_type")
-    if kind not in (None, "lora", "full", "freeze"):
-        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; lora, full and freeze are")
+    if kind not in (None, *_METHODS):
+        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; {', '.join(_METHODS)} are")
     if kind is not None:
-        reading.say("method", "full" if kind == "freeze" else kind, keys.where("finetuning_type"))
+        reading.say("method", _METHODS[kind], keys.where("finetuning_type"))
     if kind == "freeze":
         read_freeze(keys, reading)
     elif keys.flag("use_llama_pro"):
@@ -324,14 +325,38 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         for name in ("lora_rank", "lora_dropout"):
             reading.said.pop(name, None)
         return
+    _read_adapters(keys, reading)
+
+
+def _read_adapters(keys: Keys, reading: Reading) -> None:
+    rotates = keys.text("finetuning_type") == "oft"
+    if rotates:
+        _read_rotations(keys, reading)
     targets = keys.names("lora_target")
     if targets:
         reading.say("lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target"))
-    if keys.flag("use_dora"):
+    if not rotates and keys.flag("use_dora"):
         reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
     if extra:
         reading.say("modules_to_save", extra, keys.where("additional_target"))
+
+
+def _read_rotations(keys: Keys, reading: Reading) -> None:
+    """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning); what else a file says of LoRA has no effect.
+
+    Raises:
+        NotModelledError: so many blocks in each matrix.
+    """
+    if keys.count("oft_rank"):
+        raise keys.not_modelled("oft_rank", "so many blocks in each matrix are not modelled; oft_block_size is")
+    reading.take(keys, {"oft_block_size": "oft_block_size"})
+    reading.default("oft_block_size", 32, "llamafactory 0.9.5 hparams/finetuning_args.py: oft_block_size")
+    if keys.get("oft_target") not in (None, "all"):
+        reading.remark(keys.where("oft_target"), "has no effect: LLaMA-Factory takes the targets of OFT from lora_target")
+    keys.skip(("oft_target", "use_dora", "lora_rank", "lora_dropout"))
+    for name in ("lora_rank", "lora_dropout"):
+        reading.said.pop(name, None)
 
 
 def _read_numerics(keys: Keys, reading: Reading) -> None:

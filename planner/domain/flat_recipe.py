@@ -38,6 +38,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "modules_to_save": "modules_to_save",
         "dora": "dora",
         "relora": "relora",
+        "oft_block_size": "oft_block_size",
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""

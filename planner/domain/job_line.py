@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.domain.hardware import Hardware
-from planner.domain.recipe import Recipe
+from planner.domain.recipe import Adapter, Recipe
 from planner.domain.scenario import Scenario
 from planner.units import format_count, plain_number
 
@@ -78,15 +78,19 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     """
     if recipe.adapter is None:
         return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
-    numerics, rank = (
-        recipe.numerics,
-        f"{'dora ' if recipe.adapter.dora else 'relora ' if recipe.adapter.relora else ''}r={plain_number(recipe.adapter.rank)}",
-    )
+    numerics, rank = recipe.numerics, _adapter(recipe.adapter)
     if numerics.quantization == "none":
         return f"lora {rank}"
     if numerics.quantization in ("nf4", "fp4"):
         return f"qlora {numerics.quantization}{'+dq' if doubled and numerics.double_quant else ''} {rank}"
     return f"lora on {numerics.quantization} {rank}"
+
+
+def _adapter(adapter: Adapter) -> str:
+    """The kind of adapters where they are not LoRA's alone, with their rank or the size of their blocks."""
+    if adapter.oft_block_size:
+        return f"oft b={adapter.oft_block_size}"
+    return f"{'dora ' if adapter.dora else 'relora ' if adapter.relora else ''}r={plain_number(adapter.rank)}"
 
 
 def _task(recipe: Recipe) -> tuple[str, ...]:

@@ -99,7 +99,8 @@ class Adapter:
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
     the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
-    ``relora``: now and then they are merged into the base and begin again.
+    ``relora``: now and then they are merged into the base and begin again.  ``oft_block_size``: other than 0, there are no such
+    matrices (rank 0) but OFT's rotations, which turn so many neighbouring inputs of a matrix at a time.
     """
 
     rank: Number
@@ -109,6 +110,12 @@ class Adapter:
     dtype: Dtype
     dora: bool
     relora: bool = False
+    oft_block_size: int = 0
+
+    @property
+    def tensors_per_matrix(self) -> int:
+        """Trained tensors of one adapted matrix: the factors and DoRA's magnitudes, or a rotation."""
+        return 1 if self.oft_block_size else 3 if self.dora else 2
 
 
 @dataclass(frozen=True, slots=True)

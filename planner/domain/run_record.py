@@ -113,6 +113,7 @@ class RunRecord:
     train_layers: tuple[str, ...] = ()
     dora: bool | None = None
     relora: bool | None = None
+    oft_block_size: int | None = None
     optimizer_rank: int | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None

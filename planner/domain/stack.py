@@ -11,6 +11,7 @@ from planner.domain.settled import SettledBy
 KbitUpcast = Literal["none", "norms", "all"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
 DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
+OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
 LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"]
@@ -64,6 +65,8 @@ class Stack:
     requires a gradient, so that backward runs through all of them.  ``skipped``: those below the first trained one keep nothing.
     ``entered``: the inputs of trained layers require gradients; ``spared``: and only these are checkpointed.
     ``dora``: how long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the product.
+    ``oft``: who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its own that leaves
+    casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies once before (``twice``).
     ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
     ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
@@ -145,6 +148,7 @@ class Stack:
     widens_ends: bool
     frozen_layers: FrozenLayers
     dora: DoraBranch
+    oft: OftWrappers
     fused_norm: bool
     fused_mlp: bool
     fused_experts: bool

@@ -352,6 +352,7 @@ _FIELDS = (
         "language_model",
     ),
     RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
+    _count("oft_block_size", "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)", 65_536),
     RequestField("relora", "flag", "Merge the adapters into the base now and then and begin again (ReLoRA)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),

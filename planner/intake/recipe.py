@@ -253,14 +253,16 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
+    block_size: int = ledger.choose("oft_block_size", 0, "assumed") if ledger.said("oft_block_size") else 0
     return Adapter(
-        rank=ledger.choose("lora_rank", defaults.lora_rank, origin),
+        rank=0 if block_size else ledger.choose("lora_rank", defaults.lora_rank, origin),
         targets=_resolve_targets(ledger, setting),
-        dropout=_resolve_dropout(ledger, setting, task),
+        dropout=0.0 if block_size else _resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
         relora=ledger.said("relora") and bool(ledger.choose("relora", False, "assumed")),
+        oft_block_size=block_size,
     )
 
 

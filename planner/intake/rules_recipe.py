@@ -13,7 +13,7 @@ from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
-_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora", "relora")
+_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora", "relora", "oft_block_size")
 # Optimizers that were read for whole matrices.
 _WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
 _FOUR_BIT = ("nf4", "fp4")
@@ -57,7 +57,8 @@ def _is_not_alone(case: Case) -> bool:
     return case.hardware.world_size > 1 or bool(case.recipe.batch.grad_accum > 1) or case.model.tied
 
 
-def _adapts_head(case: Case) -> bool:
+def adapts_head(case: Case) -> bool:
+    """Whether the head gets an adapter, which only its name asks for."""
     targets = case.adapter.targets if case.adapter else ()
     return case.model.head.name in {target.rpartition(".")[2] for target in targets}
 
@@ -78,7 +79,7 @@ def _fused_expert_bytes(case: Case) -> int:
     return _expert_bytes(case, lambda _: True) if case.numerics.quantization in BITSANDBYTES else 0
 
 
-def _adapted_expert_bytes(case: Case) -> int:
+def adapted_expert_bytes(case: Case) -> int:
     """Bytes of expert tensors that PEFT makes adapted copies of."""
     adapter = case.adapter
     return 0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
@@ -132,16 +133,6 @@ def _too_long(case: Case) -> bool:
 
 def _length_text(case: Case) -> str:
     return f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for {case.model.max_position_tokens:,}"
-
-
-def _has_dora(case: Case) -> bool:
-    return case.adapter is not None and case.adapter.dora
-
-
-def _dora_is_elsewhere(case: Case) -> bool:
-    """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
-    divided = case.recipe.sharding.engine != "native"
-    return divided or case.numerics.quantization in PREPACKED | {"int8"} or _adapts_head(case) or _adapted_expert_bytes(case) > 0
 
 
 def _divides_matrices(case: Case) -> bool:
@@ -267,27 +258,6 @@ RECIPE_RULES = (
         ),
     ),
     Rule(
-        "dora-unread",
-        "refuse",
-        "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
-        lambda case: _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager"),
-        lambda case: case.stack.id,
-    ),
-    Rule(
-        "dora-of-kernels",
-        "refuse",
-        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --method lora or "
-        "qlora, and --sharding ddp or none",
-        lambda case: _has_dora(case) and _dora_is_elsewhere(case),
-    ),
-    Rule(
-        "relora-elsewhere",
-        "refuse",
-        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp "
-        "or none, without --dora",
-        lambda case: case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case)),
-    ),
-    Rule(
         "optimizer-of-whole-matrices",
         "refuse",
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use --method full with "
@@ -341,8 +311,8 @@ RECIPE_RULES = (
         "fused-experts-adapted",
         "warn",
         "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets attention leaves it alone",
-        lambda case: _adapted_expert_bytes(case) > 0,
-        lambda case: f"{format_gib(_adapted_expert_bytes(case))} in all layers; with checkpointing one layer's at a time",
+        lambda case: adapted_expert_bytes(case) > 0,
+        lambda case: f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one layer's at a time",
     ),
     Rule(
         # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules, since its experts are linears of their own.
@@ -473,7 +443,7 @@ RECIPE_RULES = (
         "refuse",
         "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is not trained; "
         "use --loss hf, or leave the head out of --lora-targets",
-        lambda case: case.recipe.loss != "hf" and _adapts_head(case),
+        lambda case: case.recipe.loss != "hf" and adapts_head(case),
         lambda case: f"{case.recipe.loss}, {case.model.head.name}",
     ),
     Rule(

@@ -6,14 +6,13 @@ Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from planner.domain.model import LinearSpec
 from planner.domain.recipe import BITSANDBYTES
 from planner.program.autograd import record
-from planner.program.casts import rows_of
+from planner.program.casts import Base, rows_of
 from planner.program.dora import with_dora
 from planner.program.lora import dropped, factors, times
+from planner.program.oft import with_rotation
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -21,15 +20,16 @@ from planner.program.view import LayerView
 _FOUR_BIT = ("nf4", "fp4")
 LEAVES_CASTS = BITSANDBYTES | {"awq-int4", "aqlm"}
 """Bases beside which PEFT leaves casts to autocast, where that is on."""
-Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
 
 
 def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
     """``base(x) + B(A(dropout(x))) * scaling``; the result of a 4-bit matrix is copied first.
 
     PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes, AWQ and AQLM.  The sum
-    has the dtype of the base's result again, except over those weights under autocast.
+    has the dtype of the base's result again, except over those weights under autocast.  OFT turns ``x`` instead.
     """
+    if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
+        return with_rotation(torch, view, spec, x, base)
     quantization = view.recipe.numerics.quantization if view.quantized(spec) else "none"
     leaves_casts = quantization in LEAVES_CASTS
     result = base(torch, view, spec, x)

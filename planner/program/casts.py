@@ -5,11 +5,16 @@ Source: torch 2.13 ``aten/src/ATen/autocast_mode.cpp`` cached_cast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView
+
+Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
+"""The product with a layer's own weight, of a wrapper that adapts it."""
 
 
 def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

@@ -139,7 +139,9 @@ def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
 def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
     """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals.
 
-    Source: peft 0.21 tuners/lora/layer.py update_layer, utils/other.py ModulesToSaveWrapper.
+    OFT's rotations have the places above the diagonal in two buffers.
+    Source: peft 0.21 tuners/lora/layer.py update_layer, tuners/oft/layer.py OFTRotationModule, utils/other.py
+    ModulesToSaveWrapper.
     """
     made = adapter_weights(job)
     originals = {each.name: each.dtype for each in weights if not each.packed}
@@ -148,6 +150,10 @@ def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[We
     for each in made:
         each.dtype = originals.get(each.name, each.dtype)
         each.slot = stream.allocate(each.unit, each.unit_bytes, "adapters", ("adapters", each.name, "weight"))
+        if each.name.endswith("oft_R"):
+            for part in ("rows", "cols"):
+                index_bytes = each.shape[1][1] * ELEMENT_BYTES["int64"]
+                stream.allocate(Unit.ONE, index_bytes, "adapters", ("adapters", each.name, part))
     return made
 
 

@@ -264,10 +264,11 @@ class Operators(Tape):
 
         ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the first one then.
         """
+        kept = [x if other.node is not None else _nothing(x), other if x.node is not None else _nothing(x)]
+        saved = save(self, [x, other], kept)
+        del kept
         out = self.new(to_unit, to_count, x.dtype, "bmm")
         out.head_by_head = True
-        nothing = Tensor(None, Unit.ONE, 1, x.dtype)
-        saved = [x if other.node is not None else nothing, other if x.node is not None else nothing]
         shapes = [(each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)]
 
         def gradient_of(number: int) -> Tensor | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.anatomy.adapters import is_adapted
+from planner.anatomy.adapters import is_adapted, oft_block_size
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.trained import parts_of
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
@@ -237,13 +237,22 @@ def _head(job: Job) -> Iterator[Weight]:
 
 
 def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
-    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them.  DoRA adds (out)."""
-    assert job.recipe.adapter is not None
+    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them.  DoRA adds (out).
+
+    OFT has one tensor instead, of (blocks, numbers of a triangle).
+    """
+    adapter = job.recipe.adapter
+    assert adapter is not None
+    if adapter.oft_block_size:
+        size = oft_block_size(linear.in_features, adapter.oft_block_size)
+        shape = ((Unit.ONE, linear.in_features / size), (Unit.ONE, size * (size - 1) / 2))
+        yield Weight(f"{name} oft_R", "matrix", shape, adapter.dtype, trained=True)
+        return
     n_tensors = _n_tensors(job, linear)
     rank = (Unit.RANK, linear.rank_factor * linear.copies / n_tensors)
     ends = (Unit.ONE, linear.in_features), (Unit.ONE, linear.out_features)
     for _ in range(n_tensors):
         for part, shape in (("lora_A", (rank, ends[0])), ("lora_B", (ends[1], rank))):
-            yield Weight(f"{name} {part}", "matrix", shape, job.recipe.adapter.dtype, trained=True)
-        if job.recipe.adapter.dora:
-            yield Weight(f"{name} lora_magnitude_vector", "matrix", (ends[1],), job.recipe.adapter.dtype, trained=True)
+            yield Weight(f"{name} {part}", "matrix", shape, adapter.dtype, trained=True)
+        if adapter.dora:
+            yield Weight(f"{name} lora_magnitude_vector", "matrix", (ends[1],), adapter.dtype, trained=True)

@@ -142,8 +142,8 @@ class _Values:
     @classmethod
     def of(cls, axes: GridAxes) -> _Values:
         base, batch, adapter = axes.base, axes.base.recipe.batch, axes.base.recipe.adapter
-        if adapter is None and len(axes.rank):
-            raise UsageError("a full fine-tune has no LoRA rank to vary: leave the axis 'rank' empty, or use method lora")
+        if len(axes.rank) and (adapter is None or adapter.oft_block_size):
+            raise UsageError("only LoRA has a rank to vary: leave the axis 'rank' empty, or use method lora without OFT")
         fixed = (batch.micro_batch, batch.seq_len, 1 if adapter is None else adapter.rank, base.hardware.gpus_per_node)
         said = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
         arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, said, fixed, strict=True)]

@@ -11,6 +11,7 @@ from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, 
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
 from planner.throughput.passes import passes_aside, policy_passes, reference_passes
+from planner.throughput.rotations import rotation_seconds
 from planner.throughput.tokens import micro_step
 
 
@@ -77,6 +78,8 @@ def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:
     if not adapters_on:
         return total
     adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
+    if job.recipe.adapter and job.recipe.adapter.oft_block_size:
+        adapters = rotation_seconds(job, 1, 0, tokens)
     return total + adapters + traffic.adapters.forward * tokens / rates.memory_bytes_per_s
 
 

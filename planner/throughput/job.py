@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.anatomy.adapters import AdaptedSums, adapted_linear_count, adapted_sums, adapted_widths, saved_module_params
+from planner.anatomy.adapters import (
+    AdaptedSums,
+    RotationSums,
+    adapted_linear_count,
+    adapted_sums,
+    adapted_widths,
+    adapter_param_count,
+    rotation_sums,
+    saved_module_params,
+)
 from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
@@ -26,7 +35,7 @@ from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, 
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices; ``rotations``: over OFT's.
     ``saved_params``: parameters of ``modules_to_save``.
     ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
     input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
@@ -40,6 +49,7 @@ class Profile:
     params: ParamCounts
     adapter_widths: int
     adapted: AdaptedSums
+    rotations: RotationSums
     adapted_matrices: int
     saved_params: int
     logits_bytes: float
@@ -64,6 +74,7 @@ class ProfileKey:
     numerics: Numerics
     loss: str
     dropout: bool
+    oft_block_size: int
     rebuilt_share: float
 
 
@@ -95,6 +106,8 @@ class Job:
         """Parameters that the optimizer updates: all of them, or adapters and modules to save."""
         if self.recipe.method == "full":
             return self._own_trained.params
+        if self.recipe.adapter and self.recipe.adapter.oft_block_size:
+            return adapter_param_count(self.scenario.model, self.recipe.adapter) + self.profile.saved_params
         magnitudes = self.profile.adapted.outputs if self.recipe.adapter and self.recipe.adapter.dora else 0
         return self.profile.adapter_widths * self.rank + self.profile.saved_params + magnitudes
 
@@ -104,7 +117,7 @@ class Job:
         if self.recipe.method == "full":
             return self._own_trained.tensors
         saved = len(self.recipe.adapter.modules_to_save) if self.recipe.adapter else 0
-        each = 3 if self.recipe.adapter and self.recipe.adapter.dora else 2
+        each = self.recipe.adapter.tensors_per_matrix if self.recipe.adapter else 2
         return each * self.profile.adapted_matrices + saved
 
     @property
@@ -152,6 +165,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         numerics=recipe.numerics,
         loss=recipe.loss,
         dropout=bool(adapter and adapter.dropout > 0),
+        oft_block_size=adapter.oft_block_size if adapter else 0,
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
     sorts = scenario.stack.sorts_lengths
@@ -172,7 +186,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
 def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     """Sums over ``model``; cached because walking the matrices takes longer than all formulas together."""
     targets = key.work.targets
-    view = TrafficView(key.regime, key.stack, targets, key.dropout)
+    view = TrafficView(key.regime, key.stack, targets, key.dropout, key.oft_block_size > 0)
     params = param_counts(model, key.stack.skips_experts)
     saved = saved_module_params(model, key.work.modules_to_save)
     passes = key.work.passes
@@ -186,6 +200,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
         adapted=adapted_sums(model, targets or ()),
+        rotations=rotation_sums(model, targets or (), key.oft_block_size) if key.oft_block_size else RotationSums(0, 0),
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
         saved_params=saved,
         logits_bytes=logits_bytes(key.stack, key.loss, key.regime),

@@ -7,6 +7,7 @@ from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop
 from planner.arrays import maximum, where
 from planner.domain.recipe import GPTQ, Number
 from planner.throughput.job import Job
+from planner.throughput.rotations import rotation_seconds
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _ALIGNMENT_BYTES, _UNALIGNED = 16, 2.0
@@ -182,9 +183,10 @@ def weight_cast_seconds(job: Job) -> Number:
 
 
 def adapter_seconds(job: Job) -> Number:
-    """LoRA's own kernels: products of rank width at the adapter's rate, and their traffic; seconds per micro-step.
+    """The adapters' own kernels: products of rank width at the adapter's rate, and their traffic; seconds per micro-step.
 
     Formula: ``2 r (in + out)`` FLOP per token and pass, plus the bytes of :func:`planner.throughput.traffic.adapter_traffic`.
+    OFT's have no rank: :func:`planner.throughput.rotations.rotation_seconds`.
     Source: peft 0.21 ``tuners/lora/layer.py``.
     """
     if job.recipe.adapter is None:
@@ -193,6 +195,8 @@ def adapter_seconds(job: Job) -> Number:
     flop = matmul_flop(job.work.adapters.total, tokens) * job.rank
     moved = (job.passes * traffic.forward + traffic.backward) * tokens
     seconds: Number = flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
+    if job.recipe.adapter.oft_block_size:
+        return seconds + rotation_seconds(job, job.passes, 1, tokens)
     return seconds + _dora_seconds(job) if job.recipe.adapter.dora else seconds
 
 

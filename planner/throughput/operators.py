@@ -2,7 +2,7 @@
 
 Counted with ``TorchDispatchMode`` (views left out) on Transformers 5.23 and peft 0.21: a Llama layer issues 38 operators
 forward and 71 backward (full fine-tune, sdpa); one LoRA adapter under autocast 8 forward and 10 backward, dropout one more
-each.
+each; one rotation of OFT 23 and 33.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _QUANTIZED_OPERATORS = {
 # Operators of one expert beside its products: its rows taken, gated, weighted and added.
 _EXPERT_FORWARD, _EXPERT_BACKWARD = 8, 12
 # LoRA whose casts, scaling and addition are parts of its products: two products and one more kernel forward, six backward.
+_ROTATION = {True: (23, 33), False: (16, 23)}
 _JOINED_BRANCH = (3, 6)
 
 
@@ -154,6 +155,9 @@ def _linear_operators(linear: LinearSpec, view: OperatorView) -> tuple[int, int]
         # Autocast copies: an fp32 weight, an fp32 input.
         casts = int(regime.base > regime.compute) + int(regime.norm_out > regime.compute)
         forward, backward = forward + casts, backward + casts
+    if traffic.adapted(linear) and traffic.rotates:
+        branch = _ROTATION[regime.autocast]
+        return forward + branch[0], backward + branch[1]
     if traffic.adapted(linear):
         joined = traffic.stack.adapter_kernels != "eager"
         branch = _JOINED_BRANCH if joined else (8, 10) if regime.autocast else (5, 7)

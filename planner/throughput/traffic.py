@@ -34,12 +34,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TrafficView:
-    """What decides the traffic of a layer; ``targets`` is ``None`` without LoRA, ``dropout`` whether LoRA drops inputs."""
+    """What decides the traffic of a layer; ``targets`` is ``None`` without adapters, ``dropout`` whether LoRA drops inputs.
+
+    ``rotates``: adapters are OFT's.
+    """
 
     regime: Regime
     stack: Stack
     targets: tuple[str, ...] | None
     dropout: bool
+    rotates: bool = False
 
     @property
     def trains_base(self) -> bool:
@@ -214,10 +218,12 @@ def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
 
 
 def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
-    """LoRA branch of one matrix, bytes per token, by the stack's kind of kernels.
+    """LoRA branch or OFT's rotation of one matrix, bytes per token, by the stack's kind of kernels.
 
     Source: switch ``adapter_kernels`` of the stack; peft 0.21 ``tuners/lora/layer.py``, unsloth 2026.10 ``kernels/fast_lora.py``.
     """
+    if view.rotates:
+        return _rotation_traffic(linear, view)
     copies = linear.active_copies
     width_in, width_out = linear.in_features * copies, linear.out_features * copies
     if view.stack.adapter_kernels == "eager":
@@ -263,6 +269,17 @@ def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: Traf
     forward = width_in * into + width_out * (out + clone)
     backward = width_in * (into + product + 3 * given) + width_out * (2 * product + 2 * product + regime.linear_out)
     return Traffic(forward, backward)
+
+
+def _rotation_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
+    """OFT before one matrix, bytes per token: casts on both sides, a product (2; backward two, 4), and a copy in rows (2).
+
+    Source: peft 0.21 ``tuners/oft/layer.py`` Linear.forward, OFTRotationModule.forward.
+    """
+    given, wide = view.input_bytes(linear), view.regime.adapter_seen
+    product = view.regime.compute if view.regime.autocast else wide
+    into = (given + wide if given != wide else 0) + (wide + product if wide != product else 0)
+    return Traffic(linear.in_features * (2 * into + 4 * product), linear.in_features * (2 * into + 4 * product + 2 * wide))
 
 
 # Bytes per logit that each tensor of the loss chain moves: written once, and read as often as the next operators need it.

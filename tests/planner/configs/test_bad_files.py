@@ -81,7 +81,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         ),
         (LLAMA_FACTORY + "use_badam: true\n", NotModelledError, "use_badam: BAdam"),
         (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage 'ppo' is not modelled"),
-        (LLAMA_FACTORY.replace("lora", "oft"), NotModelledError, "finetuning_type: 'oft'"),
+        (LLAMA_FACTORY.replace("lora", "vera"), NotModelledError, "finetuning_type: 'vera'"),
         (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),
         (LLAMA_FACTORY + "fp16: true\n", UsageError, "are both true"),
         (LLAMA_FACTORY + "deepspeed: nowhere.json\n", InputFileError, "'deepspeed' names nowhere.json"),

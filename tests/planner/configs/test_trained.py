@@ -96,6 +96,16 @@ def test_dora_by_each_tools_key(text: str, tmp_path: Path) -> None:
     assert adapter.dora
 
 
+def test_rotations_of_llama_factory(tmp_path: Path) -> None:
+    """OFT has no LoRA matrices, whatever the file says of them, and the targets of LoRA."""
+    text = FACTORY.replace("freeze", "oft") + "oft_block_size: 64\nlora_rank: 8\nlora_target: q_proj\noft_target: all\n"
+    adapter = recipe_of(tmp_path, text).recipe.adapter
+    assert (adapter.oft_block_size, adapter.rank, adapter.targets) == (64, 0, ("q_proj",))
+    assert recipe_of(tmp_path, FACTORY.replace("freeze", "oft")).recipe.adapter.oft_block_size == 32
+    with pytest.raises(NotModelledError, match="oft_rank"):
+        recipe_of(tmp_path, FACTORY.replace("freeze", "oft") + "oft_rank: 8\n")
+
+
 def test_no_number_of_layers(tmp_path: Path) -> None:
     """A number that is none."""
     with pytest.raises(InputFileError, match="whole number"):

@@ -59,6 +59,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "freeze",
         "dora",
         "relora",
+        "oft_block_size",
         "optimizer_rank",
         "versions",
         "switches",

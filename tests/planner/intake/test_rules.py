@@ -76,6 +76,16 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
+    "oft-unread": ({"oft_block_size": 32, "stack": "unsloth"}, {"oft_block_size": 32, "stack": "llama-factory"}),
+    "oft-elsewhere": (
+        {"oft_block_size": 32, "gpus": 2, "sharding": "zero2"},
+        {"oft_block_size": 32, "gpus": 2, "sharding": "ddp"},
+    ),
+    "oft-without-autocast": (
+        {"oft_block_size": 32, "quantization": "gptq-int4", "precision": "bf16", "stack": "llama-factory"},
+        {"oft_block_size": 32, "quantization": "gptq-int4", "precision": "bf16-mixed", "stack": "llama-factory"},
+    ),
+    "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
     "relora-elsewhere": (
         {"relora": True, "method": "lora", "gpus": 2, "sharding": "fsdp"},
         {"relora": True, "method": "lora", "gpus": 2, "sharding": "ddp"},

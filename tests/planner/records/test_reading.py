@@ -47,6 +47,7 @@ FULL = RunRecord(
     train_layers=("last:8", "norm"),
     dora=True,
     relora=True,
+    oft_block_size=32,
     optimizer_rank=128,
     lora_dropout=0.05,
     modules_to_save=("wte", "lm_head"),
