@@ -16,7 +16,7 @@ InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", 
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast"]
+RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
@@ -215,6 +215,7 @@ class MlpSpec:
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
     - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
+    - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes, so that it is quantised and adapted as one (Hunyuan)
 
     ``shared_first``: the shared expert has no gate and runs before the router.
     """

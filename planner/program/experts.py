@@ -2,7 +2,8 @@
 
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
 granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
-Ignored: indices and weights of the chosen experts, some numbers for each token.  Stacks whose experts are
+Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each weight of
+Hunyuan's routers, which stay in fp32.  Stacks whose experts are
 modules of their own (Transformers 4) run them one after the other; here they are one product.
 """
 
@@ -22,6 +23,8 @@ _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
 def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The weights of the experts that each token goes to."""
     mlp = view.block.mlp
+    if mlp.router == "module":
+        return _by_module(torch, view, x)
     spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
     with torch.inside(spec.name):
         weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base)
@@ -47,6 +50,17 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         scores = torch.softmax(torch.to(logits, "fp32"))
         chosen = _chosen(torch, mlp.top_k, scores)
         return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen
+
+
+def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that, unless it is quantised."""
+    spec = next(each for each in view.linears("mlp_in") if each.group == "router")
+    x = torch.rows(x)
+    if not view.quantized(spec):
+        x = torch.to(x, "fp32")
+    logits = linear(torch, view, spec, x)
+    scores = _chosen(torch, view.block.mlp.top_k, torch.softmax(torch.to(logits, "fp32")))
+    return torch.to(scores, logits.dtype)
 
 
 def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:

@@ -57,7 +57,7 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
     Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks.
     """
-    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router"]
+    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router" and view.block.mlp.router != "module"]
     if not view.block.mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
     if view.block.mlp.shared_first:

@@ -24,7 +24,7 @@ DENSE |= {"starcoder2", "seed_oss", "arcee", "ministral", "cohere2", "exaone4", 
 DENSE |= {"apertus", "ernie4_5"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
 MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
-MIXTURES |= {"glm4_moe", "minimax_m2"}
+MIXTURES |= {"glm4_moe", "minimax_m2", "hunyuan_v1_moe"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
 ENTRIES = {name: entry for name in model_ids() if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE}
@@ -110,6 +110,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True}),
     ("glm4_moe", {"num_key_value_heads": 4, **_FEW, "first_k_dense_replace": 2, "n_shared_experts": 2}),
     ("minimax_m2", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
+    ("hunyuan_v1_moe", {"num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2, "head_dim": 20, "attention_bias": True}),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
     ("gpt_oss", {"num_key_value_heads": 4, "attention_bias": False, "num_local_experts": 4, "sliding_window": 8}),
 ]

@@ -107,6 +107,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**_FEW, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True},
     "minimax_m2": {**_FEW, "num_local_experts": 8, "intermediate_size": 256, "rotary_dim": 32},
     "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256},
+    "hunyuan_v1_moe": {"num_hidden_layers": 2, "head_dim": 64, "num_experts": 8, "moe_topk": 2, "intermediate_size": 256},
     "qwen3_next": {**_DELTA, **_FEW, "num_experts": 8, "shared_expert_intermediate_size": 256, "full_attention_interval": 2},
 }
 
