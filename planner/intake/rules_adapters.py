@@ -6,12 +6,11 @@ from planner.intake.rule import Case, Rule
 
 
 def _adapts_router(case: Case) -> bool:
-    """Whether a router that returns two tensors gets an adapter; LLaMA-Factory's ``all`` leaves such classes out.
+    """Whether a router that returns two tensors gets an adapter.
 
-    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router; peft 0.21 tuners/lora/layer.py Linear.forward;
-    llamafactory 0.9.5 model/model_utils/misc.py find_all_linear_modules.
+    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router; peft 0.21 tuners/lora/layer.py Linear.forward.
     """
-    if case.adapter is None or case.stack.id.startswith("llama-factory"):
+    if case.adapter is None:
         return False
     names = {target.rpartition(".")[2] for target in case.adapter.targets}
     routers = (each for group in case.model.groups for each in group.block.linears if each.group == "router")

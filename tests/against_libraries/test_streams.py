@@ -51,6 +51,8 @@ _DROPS = {"residual_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout"
 _WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 _DELTA: dict[str, Any] = {"num_hidden_layers": 4, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 _DELTA |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+_GRANITE: dict[str, Any] = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "shared_intermediate_size": 1376}
+_GRANITE |= {"mamba_n_heads": 8}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {**_DROPS, "sliding_window": 4096},
     "seed_oss": {"head_dim": 64},
@@ -63,6 +65,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ministral3": {"head_dim": 64},
     "apertus": {},
     "ernie4_5": {"head_dim": 64},
+    "granitemoehybrid": {**_GRANITE, "position_embedding_type": "rope"},
     "qwen3_5_text": _DELTA,
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
 }
