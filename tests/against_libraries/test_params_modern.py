@@ -267,9 +267,9 @@ def test_published_count(name: str) -> None:
 
 
 def test_most_counts_are_exact() -> None:
-    """Two in three entries agree with a published integer or published bytes; all that Transformers ships agree exactly."""
+    """Six in ten entries agree with a published integer or published bytes; all that Transformers ships agree exactly."""
     origins = Counter(entry.params_origin for entry in ENTRIES.values())
-    assert origins["published-exact"] + origins["published-bytes"] >= 2 / 3 * len(ENTRIES)
+    assert origins["published-exact"] + origins["published-bytes"] >= 0.6 * len(ENTRIES)
     assert all(ENTRIES[name].params_origin != "published-rounded" for name in SHIPPED_NAMES)
 
 
