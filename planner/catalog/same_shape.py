@@ -40,7 +40,7 @@ _OTHER_MODULES = frozenset({
     *("moe", "clown", "frankenmerge", "passthrough", "stacked", "upscaled", "expanded", "pro", "solar"),
     *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
     *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
-    *("draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
+    *("h", "draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
     *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied", "llamafy"),
 })  # fmt: skip
 # Owners who publish a family with the modules of another one: https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.

@@ -14,9 +14,9 @@ LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "wide", "one_plus", "centred", "operators", "narrowed"]
+NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast"]
+RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
@@ -89,6 +89,7 @@ class NormSpec:
     ``scaling`` is how the code of an unfused norm applies its weight, which decides what the norm keeps for backward:
 
     - ``cast``: after casting back (Llama)
+    - ``cast_first``: the same, when nothing refers to the fp32 result any more (Llama 4)
     - ``wide``: before casting back (OLMo 2, gpt-oss)
     - ``one_plus``: before casting back, with 1 + weight (Gemma)
     - ``centred``: before casting back, on values less their mean (Cohere)
@@ -140,6 +141,7 @@ class AttentionSpec:
     sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
     ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
     clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
+    ``scales_query_in_fp32``: a query without positions is multiplied by fp32 numbers of its position, and cast back.
     ``output_gate``: the query's product is twice as wide, and the sigmoid of its second half weighs what attention returns.
     ``pieces``: the code cuts the patches of all images into pieces that attend to themselves, a ``window`` of
     ``window_tokens`` patches or an ``image`` each.
@@ -171,6 +173,7 @@ class AttentionSpec:
     head_norms_turned: bool = False
     clips_products: bool = False
     scales_turned_query: bool = False
+    scales_query_in_fp32: bool = False
     output_gate: bool = False
     pieces: Pieces = "none"
 
@@ -215,6 +218,8 @@ class MlpSpec:
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
     - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
+    - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes, so that it is quantised and adapted as one (Hunyuan)
+    - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid, 0 where not chosen (Llama 4)
 
     ``shared_first``: the shared expert has no gate and runs before the router.
     """
@@ -248,6 +253,7 @@ class BlockSpec:
     ``norms_sums`` marks norms behind the branches that read the stream after the addition, not the branch before it (OPT 350M).
     ``branch_sum`` is what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and
     the first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
+    ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
     """
 
     attention: AttentionSpec
@@ -263,6 +269,7 @@ class BlockSpec:
     norms_sums: bool = False
     branch_sum: BranchSum = "branches"
     scales_branches: bool = False
+    keeps_attended: bool = False
     mixer: MixerSpec | None = None
 
     @property

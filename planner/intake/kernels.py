@@ -20,7 +20,7 @@ _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
 # Source: transformers 5.23.0 models/*/modeling_*.py, `_supports_sdpa` and `_supports_flash_attn` absent or False.
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
-_NO_FLASH = frozenset({"bloom", "mpt"})
+_NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
 # Modules that ship with the checkpoint and write attention out.  Source: mosaicml/llm-foundry layers/attention.py.
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError
 from planner.intake.rule import Case, Level, Rule
 from planner.intake.rules_adapters import ADAPTER_RULES
+from planner.intake.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules_recipe import RECIPE_RULES
 from planner.intake.rules_stored import STORED_RULES
 from planner.intake.rules_system import SYSTEM_RULES
@@ -15,7 +16,15 @@ __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markd
 
 FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
-RULES: tuple[Rule, ...] = (*RECIPE_RULES, *ADAPTER_RULES, *STORED_RULES, *TASK_RULES, *VISION_RULES, *SYSTEM_RULES)
+RULES: tuple[Rule, ...] = (
+    *RECIPE_RULES,
+    *ADAPTER_RULES,
+    *MIXTURE_RULES,
+    *STORED_RULES,
+    *TASK_RULES,
+    *VISION_RULES,
+    *SYSTEM_RULES,
+)
 
 
 def check(case: Case, *, force: bool = False) -> tuple[str, ...]:

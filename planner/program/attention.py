@@ -13,7 +13,7 @@ from planner.program.latent import latent_heads
 from planner.program.matrices import dropout, linear
 from planner.program.operators import Operators
 from planner.program.rotary import rotated
-from planner.program.tensors import Tensor
+from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 
@@ -49,6 +49,8 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
         key = head_norm(torch, view, 1, key)
     if view.block.attention.scales_turned_query:
         query = torch.same(query, "mul")
+    if view.block.attention.scales_query_in_fp32:
+        query = torch.to(torch.mul(query, Tensor(None, Unit.LENGTH, 1, "fp32")), query.dtype)
     return query, key, value, held
 
 

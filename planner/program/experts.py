@@ -2,7 +2,8 @@
 
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
 granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
-Ignored: indices and weights of the chosen experts, some numbers for each token.  Stacks whose experts are
+Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each weight of
+Hunyuan's routers, which stay in fp32.  Stacks whose experts are
 modules of their own (Transformers 4) run them one after the other; here they are one product.
 """
 
@@ -22,6 +23,8 @@ _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
 def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The weights of the experts that each token goes to."""
     mlp = view.block.mlp
+    if mlp.router == "module":
+        return _by_module(torch, view, x)
     spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
     with torch.inside(spec.name):
         weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base)
@@ -34,19 +37,30 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         seen = torch.to(weight, "fp32") if mlp.router in _FP32_ROUTERS else weight
         if mlp.router == "fp32_cast":
             scores = torch.softmax(torch.mm(x, seen, mlp.n_experts))
-            return torch.to(_chosen(torch, mlp.top_k, scores), given)
+            return torch.to(chosen(torch, mlp.top_k, scores), given)
         copy = weight_copy(torch, view, seen)
         logits = torch.mm(autocast(torch, view, x), copy, mlp.n_experts)
         dtype = logits.dtype
         if mlp.router == "chosen":
-            return _chosen(torch, mlp.top_k, logits)
+            return chosen(torch, mlp.top_k, logits)
         if mlp.router == "sigmoid":
-            return _chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
+            return chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
         if mlp.router == "sigmoid_fp32":
-            return _chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
+            return chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
         scores = torch.softmax(torch.to(logits, "fp32"))
-        chosen = _chosen(torch, mlp.top_k, scores)
-        return torch.to(chosen, dtype) if mlp.router == "softmax" else chosen
+        best = chosen(torch, mlp.top_k, scores)
+        return torch.to(best, dtype) if mlp.router == "softmax" else best
+
+
+def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that, unless it is quantised."""
+    spec = next(each for each in view.linears("mlp_in") if each.group == "router")
+    x = torch.rows(x)
+    if not view.quantized(spec):
+        x = torch.to(x, "fp32")
+    logits = linear(torch, view, spec, x)
+    scores = chosen(torch, view.block.mlp.top_k, torch.softmax(torch.to(logits, "fp32")))
+    return torch.to(scores, logits.dtype)
 
 
 def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:
@@ -62,16 +76,16 @@ def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) 
     return delta
 
 
-def _chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
+def chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
     """``topk``: its gradient is a tensor of zeros over all experts with the chosen ones filled in."""
     unit, count, dtype = scores.unit, scores.count, scores.dtype
-    chosen = Tensor(None, unit, top_k, dtype)
+    best = Tensor(None, unit, top_k, dtype)
 
     def backward(*_: object) -> list[Tensor | None]:
         _zeros = torch.new(unit, count, dtype, "new_zeros")
         return [torch.new(unit, count, dtype, "scatter")]
 
-    return record(torch, chosen, [scores], [_indices()], backward)
+    return record(torch, best, [scores], [_indices()], backward)
 
 
 def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:

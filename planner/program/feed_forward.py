@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearGroup
 from planner.program.activations import activation, fused_gate
+from planner.program.every_expert import every_expert
 from planner.program.experts import experts, router
 from planner.program.fused_adapters import fused_feed_forward, is_fused
 from planner.program.matrices import dropout, linear
@@ -57,7 +58,9 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
     Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks.
     """
-    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router"]
+    if view.block.mlp.router == "every":
+        return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
+    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router" and view.block.mlp.router != "module"]
     if not view.block.mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
     if view.block.mlp.shared_first:

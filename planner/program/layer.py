@@ -34,17 +34,22 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return _parallel(torch, view, trained, x)
     first, second, *others = _norms_of(view)
     before, behind = ([], [first, second]) if view.block.reads_stream else ([first, second], others)
+    kept: list[Tensor] = []
     first_part = attention if view.block.mixer is None else mixer
     for number, part in enumerate((first_part, feed_forward)):
         residual = x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
+        given = x if view.block.keeps_attended and not number else None
         x = _wrapped(torch, trained if number else view, part, x)
+        if given is not None:
+            kept.append(x)
         if view.block.dropouts and not view.block.drops_inside:
             x = dropout(torch, x)
         if behind and not view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
         x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
+        del given
         if view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
     return x

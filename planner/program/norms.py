@@ -15,6 +15,8 @@ from planner.program.view import LayerView
 
 def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
     """One norm of ``spec`` over ``x``."""
+    if not spec.weight and spec.kind == "rms":
+        return _l2_norm(torch, spec, x)
     weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
     if spec.scaling == "operators":
         return _by_operators(torch, view, spec, x, weight)
@@ -39,6 +41,9 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
         hidden = torch.mul(hidden, torch.rsqrt(variance))
     if spec.scaling == "cast":
         return torch.mul(weight, torch.to(hidden, given))
+    if spec.scaling == "cast_first":
+        hidden = torch.to(hidden, given)
+        return torch.mul(weight, hidden)
     if spec.scaling == "wide":
         return torch.to(torch.mul(weight, hidden), given)
     if spec.scaling == "one_plus":
@@ -46,6 +51,13 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
     else:
         hidden = torch.mul(torch.to(weight, "fp32"), hidden)
     return torch.to(hidden, given)
+
+
+def _l2_norm(torch: Operators, spec: NormSpec, x: Tensor) -> Tensor:
+    """The same without a weight.  Source: models/llama4/modeling_llama4.py Llama4TextL2Norm."""
+    hidden = torch.to(x, "fp32")
+    hidden = torch.mul(hidden, torch.rsqrt(torch.mean_of_rows(torch.square(hidden), spec.rows_per_token)))
+    return torch.to(hidden, x.dtype)
 
 
 def _centred(torch: Operators, hidden: Tensor, rows: float) -> Tensor:

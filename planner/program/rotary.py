@@ -100,9 +100,14 @@ def _crossed(torch: Operators, query: Tensor, key: Tensor, tables: tuple[Tensor,
 
 def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """``view_as_real(view_as_complex(x.float()) * table).type_as(x)``."""
-    width = view.block.attention.rotary_width
+    width = view.block.attention.rotary_width or view.block.attention.head_dim
     table = torch.shared.get(COSINES, Tensor(None, Unit.LENGTH, width, "fp32"))
     wide_query, wide_key = torch.to(query, "fp32"), torch.to(key, "fp32")
+    if view.block.attention.rotary_result == "fp32":
+        # Both products are there before one is cast.
+        products = _complex_product(torch, wide_query, table), _complex_product(torch, wide_key, table)
+        narrow = torch.to(products[0], query.dtype)
+        return narrow, torch.to(products[1], key.dtype)
     turned_query = torch.to(_complex_product(torch, wide_query, table), query.dtype)
     return turned_query, torch.to(_complex_product(torch, wide_key, table), key.dtype)
 

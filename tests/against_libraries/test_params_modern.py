@@ -21,10 +21,10 @@ transformers = import_or_skip("transformers")
 
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "smollm3", "internlm3"}
 DENSE |= {"starcoder2", "seed_oss", "arcee", "ministral", "cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3"}
-DENSE |= {"apertus", "ernie4_5"}
+DENSE |= {"apertus", "ernie4_5", "granitemoehybrid"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
 MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
-MIXTURES |= {"glm4_moe", "minimax_m2"}
+MIXTURES |= {"glm4_moe", "minimax_m2", "hunyuan_v1_moe", "llama4", "llama4_text"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
 ENTRIES = {name: entry for name in model_ids() if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE}
@@ -95,6 +95,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("apertus", {"hidden_act": "relu2", "tie_word_embeddings": True}),
     ("ernie4_5", {"num_key_value_heads": 4, "use_bias": True}),
     ("ernie4_5", {"head_dim": 20, "tie_word_embeddings": False}),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 4, "num_local_experts": 0, "mamba_n_heads": 4}),
     ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 8, "head_dim": 20}),
     ("olmoe", {"num_key_value_heads": 2, "attention_bias": True, "num_experts": 4, "num_experts_per_tok": 2}),
     ("granitemoe", {"num_key_value_heads": 2, "attention_bias": True, "num_local_experts": 4, "tie_word_embeddings": True}),
@@ -110,6 +111,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True}),
     ("glm4_moe", {"num_key_value_heads": 4, **_FEW, "first_k_dense_replace": 2, "n_shared_experts": 2}),
     ("minimax_m2", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
+    ("llama4_text", {"num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 4, "intermediate_size_mlp": 40}),
+    ("llama4_text", {"num_key_value_heads": 4, "head_dim": 12, "interleave_moe_layer_step": 2, "attention_bias": True}),
+    ("hunyuan_v1_moe", {"num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2, "head_dim": 20, "attention_bias": True}),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
     ("gpt_oss", {"num_key_value_heads": 4, "attention_bias": False, "num_local_experts": 4, "sliding_window": 8}),
 ]
@@ -117,13 +121,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the causal language model: of the text part where the file is that of a multimodal model."""
-    return dict(config["text_config"]) if config["model_type"] == "gemma3" else dict(config)
+    return dict(config["text_config"]) if config["model_type"] in ("gemma3", "llama4") else dict(config)
 
 
 def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with just the layers that show every kind of layer."""
-    kinds = {"gemma3_text": 6, "smollm3": 4, "cohere2": 4, "deepseek_v2": 2, "deepseek_v3": 4}
-    return config | {"num_hidden_layers": kinds.get(config["model_type"], 2)}
+    kinds = {"gemma3_text": 6, "smollm3": 4, "cohere2": 4, "deepseek_v2": 2, "deepseek_v3": 4, "llama4_text": 4}
+    n_layers = kinds.get(config["model_type"], 2)
+    if config["model_type"] == "granitemoehybrid":
+        config = config | {"layer_types": config["layer_types"][:n_layers]}
+    return config | {"num_hidden_layers": n_layers}
 
 
 def _module(config: dict[str, Any]) -> Any:
@@ -144,7 +151,7 @@ def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool]]:
 
 
 def _spec_linears(block: BlockSpec) -> Counter[tuple[str, int, int, bool]]:
-    linears = [linear for linear in block.linears if linear.kind == "linear"]
+    linears = [linear for linear in block.linears if linear.kind in ("linear", "subclass")]
     return Counter((linear.name, linear.out_features, linear.in_features, linear.bias) for linear in linears)
 
 
@@ -197,18 +204,19 @@ def _spec_signatures(spec: ModelSpec, *, with_window: bool) -> Counter[tuple[Any
 
 
 # These attention modules read the window from the config on every call instead of keeping it.
-_WINDOW_ON_CONFIG = {"mistral", "mixtral", "phi3", "starcoder2", "ministral3"}
+_WINDOW_ON_CONFIG = {"llama4_text", "mistral", "mixtral", "phi3", "starcoder2", "ministral3"}
 
 
 def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     module = _module(config)
     assert _distinct_params(module) == spec.param_count
-    layers = module.get_decoder().layers
+    decoder = module.get_decoder()
+    layers = decoder.model.layers if config["model_type"] == "llama4_text" else decoder.layers
     assert len(layers) == spec.n_layers
     keeps_window = config["model_type"] not in _WINDOW_ON_CONFIG
     found = Counter((*signature[:-1], signature[-1] or None) for signature in map(_layer_signature, layers))
     assert found == _spec_signatures(spec, with_window=keeps_window)
-    if not keeps_window:
+    if hasattr(module.config, "sliding_window") and not keeps_window:
         assert {group.block.attention.window_tokens for group in spec.groups} == {module.config.sliding_window}
     head, table = module.get_output_embeddings(), module.get_input_embeddings()
     assert tuple(head.weight.shape) == (spec.head.out_features, spec.head.in_features)

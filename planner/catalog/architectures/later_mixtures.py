@@ -1,4 +1,4 @@
-"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5.
+"""Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan.
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
 ``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
@@ -109,4 +109,37 @@ def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
     return [(index + 1) % step == 0 and first <= index <= last for index in range(n_layers)]
 
 
-READERS = {"glm4_moe": read_glm4_moe, "minimax_m2": read_minimax_m2, "ernie4_5_moe": read_ernie_moe}
+def read_hunyuan_moe(fields: ConfigFields) -> ModelSpec:
+    """``hunyuan_v1_moe``: Hunyuan's attention; a shared expert of one expert's width runs before the routed ones.
+
+    Released files say the number of chosen experts for each layer; layers that differ in it are refused.
+    """
+    hidden, bias = fields.integer("hidden_size"), fields.flag("attention_bias", False)
+    attention = replace(attention_of(fields), head_norms_turned=True)
+    width = fields.integer("intermediate_size")
+    n_experts, top_k = _same_in_all_layers(fields, "num_experts"), _same_in_all_layers(fields, "moe_topk")
+    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=width, shared_first=True, router="module")
+    projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
+    gate = LinearSpec("wg", "router", hidden, n_experts, "mlp_in")
+    linears = (*projections, gate, *fused_experts(hidden, mlp), *shared_experts(hidden, width))
+    norms = (rms(hidden, copies=2), *head_norms(attention))
+    block = BlockSpec(attention, mlp, reached_by_peft(linears, *SPLIT_NAMES), norms)
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"))
+
+
+def _same_in_all_layers(fields: ConfigFields, name: str) -> int:
+    """A number, or a list of the same number for each layer; 1 where the file has none."""
+    if not isinstance(fields.data.get(name), list):
+        return fields.integer(name, default=1)
+    each = set(fields.integers(name))
+    if len(each) != 1:
+        raise fields.fail(f"{name} differs from layer to layer, which is not modelled")
+    return each.pop()
+
+
+READERS = {
+    "glm4_moe": read_glm4_moe,
+    "minimax_m2": read_minimax_m2,
+    "ernie4_5_moe": read_ernie_moe,
+    "hunyuan_v1_moe": read_hunyuan_moe,
+}

@@ -37,6 +37,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
     "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),
+    "adapter-on-router": (
+        {"model": "llama-4-scout", "method": "lora"},
+        {"model": "llama-4-scout", "method": "lora", "lora_targets": ("attention",)},
+    ),
+    "every-expert-elsewhere": (
+        {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "unsloth"},
+        {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "trl"},
+    ),
     "recurrent-kernels": ({"model": "qwen3.5-0.8b"}, {"model": "qwen3-0.6b"}),
     "recurrent-layers-elsewhere": (
         {"model": "qwen3.5-0.8b", "stack": "torchtune"},
