@@ -18,15 +18,16 @@ from planner.intake.resolve import resolve
 
 Widths = Literal["small", "real"]
 METHODS = ("full", "lora", "qlora", "int8")
-BATCHES = (1, 4)
-LENGTHS = (512, 2048)
+# Batch and length: a long sample shows what grows with its square, a batch of four what is copied only for several samples.
+_LONG, _SEVERAL = (1, 2048), (4, 512)
+SHAPES = {("real", "sdpa"): (_SEVERAL, _LONG), ("small", "sdpa"): (_SEVERAL, _LONG), ("small", "eager"): (_LONG,)}
 # Position tables that end below the longer length.
 _SHORT = {"gpt2-large": 1024}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One job.  ``priority`` 0 is the quarter of the matrix that is run first and alone shows every mechanism, 1 the largest."""
+    """One job.  ``priority`` 0 is the part of the matrix that is run first and alone shows every mechanism."""
 
     priority: int
     widths: Widths
@@ -50,13 +51,10 @@ def all_cells() -> list[Cell]:
 
 
 def _cells() -> Iterator[Cell]:
-    axes = (("real", "small"), MODELS, METHODS, (False, True), ("sdpa", "eager"), BATCHES, LENGTHS)
-    for widths, model, method, checkpointing, attention, batch, length in product(*axes):
-        seq = min(length, _SHORT.get(model, length))
-        # A long sample shows what grows with its square, a batch of four what is copied only for several samples.
-        shape = (1, LENGTHS[1]) if attention == "eager" else (4, LENGTHS[0])
-        priority = 0 if (batch, length) == shape else 1 if (batch, length) == (BATCHES[1], LENGTHS[1]) else 2
-        yield Cell(priority, widths, model, method, checkpointing, attention, batch, seq)  # type: ignore[arg-type]
+    for (widths, attention), model, method, checkpointing in product(SHAPES, MODELS, METHODS, (False, True)):
+        for priority, (batch, length) in enumerate(SHAPES[widths, attention]):
+            seq = min(length, _SHORT.get(model, length))
+            yield Cell(priority, widths, model, method, checkpointing, attention, batch, seq)  # type: ignore[arg-type]
 
 
 @cache
