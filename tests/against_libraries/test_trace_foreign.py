@@ -96,7 +96,7 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
             "field 'num_experts' is 1000000000, above the limit of 10000",
         ),
         (
-            {"model_type": "llama4", "text_config": {**SIZES, "num_local_experts": 10**6}},
+            {"model_type": "phimoe", **SIZES, **GROUPED, "num_local_experts": 10**6},
             2,
             "field 'num_local_experts' is 1000000, above the limit of 10000",
         ),

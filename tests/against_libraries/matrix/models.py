@@ -61,6 +61,9 @@ MODELS: tuple[str, ...] = (
     "qwen3-next-80b-a3b",
     "glm-4.5-air",
     "ernie-4.5-21b-a3b",
+    "hunyuan-7b",
+    "llama-4-scout",
+    "granite-4.0-micro",
     "smollm2-1.7b",
     "smollm3-3b",
     "internlm3-8b",
@@ -134,7 +137,7 @@ def text_fields(model: str) -> dict[str, Any]:
     """The ``config.json`` of a catalog model's language model: vision towers are no part of either instrument's answer."""
     fields = model_entry(model).config_fields()
     text: dict[str, Any] = fields.get("text_config", fields)
-    return text if text is fields else {"torch_dtype": fields["torch_dtype"], **text}
+    return text if text is fields or "torch_dtype" in text else {"torch_dtype": fields["torch_dtype"], **text}
 
 
 def write_config(model: str, folder: Path, *, small: bool) -> Path:
