@@ -49,8 +49,8 @@ def test_the_even_chance_is_near_the_published_length() -> None:
 def test_published_lengths_are_those_whose_reserved_memory_has_the_cards_size() -> None:
     """Lengths of the Trainer follow from what was reserved on one A100, cached blocks included: each within 10 %.
 
-    A full card gives those blocks back, so that on large ones the even chance does not lie below them.  That of the 70B model is 4 %
-    below.
+    A full card gives those blocks back, so that on large ones the even chance does not lie below them.  That of the 70B model
+    is 4 % below.
     """
     ran = [each for each in answers() if each.case.column == "hf" and each.case.published_tokens]
     for each in ran:
