@@ -41,6 +41,8 @@ TESTED = {
     "no_overflow",
     "flash_attention",
     "grouped_product",
+    "recurrent_mask",
+    "recurrent_kernels",
 }
 
 
@@ -65,6 +67,29 @@ def test_transformers_does_not_take_the_run_for_an_export() -> None:
         assert import_utils.is_tracing(torch.ones(1))
     with shimmed("not_tracing"):
         assert not import_utils.is_tracing(torch.ones(1))
+
+
+def test_layers_without_attention_run_the_kernels_of_a_gpu_installation() -> None:
+    """Modelling code of Qwen3.5 calls the stand-in of flash-linear-attention inside, and its own loop outside."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    from measure.trace.cuda.recurrent import delta_rule
+
+    own = modeling_qwen3_5.torch_chunk_gated_delta_rule
+    with shimmed("recurrent_kernels"):
+        assert modeling_qwen3_5.torch_chunk_gated_delta_rule is delta_rule
+    assert modeling_qwen3_5.torch_chunk_gated_delta_rule is own is not delta_rule
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_layer_without_attention_masks_padded_batches_alone(padded: bool) -> None:
+    """The question is not asked of values, which fake tensors do not have."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    with shimmed("recurrent_mask", padded=padded):
+        inputs, mask = torch.ones(2, 3, 8), torch.ones(2, 3, dtype=torch.int64)
+        found = modeling_qwen3_5.create_recurrent_attention_mask(inputs_embeds=inputs, attention_mask=mask)
+    assert (found is not None) is padded
 
 
 @pytest.mark.parametrize("padded", [False, True])
