@@ -37,7 +37,12 @@ def fused_gate(torch: Operators, gate: Tensor, up: Tensor) -> Tensor:
 
     Source: Liger-Kernel 0.5 ops/swiglu.py ``swiglu_backward``, ops/geglu.py.
     """
-    return record(torch, torch.like(gate, "swiglu"), [gate, up], [gate, up], lambda kept, _: [kept[0], kept[1]])
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        torch.pay([gradient, *kept], kept)
+        return [kept[0], kept[1]]
+
+    return record(torch, torch.like(gate, "swiglu", cost=(up,)), [gate, up], [gate, up], backward)
 
 
 def clamped_gate(torch: Operators, gate_up: Tensor) -> Tensor:

@@ -30,9 +30,16 @@ def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
     """
     if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
         return with_rotation(torch, view, spec, x, base)
+    result = base(torch, view, spec, x)
+    with torch.counted_as("adapters"):
+        return _with_branch(torch, view, spec, x, [result])
+
+
+def _with_branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, passed: list[Tensor]) -> Tensor:
+    """What the branch makes of the base's result, which ``passed`` holds; it is emptied."""
     quantization = view.recipe.numerics.quantization if view.quantized(spec) else "none"
     leaves_casts = quantization in LEAVES_CASTS
-    result = base(torch, view, spec, x)
+    result = passed.pop()
     if quantization in _FOUR_BIT:
         result = torch.contiguous(result)
     given, converts = result.dtype, leaves_casts and not view.dtypes.autocast
@@ -51,6 +58,7 @@ def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
 
 def _added_in_place(torch: Operators, result: Tensor, branch: Tensor) -> Tensor:
     """``result += branch``, in the memory and the dtype of ``result``."""
+    torch.pay([result, branch], [result])
     return record(torch, result.alias(), [result, branch], [], lambda _, gradient: [gradient, gradient])
 
 
@@ -71,5 +79,5 @@ def _scaled(torch: Operators, output: Tensor, dtype: Dtype | None) -> Tensor:
 def _scaled_sum(torch: Operators, result: Tensor, output: Tensor) -> Tensor:
     """Scaling, addition and cast in one kernel; the gradient is scaled by another."""
     dtype = output.dtype
-    out = torch.like(result, "add")
+    out = torch.like(result, "add", cost=(output,))
     return record(torch, out, [result, output], [], lambda _, each: [each, torch.like(each, "mul", dtype)])

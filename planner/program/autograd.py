@@ -36,7 +36,7 @@ def record(
     context.
     """
     if _is_needed(tape, inputs):
-        node = Node(tape.module, tape.n_nodes, backward)
+        node = Node(tape.module, tape.n_nodes, backward, tape.manner)
         tape.n_nodes += 1
         node.inputs = [None if each.node is None else (each.node, each.unit, each.count, each.dtype) for each in inputs]
         node.path = tape.path
@@ -65,10 +65,11 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
     ready = [(-root.order, 0, root)]
     n_ready = 0
     before, tape.grad_enabled = tape.grad_enabled, False
-    module = tape.module
+    module, manner, direction = tape.module, tape.manner, tape.direction
+    tape.direction = "backward"
     while ready:
         node = heappop(ready)[2]
-        tape.module = node.name
+        tape.module, tape.manner = node.name, node.manner
         if node.backward is None:
             _keep_gradient(tape, node, buffers.pop(node))
             continue
@@ -88,6 +89,7 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
                 n_ready += 1
                 heappush(ready, (-target.order, n_ready, target))
     tape.grad_enabled, tape.module = before, module
+    tape.manner, tape.direction = manner, direction
 
 
 def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | None]:
@@ -102,7 +104,7 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
             continue
         _, unit, count, dtype = edge
         if result.unit is not unit or result.count != count:
-            result = results[index] = tape.new(unit, count, result.dtype, "sum")
+            result = results[index] = tape.new(unit, count, result.dtype, "sum", cost=[result])
             # What is left when leading dimensions are summed is a view: torch 2.13 aten/src/ATen/ExpandUtils.h sum_to.
             result.is_view = True
         if result.dtype != dtype:
@@ -118,7 +120,10 @@ def _accumulate(tape: Tape, buffers: dict[Node, Tensor], target: Node, results: 
         assert result is not None
         buffers[target] = result
     elif before.storage is not None and not _is_owned(before):
-        buffers[target] = tape.like(before, "add")
+        assert result is not None
+        buffers[target] = tape.like(before, "add", cost=(result,))
+    elif result is not None:
+        tape.pay([before, result], [before])
 
 
 def _is_owned(sum_so_far: Tensor) -> bool:

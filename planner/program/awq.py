@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
-from planner.program.casts import rows_of
+from planner.program.casts import costs_of, packed, rows_of
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit, promoted
 from planner.program.view import LayerView
@@ -26,12 +26,13 @@ def linear_awq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """A function that keeps its input, although the gradient needs only the packed weight."""
-    in_count, half = x.count, x.dtype
+    in_count, half, costs = x.count, x.dtype, costs_of(spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _weight = _as(torch, _dequantized(torch, spec, half), gradient.dtype)
-        _repeated = torch.new(Unit.ROWS, spec.in_features * spec.out_features, gradient.dtype, "repeat", "dequantization")
-        return [torch.new(gradient.unit, in_count, gradient.dtype, "bmm")]
+        with torch.counted_as("dequantization"):
+            weight = _as(torch, _dequantized(torch, view, spec, half), gradient.dtype)
+            _repeated = torch.new(Unit.ROWS, weight.count, gradient.dtype, "repeat", "dequantization", cost=[weight])
+        return [torch.new(gradient.unit, in_count, gradient.dtype, "bmm", cost=costs.of_x)]
 
     return record(torch, _forward(torch, view, spec, x), [x], [x], backward)
 
@@ -47,14 +48,17 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """Autocast casts both factors where it computes in another dtype."""
-    weight = _dequantized(torch, spec, x.dtype)
     seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
-    _weight, _input = _as(torch, weight, seen), _as(torch, x, seen)
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm")
+    with torch.counted_as("dequantization"):
+        weight = _dequantized(torch, view, spec, x.dtype)
+        _weight = _as(torch, weight, seen)
+    seen_input = _as(torch, x, seen)
+    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=costs_of(spec, seen_input).forward)
 
 
-def _dequantized(torch: Operators, spec: LinearSpec, half: Dtype) -> Tensor:
-    return torch.new(Unit.ONE, spec.in_features * spec.out_features, half, "dequantize", "dequantization")
+def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, half: Dtype) -> Tensor:
+    count = spec.in_features * spec.out_features
+    return torch.new(Unit.ONE, count, half, "dequantize", "dequantization", cost=[packed(view, count)])
 
 
 def _as(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:

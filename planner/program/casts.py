@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
-from planner.program.operators import Operators
-from planner.program.tensors import Tensor
+from planner.program.operators import Costs, Operators
+from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
@@ -32,11 +33,23 @@ def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
         return weight
     if weight.node in torch.autocast_cache:
         return torch.autocast_cache[weight.node]
-    copy = torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies")
-    copy = record(torch, copy, [weight], [], lambda _, gradient: [torch.like(gradient, "to", before)])
+    with torch.counted_as("weight_casts"):
+        copy = torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies", cost=[weight])
+        copy = record(torch, copy, [weight], [], lambda _, gradient: [torch.like(gradient, "to", before)])
     if before == "fp32" and weight.node is not None:
         torch.autocast_cache[weight.node] = copy
     return copy
+
+
+def costs_of(spec: LinearSpec, x: Tensor) -> Costs:
+    """What the products of ``x`` with a whole matrix of ``spec`` cost."""
+    rows = rows_of(spec, x)
+    return Costs(x, Tensor(None, Unit.ONE, spec.weight_count, x.dtype), (x.unit, rows * spec.out_features), spec.copies)
+
+
+def packed(view: LayerView, elements: float) -> Tensor:
+    """A quantised weight as it is stored, without what scales it."""
+    return Tensor(None, Unit.ONE, packed_bytes(view.recipe.numerics, elements), "int8")
 
 
 def rows_of(spec: LinearSpec, x: Tensor) -> float:

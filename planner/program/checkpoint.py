@@ -15,7 +15,7 @@ from weakref import ref
 
 from planner.program.autograd import record, run_backward
 from planner.program.operators import Operators
-from planner.program.tensors import Node, Tensor, Unpack, keep
+from planner.program.tensors import PLAIN, Node, Tensor, Unpack, keep
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -105,7 +105,8 @@ class _Frame:
         graded, torch.grad_enabled = torch.grad_enabled, True
         cached, torch.autocast_cache = torch.autocast_cache, {}
         returned, torch.returned = torch.returned, []
-        module = torch.module
+        module, manner, direction = torch.module, torch.manner, torch.direction
+        torch.manner, torch.direction = PLAIN, "again"
         torch.n_parameters, n_parameters = self.n_parameters, torch.n_parameters
         keeps = torch.keeps
         torch.mark("before_forward", self.path[-1])
@@ -119,6 +120,7 @@ class _Frame:
             # The frames that the exception went through hold what their variables refer to.
             stop.__traceback__ = None
         torch.module, torch.n_parameters, torch.keeps = module, n_parameters, keeps
+        torch.manner, torch.direction = manner, direction
         torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = packed, graded, cached, returned
 
 
@@ -131,7 +133,7 @@ def _without_memory(x: Tensor) -> Tensor:
 
 def _brought_back(torch: Operators, x: Tensor) -> Tensor:
     """``x`` copied from host RAM."""
-    copy = torch.like(x, "to")
+    copy = torch.like(x, "to", cost=None)
     copy.node = x.node
     return copy
 
@@ -167,7 +169,9 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: How =
         cached, torch.autocast_cache = torch.autocast_cache, {}
         torch.n_parameters, n_parameters = first, torch.n_parameters
         returned, torch.returned = torch.returned, []
+        torch.direction = "again"
         again = layer(entry)
+        torch.direction = "backward"
         torch.autocast_cache, torch.n_parameters = cached, n_parameters
         torch.grad_enabled = before
         if again.node is not None:

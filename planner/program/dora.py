@@ -75,10 +75,10 @@ def _norm_of_sum(torch: Operators, view: LayerView, weight: Tensor, other: tuple
 
     ``other``: the dtype of ``lora_weight``, and how many rows both have.
     """
-    scaled = torch.new(Unit.ONE, weight.count, other[0], "mul")
-    total = torch.new(Unit.ONE, weight.count, weight.dtype, "add")
+    scaled = torch.new(Unit.ONE, weight.count, other[0], "mul", cost=[Tensor(None, Unit.ONE, weight.count, other[0])])
+    total = torch.new(Unit.ONE, weight.count, weight.dtype, "add", cost=[weight, scaled])
     del scaled
-    norm = torch.new(Unit.ONE, other[1], "fp32" if view.dtypes.autocast else weight.dtype, "linalg_vector_norm")
+    norm = torch.new(Unit.ONE, other[1], "fp32" if view.dtypes.autocast else weight.dtype, "linalg_vector_norm", cost=[total])
     norm = torch.to(norm, weight.dtype)
     del total
     return norm

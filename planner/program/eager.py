@@ -171,12 +171,12 @@ def repeated(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return x
     if spec.n_kv_heads == 1:
         return _broadcast(torch, x, shared * x.count)
-    out = torch.new(x.unit, shared * x.count, x.dtype, "clone")
+    out = torch.new(x.unit, shared * x.count, x.dtype, "clone", cost=[x])
     out.head_by_head = True
     unit, count = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        total = torch.new(unit, count, gradient.dtype, "sum")
+        total = torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])
         total.head_by_head = gradient.head_by_head
         return [total]
 
@@ -277,7 +277,7 @@ def _rows(torch: Operators, view: LayerView, heads: Tensor) -> Tensor:
 def _joined(torch: Operators, scores: Tensor, sinks: Tensor) -> Tensor:
     """``cat`` of the scores of keys and of one sink for each row; their gradients are views."""
     heads = scores.count
-    out = torch.new(Unit.SINK_PAIRS, heads, promoted(scores.dtype, sinks.dtype), "cat")
+    out = torch.new(Unit.SINK_PAIRS, heads, promoted(scores.dtype, sinks.dtype), "cat", cost=[scores])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [_seen_as(gradient, Unit.PAIRS), _seen_as(gradient, Unit.TOKENS)]
@@ -288,8 +288,8 @@ def _joined(torch: Operators, scores: Tensor, sinks: Tensor) -> Tensor:
 def _largest(torch: Operators, x: Tensor) -> Tensor:
     """``x.max(dim=-1, keepdim=True).values``: saves where the largest stood, and writes its gradient into a copy of zeros."""
     unit, heads, dtype = x.unit, x.count, x.dtype
-    out = torch.new(Unit.TOKENS, heads, dtype, "max")
-    places = torch.new(Unit.TOKENS, heads, "int64", "max")
+    out = torch.new(Unit.TOKENS, heads, dtype, "max", cost=[x])
+    places = torch.new(Unit.TOKENS, heads, "int64", "max", cost=None)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
@@ -302,7 +302,11 @@ def _largest(torch: Operators, x: Tensor) -> Tensor:
 def _without_sink(torch: Operators, x: Tensor) -> Tensor:
     """``x[..., :-1]``: a view, whose gradient is copied into zeros."""
     unit, heads, dtype = x.unit, x.count, x.dtype
-    return record(torch, _seen_as(x, Unit.PAIRS), [x], [], lambda *_: [torch.new(unit, heads, dtype, "slice_backward")])
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, heads, dtype, "slice_backward", cost=[gradient, gradient])]
+
+    return record(torch, _seen_as(x, Unit.PAIRS), [x], [], backward)
 
 
 def _seen_as(x: Tensor, unit: Unit) -> Tensor:

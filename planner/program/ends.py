@@ -83,7 +83,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     make_tables(torch, model, ends.kinds, stream.dtype)
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
-        torch.outputs = [torch.like(stream, "staged") for _ in range(view.stack.offloaded_inputs_kept)]
+        torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(view.stack.offloaded_inputs_kept)]
     return dropout(torch, stream) if model.embedding_dropout == "last" else stream
 
 
@@ -104,10 +104,15 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
     count, dtype = table.param_count, ends.embed.dtypes.table
     with torch.inside(table.name):
         weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
-        out = torch.new(Unit.LENGTH if table.shared else Unit.TOKENS, table.width, dtype, "embedding")
+        unit = Unit.LENGTH if table.shared else Unit.TOKENS
+        out = torch.new(unit, table.width, dtype, "embedding", cost=[Tensor(None, unit, table.width, dtype)])
         if HEAD_GRADIENT in torch.shared:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
-        return record(torch, out, [weight], [], lambda *_: [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward")])
+
+        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            return [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward", cost=[gradient])]
+
+        return record(torch, out, [weight], [], backward)
 
 
 def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
@@ -120,7 +125,9 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         before = of_head.pop()
-        return [before if in_place else torch.like(gradient, "add")]
+        if in_place:
+            torch.pay([before, gradient], [before])
+        return [before if in_place else torch.like(gradient, "add", cost=(before,))]
 
     return record(torch, weight.alias(), [weight], [], add)
 
@@ -295,6 +302,7 @@ def _normalised(torch: Operators, weight: Tensor) -> Tensor:
     Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and ``linalg_vector_norm`` in
     tools/autograd/derivatives.yaml.
     """
+    torch.pay([weight])
     out = torch.like(weight, "div")
 
     def of_norms(gradient: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.domain.model import LinearSpec
 from planner.program.activations import activation
 from planner.program.autograd import record
 from planner.program.experts import chosen
@@ -53,10 +54,10 @@ def _scores(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 def _scaled_copies(torch: Operators, view: LayerView, x: Tensor, scores: Tensor) -> Tensor:
     """``x.repeat(experts, 1) * scores``."""
     unit, width, dtype = x.unit, x.count, x.dtype
-    repeated = torch.new(unit, width * view.block.mlp.n_experts, dtype, "repeat")
+    repeated = torch.new(unit, width * view.block.mlp.n_experts, dtype, "repeat", cost=[x])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.new(unit, width, gradient.dtype, "sum")]
+        return [torch.new(unit, width, gradient.dtype, "sum", cost=[gradient])]
 
     repeated = record(torch, repeated, [x], [], backward)
     by_expert = torch.contiguous(scores)
@@ -66,15 +67,15 @@ def _scaled_copies(torch: Operators, view: LayerView, x: Tensor, scores: Tensor)
 def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Batched products, one for each expert."""
     first, second = (next(spec for spec in view.linears(reads) if spec.group == "expert") for reads in ("mlp_in", "mlp_mid"))
-    gate, up = torch.halves(_product(torch, view, x, first.weight_count, first.copies * first.out_features))
+    gate, up = torch.halves(_product(torch, view, x, first))
     out = torch.mul(up, activation(torch, view, gate))
-    return _product(torch, view, out, second.weight_count, second.copies * second.out_features)
+    return _product(torch, view, out, second)
 
 
-def _product(torch: Operators, view: LayerView, x: Tensor, weight_count: float, width: float) -> Tensor:
-    weight = torch.parameter(Unit.ONE, weight_count, view.dtypes.base, trained=view.trains_base)
+def _product(torch: Operators, view: LayerView, x: Tensor, spec: LinearSpec) -> Tensor:
+    weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
     copy = weight_copy(torch, view, weight)
-    return torch.mm(autocast(torch, view, x), copy, width)
+    return torch.mm(autocast(torch, view, x), copy, spec.copies * spec.out_features, copies=spec.copies)
 
 
 def _sum_of_experts(torch: Operators, view: LayerView, x: Tensor, width: float) -> Tensor:
@@ -86,4 +87,4 @@ def _sum_of_experts(torch: Operators, view: LayerView, x: Tensor, width: float) 
         del gradient
         return [torch.new(unit, before, given, "clone")]
 
-    return record(torch, torch.new(unit, width, dtype, "sum"), [x], [], backward)
+    return record(torch, torch.new(unit, width, dtype, "sum", cost=[x]), [x], [], backward)

@@ -9,6 +9,8 @@ modules of their own (Transformers 4) run them one after the other; here they ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.model import LinearSpec
 from planner.program.activations import activation, clamped_gate
 from planner.program.autograd import record, save
@@ -16,6 +18,7 @@ from planner.program.matrices import autocast, linear, product_4bit, weight_copy
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import Manner
 
 _FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
 
@@ -95,7 +98,17 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
         up_factors = _factors(torch, view, gate_up)
-        return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
+        with torch.in_manner(_one_by_one(torch, view, down)):
+            return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
+
+
+def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
+    """Experts that are modules of their own: which rows are an expert's is asked of the GPU before each.
+
+    Source: transformers 4.36 to 4.48 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward (``torch.where``), and the
+    same loop in qwen2_moe and deepseek; ATen/native/cuda/Nonzero.cu copies the number of rows to the host.
+    """
+    return torch.manner if view.stack.fused_experts else replace(torch.manner, calls=spec.copies, waits=True)
 
 
 Factors = tuple[Tensor, Tensor] | None
@@ -140,9 +153,10 @@ def _rows_of(torch: Operators, x: Tensor, count: float) -> Tensor:
 
     def backward(*_: object) -> list[Tensor | None]:
         _zeros = torch.new(unit, before, dtype, "new_zeros")
-        return [torch.new(unit, before, dtype, "index_put")]
+        return [torch.new(unit, before, dtype, "index_put", cost=[rows, rows])]
 
-    return record(torch, torch.new(unit, count, dtype, "index"), [x], saved, backward)
+    rows = Tensor(None, unit, count, dtype)
+    return record(torch, torch.new(unit, count, dtype, "index", cost=[rows]), [x], saved, backward)
 
 
 def _indices() -> Tensor:
@@ -158,22 +172,23 @@ def _sum_of_rows(torch: Operators, view: LayerView, x: Tensor, count: float) -> 
     def backward(*_: object) -> list[Tensor | None]:
         return [torch.new(unit, before, given, "clone")]
 
-    return record(torch, torch.new(unit, count, dtype, "sum"), [x], [], backward)
+    return record(torch, torch.new(unit, count, dtype, "sum", cost=[x]), [x], [], backward)
 
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None) -> Tensor:
     """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place."""
     rows = view.block.mlp.top_k
     if not view.stack.fused_experts:
-        return linear(torch, view, spec, x)
+        with torch.in_manner(replace(torch.manner, calls=spec.copies * spec.rank_factor)):
+            return linear(torch, view, spec, x)
     if view.quantized(spec):
         out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
     else:
-        out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features)
+        out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
     if view.adapted(spec) and not view.merged(spec):
         down, up = _adapter(torch, view, spec)
-        middle = torch.mm(torch.to(x, down.dtype), down, rows * spec.rank_factor, to_unit=Unit.RANK_TOKENS)
-        branch = torch.mm(middle, up, rows * spec.out_features, to_unit=Unit.TOKENS)
+        middle = torch.mm(torch.to(x, down.dtype), down, rows * spec.rank_factor, to_unit=Unit.RANK_TOKENS, copies=spec.copies)
+        branch = torch.mm(middle, up, rows * spec.out_features, to_unit=Unit.TOKENS, copies=spec.copies)
         del middle
         out = torch.add(out, torch.same(branch, "mul"))
     if biases is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
-from planner.program.casts import rows_of
+from planner.program.casts import costs_of, packed, rows_of
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -30,18 +30,19 @@ def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``MatMul4Bit``: saves nothing, and expands the weight again in backward; older ones keep their input all the same."""
     out = _product(torch, view, spec, x)
-    in_count = x.count
+    in_count, costs = x.count, costs_of(spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         _weight = dequantized(torch, view, spec, gradient.dtype)
-        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm")]
+        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
 
     return record(torch, out, [x], [], backward, context=[x] if view.stack.linear4bit_keeps_input else [])
 
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     _weight = expanded(torch, view, spec, x.dtype)
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), x.dtype, "addmm" if spec.bias else "mm")
+    op = "addmm" if spec.bias else "mm"
+    return torch.new(x.unit, spec.out_features * rows_of(spec, x), x.dtype, op, cost=costs_of(spec, x).forward)
 
 
 def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
@@ -51,25 +52,46 @@ def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) 
     expand as in backward.
     """
     if view.stack.keeps_expanded_weight and not _is_stacked(view, spec):
-        return Tensor(None, Unit.ONE, elements(view, spec), dtype)
+        weight = Tensor(None, Unit.ONE, elements(view, spec), dtype)
+        _pay(torch, view, spec, weight)
+        return weight
     if view.stack.linear4bit_keeps_input:
         return dequantized(torch, view, spec, dtype)
-    scales = _scales(torch, view, spec)
-    if scales is not None:
-        scales = torch.like(scales, "add")
-    return torch.new(Unit.ONE, elements(view, spec), dtype, "dequantize", "dequantization")
+    with torch.counted_as("dequantization"):
+        scales = _scales(torch, view, spec)
+        if scales is not None:
+            scales = torch.like(scales, "add")
+    return _from_packed(torch, view, spec, dtype)
 
 
 def dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised, and then cast where that is another."""
-    return torch.to(loaded(torch, view, spec), dtype)
+    weight = loaded(torch, view, spec)
+    with torch.counted_as("dequantization"):
+        return torch.to(weight, dtype)
 
 
 def loaded(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """``dequantize_4bit(...)``: a weight in the dtype that was quantised."""
-    _held = _scales(torch, view, spec)
+    with torch.counted_as("dequantization"):
+        _held = _scales(torch, view, spec)
     packed_from: Dtype = "fp16" if view.stack.quantizer == "lightning" else view.recipe.numerics.load_dtype
-    return torch.new(Unit.ONE, elements(view, spec), packed_from, "dequantize", "dequantization")
+    return _from_packed(torch, view, spec, packed_from)
+
+
+def _from_packed(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    """The weight as one kernel unpacks it."""
+    weight = torch.new(Unit.ONE, elements(view, spec), dtype, "dequantize", "dequantization", cost=None)
+    _pay(torch, view, spec, weight)
+    return weight
+
+
+def _pay(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> None:
+    """One kernel for each matrix; of experts apart the memory of one stands for all."""
+    whole = Tensor(None, Unit.ONE, spec.weight_count, weight.dtype)
+    with torch.counted_as("dequantization"):
+        torch.pay([packed(view, whole.count)], [whole])
+        torch.spend("expanded", Unit.ONE, whole.count)
 
 
 def _scales(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
-from planner.program.casts import autocast, rows_of, weight_copy
+from planner.program.casts import autocast, costs_of, packed, rows_of, weight_copy
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -31,8 +31,9 @@ def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 
 def _by_operators(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``matmul(x, weights)`` of an unpacked weight, its result in the dtype of the weight, and the bias added to it."""
-    unpacked = _unpacked(torch, view, spec)
-    weights = _scaled(torch, unpacked)
+    with torch.counted_as("dequantization"):
+        unpacked = _unpacked(torch, view, spec)
+        weights = _scaled(torch, unpacked)
     out = _matmul(torch, view, spec, x, weights)
     return _biased(torch, spec, torch.to(out, weights.dtype))
 
@@ -46,21 +47,22 @@ def _biased(torch: Operators, spec: LinearSpec, out: Tensor) -> Tensor:
 def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
     narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
-    weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, "int32", "bitwise_right_shift", "dequantization")
+    count = spec.in_features * spec.out_features
+    weight = torch.new(Unit.ONE, count, "int32", "bitwise_right_shift", "dequantization", cost=[packed(view, count)])
     weight = torch.like(weight, "to", narrow)
     return torch.like(weight, "bitwise_and")
 
 
 def _scaled(torch: Operators, unpacked: Tensor) -> Tensor:
     """``scales[groups] * (weight - zeros[groups])``."""
-    _scales = torch.like(unpacked, "index", _STORED)
-    _shifted = _less_zeros(torch, unpacked)
-    return torch.like(unpacked, "mul", _STORED)
+    scales = torch.like(unpacked, "index", _STORED)
+    shifted = _less_zeros(torch, unpacked)
+    return torch.like(shifted, "mul", _STORED, cost=(scales,))
 
 
 def _less_zeros(torch: Operators, unpacked: Tensor) -> Tensor:
-    _zeros = torch.like(unpacked, "index")
-    return torch.like(unpacked, "sub")
+    zeros = torch.like(unpacked, "index")
+    return torch.like(unpacked, "sub", cost=(zeros,))
 
 
 def _matmul(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weights: Tensor) -> Tensor:
@@ -71,28 +73,37 @@ def _matmul(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weig
 
 def _by_one_kernel(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``matmul(x, weights.to(x.dtype))``; the bias is added in place."""
-    out = _matmul(torch, view, spec, x, torch.to(_dequantized(torch, spec), x.dtype))
+    out = _matmul(torch, view, spec, x, _dequantized(torch, view, spec, x.dtype))
     if spec.bias:
         torch.parameter(Unit.ONE, spec.out_features, _STORED, trained=False)
     return out
 
 
-def _dequantized(torch: Operators, spec: LinearSpec) -> Tensor:
-    return torch.new(Unit.ONE, spec.in_features * spec.out_features, _STORED, "dequantize", "dequantization")
+def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    """The weight unpacked by one kernel, and cast."""
+    with torch.counted_as("dequantization"):
+        return torch.to(_by_kernel(torch, view, spec, _STORED), dtype)
+
+
+def _by_kernel(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    count = spec.in_features * spec.out_features
+    return torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)])
 
 
 def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``QuantLinearFunction``, whose context keeps nothing but what is stored: the weight in the dtype of what it multiplies."""
-    in_count = x.count
+    in_count, costs = x.count, costs_of(spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, gradient.dtype, "dequantize", "dequantization")
-        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm")]
+        with torch.counted_as("dequantization"):
+            _weight = _by_kernel(torch, view, spec, gradient.dtype)
+        return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
 
     return record(torch, _first_product(torch, view, spec, x), [x], [], backward)
 
 
 def _first_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    _weight = weight_copy(torch, view, torch.to(_dequantized(torch, spec), x.dtype))
+    _weight = weight_copy(torch, view, _dequantized(torch, view, spec, x.dtype))
     seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm")
+    cost = costs_of(spec, Tensor(None, x.unit, x.count, seen)).forward
+    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=cost)

@@ -58,7 +58,7 @@ def split(torch: Operators, x: Tensor, counts: Sequence[float], *, laid_by_heads
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
-        joined = torch.new(unit, count, arrived[0].dtype, "cat")
+        joined = torch.new(unit, count, arrived[0].dtype, "cat", cost=arrived)
         joined.head_by_head = laid_by_heads
         arrived.clear()
         return [joined]
@@ -98,12 +98,12 @@ def _taken(torch: Operators, x: Tensor, count: float) -> Tensor:
         _zeros = torch.new(unit, whole, dtype, "new_zeros")
         return [torch.new(unit, whole, dtype, "index_put")]
 
-    return record(torch, torch.new(unit, count, dtype, "index"), [x], [], backward)
+    return record(torch, torch.new(unit, count, dtype, "index", cost=[part_of(x, count)]), [x], [], backward)
 
 
 def _copied(torch: Operators, x: Tensor, count: float) -> Tensor:
     """Shared heads copied for all queries; their gradients are summed."""
-    return record(torch, torch.new(x.unit, count, x.dtype, "clone"), [x], [], lambda _, gradient: [gradient])
+    return record(torch, torch.new(x.unit, count, x.dtype, "clone", cost=[x]), [x], [], lambda _, gradient: [gradient])
 
 
 def head_norm(torch: Operators, view: LayerView, index: int, x: Tensor) -> Tensor:

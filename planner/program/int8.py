@@ -6,12 +6,15 @@ Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
-from planner.program.casts import autocast, rows_of
+from planner.program.casts import autocast, costs_of, rows_of
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import Multiplies
 
 _OUTLIER_SHARE = 1000
 """One input column in so many holds an outlier.  Source: arXiv 2208.07339, section 4 (about 0.1 %)."""
@@ -20,12 +23,10 @@ _OUTLIER_SHARE = 1000
 def linear_int8(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``MatMul8bitLt``: its input stays an attribute of the context, with what it took from it."""
     given = x.dtype
-    in_count = x.count
+    in_count, costs = x.count, costs_of(spec, x)
     by_columns = view.stack.int8_keeps_quantized_input
-    if by_columns:
-        out, kept = _forward_by_columns(torch, view, spec, x)
-    else:
-        out, kept = _forward(torch, view, spec, x)
+    with torch.in_manner(replace(torch.manner, waits=True)):
+        out, kept = (_forward_by_columns if by_columns else _forward)(torch, view, spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         if by_columns:
@@ -33,7 +34,7 @@ def linear_int8(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
             _unread = _quantized_both_ways(torch, gradient)
         _weight = _expanded(torch, spec, given)
         _seen = torch.to(gradient, given)
-        of_x = torch.new(gradient.unit, in_count, given, "mm")
+        of_x = torch.new(gradient.unit, in_count, given, "mm", cost=costs.of_x)
         of_x.is_view = True
         return [of_x]
 
@@ -46,25 +47,38 @@ def _columns(spec: LinearSpec) -> int:
 
 def _expanded(torch: Operators, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight in ``dtype``, times ``SCB * (1 / 127)``: one fp32 number for each output feature."""
-    weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, dtype, "dequantize", "dequantization")
-    _scales = torch.new(Unit.ONE, spec.out_features, "fp32", "mul")
+    count = spec.in_features * spec.out_features
+    with torch.counted_as("dequantization"):
+        weight = torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[Tensor(None, Unit.ONE, count, "int8")])
+        _scales = torch.new(Unit.ONE, spec.out_features, "fp32", "mul")
+        torch.pay([weight], [weight])
     return weight
 
 
 def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The product, and the outlier columns of the input."""
     rows = _quantized_rows(torch, spec, torch.to(x, "fp16"))
-    outliers = torch.new(x.unit, _columns(spec) * rows_of(spec, x), x.dtype, "index")
+    outliers = _outliers(torch, spec, x)
     _stored, _wide, part = _outlier_weights(torch, spec, x)
     out = _int8_product(torch, spec, x, rows)
     return _with_outliers(torch, view, out, outliers, part), [outliers]
+
+
+def _outliers(torch: Operators, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The columns of the input that stay in 16 bits."""
+    count = _columns(spec) * rows_of(spec, x)
+    return torch.new(x.unit, count, x.dtype, "index", cost=[Tensor(None, x.unit, count, x.dtype)])
+
+
+def _int8_cost(spec: LinearSpec, x: Tensor) -> Multiplies:
+    return costs_of(spec, Tensor(None, x.unit, x.count, "int8")).forward
 
 
 def _quantized_rows(torch: Operators, spec: LinearSpec, half: Tensor) -> Tensor:
     """``int8_vectorwise_quant``: int8 rows, and a mask of what is above the threshold, reduced to columns."""
     rows = torch.like(half, "int8_vectorwise_quant", "int8")
     _mask = _above(torch, half)
-    _any = torch.new(Unit.ONE, spec.in_features, "bool", "any")
+    _any = torch.new(Unit.ONE, spec.in_features, "bool", "any", cost=[_mask])
     return rows
 
 
@@ -85,8 +99,8 @@ def _outlier_weights(torch: Operators, spec: LinearSpec, x: Tensor) -> tuple[Ten
 def _int8_product(torch: Operators, spec: LinearSpec, x: Tensor, rows: Tensor) -> Tensor:
     """``int8_scaled_mm``: an int32 product, scaled into fp16, then cast to the dtype of the input."""
     del rows
-    _product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "int8_linear_matmul")
-    half = torch.new(x.unit, spec.out_features * rows_of(spec, x), "fp16", "int8_mm_dequant")
+    product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "int8_linear_matmul", cost=_int8_cost(spec, x))
+    half = torch.like(product, "int8_mm_dequant", "fp16")
     return torch.to(half, x.dtype)
 
 
@@ -104,11 +118,12 @@ def _forward_by_columns(torch: Operators, view: LayerView, spec: LinearSpec, x: 
     """
     rows, columns = _quantized_both_ways(torch, x)
     _weights = _outlier_weights(torch, spec, x)
-    outliers = torch.new(x.unit, _columns(spec) * rows_of(spec, x), x.dtype, "index")
+    outliers = _outliers(torch, spec, x)
     _moved = torch.like(rows, "transform")
-    _product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt")
-    out = torch.to(torch.new(x.unit, spec.out_features * rows_of(spec, x), "fp16", "mm_dequant"), x.dtype)
-    added = torch.new(x.unit, spec.out_features * rows_of(spec, x), _seen(view, x), "mm")
+    product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt", cost=_int8_cost(spec, x))
+    out = torch.to(torch.like(product, "mm_dequant", "fp16"), x.dtype)
+    added = torch.new(x.unit, spec.out_features * rows_of(spec, x), _seen(view, x), "mm", cost=[outliers])
+    torch.pay([out, added], [out])
     del added
     return torch.like(out, "clone"), [columns, outliers]
 

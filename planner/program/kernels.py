@@ -7,6 +7,7 @@ Ignored: rows of a mask padded to 16 keys; workspaces of key and value gradients
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from planner.program.autograd import record
@@ -15,12 +16,19 @@ from planner.program.matrices import autocast
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import FusedAttention, Multiplies, Product
 
 _FLASH_WIDEST = 256
 _WIDTH_MULTIPLE = 8
 # Rows and columns of the tiles in which the memory-efficient kernel sums up the query's gradient.
 _TILE_COLUMNS = (32, 64, 96, 128)
 Kernel = Literal["flash", "efficient", "math"]
+Pairs = Literal["triangle", "square"]
+_PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
+"""Products of a query's and a key's features, and of probabilities and values; backward the scores once more, and four gradients.
+
+Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
+"""
 
 
 def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -106,12 +114,12 @@ def _for_all_heads(torch: Operators, view: LayerView, key: Tensor, value: Tensor
 
 def repeat_kv(torch: Operators, x: Tensor, times: int) -> Tensor:
     """Each head of keys or values copied ``times`` times; the gradients of the copies are summed."""
-    out = torch.new(x.unit, x.count * times, x.dtype, "clone")
+    out = torch.new(x.unit, x.count * times, x.dtype, "clone", cost=[x])
     out.head_by_head = True
     unit, count = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        summed = torch.new(unit, count, gradient.dtype, "sum")
+        summed = torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])
         summed.head_by_head = True
         return [summed]
 
@@ -123,7 +131,7 @@ def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
     out = x.alias()
     unit, count = x.unit, x.count
     out.count = count * times
-    return record(torch, out, [x], [], lambda _, gradient: [torch.new(unit, count, gradient.dtype, "sum")])
+    return record(torch, out, [x], [], lambda _, gradient: [torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])])
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
@@ -150,8 +158,8 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     if padded != spec.head_dim:
         query, key, value = (_padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value))
-    out = torch.like(query, "flash_attention")
-    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention")
+    out = torch.like(query, "flash_attention", cost=_cost(view, "flash", _PRODUCTS))
+    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
     shapes = [_shape(each) for each in (query, key, value)]
 
     def backward(*_: object) -> list[Tensor | None]:
@@ -172,10 +180,11 @@ def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], wi
     spec, op = view.block.attention, "flash_attention_backward"
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
     unit, rows = _rows_at_once(view)
-    _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op) for count in (1, rounded)]
+    torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
+    _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
-        _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op) for _ in range(2)]
-    return [torch.like(shape, op) for shape in shapes]
+        _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op, cost=None) for _ in range(2)]
+    return [torch.like(shape, op, cost=None) for shape in shapes]
 
 
 def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
@@ -188,12 +197,12 @@ def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
 
 def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:
     """``pad`` of the last dimension; the gradient is copied without what was added."""
-    out = torch.new(x.unit, count, x.dtype, "pad")
+    out = torch.new(x.unit, count, x.dtype, "pad", cost=[x])
     out.head_by_head = True
     unit, before = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        narrow = torch.new(unit, before, gradient.dtype, "pad_backward")
+        narrow = torch.new(unit, before, gradient.dtype, "pad_backward", cost=[gradient])
         narrow.head_by_head = True
         return [narrow]
 
@@ -207,8 +216,9 @@ def _efficient(torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, 
     Source: cuda/mem_eff_attention/kernel_backward.h ``workspace_elements_gq``, ``GradQTempStorage``.
     """
     spec, op = view.block.attention, "efficient_attention"
-    out = torch.new(Unit.TOKENS, spec.out_width, inputs[0].dtype, op)
-    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op)
+    pairs: Pairs = "triangle" if bias is None else "square"
+    out = torch.new(Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=_cost(view, "efficient", _PRODUCTS, pairs))
+    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op, cost=None)
     width = spec.head_dim
     rows = 64 if width <= 64 or width > 128 else 128
     columns = next((columns for columns in _TILE_COLUMNS if width <= columns), 64)
@@ -216,11 +226,27 @@ def _efficient(torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, 
     shapes = [_shape(each, together=True) for each in inputs]
 
     def backward(*_: object) -> list[Tensor | None]:
-        _work = [torch.new(Unit.TOKENS, spec.n_heads * count, "fp32", op) for count in (1, tiled)]
-        return [torch.like(shape, op) for shape in shapes]
+        torch.pay(_cost(view, "efficient", _BACKWARD_PRODUCTS, pairs))
+        _work = [torch.new(Unit.TOKENS, spec.n_heads * count, "fp32", op, cost=None) for count in (1, tiled)]
+        return [torch.like(shape, op, cost=None) for shape in shapes]
 
     masks = [] if bias is None else [bias]
     return record(torch, out, inputs, [*inputs, *masks, out, statistics], backward)
+
+
+def _cost(view: LayerView, kernel: Literal["flash", "efficient"], products: int, pairs: Pairs = "triangle") -> Multiplies:
+    """One call over all heads: so many ``products`` for each pair of a query and a key.
+
+    FlashAttention's package leaves pairs outside of a window out, and padding.
+    """
+    spec = view.block.attention
+    width, window = (spec.head_dim + spec.value_head_dim) / 2, spec.window_tokens
+    kind = FusedAttention(kernel, width, pairs)
+    if spec.pieces != "none":
+        kind = replace(kind, pairs="piece", window=window)
+    elif view.recipe.attention == "flash2":
+        kind = replace(kind, pairs="band", window=window)
+    return Multiplies(kind, Unit.PAIRS, products * spec.n_heads * width)
 
 
 def _shape(x: Tensor, *, together: bool = False) -> Tensor:
@@ -266,12 +292,17 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
 def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count: float) -> Tensor:
     """``bmm``: both factors are saved; the second one's gradient is made first."""
     shapes = [_shape(each) for each in factors]
+    out = Tensor(None, unit, count, factors[0].dtype)
+    macs = count if shapes[0].unit is Unit.PAIRS else shapes[0].count
+
+    def cost(*operands: Tensor) -> Multiplies:
+        return Multiplies(Product(out.dtype), Unit.PAIRS, macs, operands)
 
     def backward(*_: object) -> list[Tensor | None]:
-        second = torch.like(shapes[1], "bmm")
-        return [torch.like(shapes[0], "bmm"), second]
+        second = torch.like(shapes[1], "bmm", cost=cost(out, shapes[0]))
+        return [torch.like(shapes[0], "bmm", cost=cost(out, shapes[1])), second]
 
-    return record(torch, torch.new(unit, count, factors[0].dtype, "bmm"), factors, factors, backward)
+    return record(torch, torch.new(unit, count, out.dtype, "bmm", cost=cost(*shapes)), factors, factors, backward)
 
 
 def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = True) -> Tensor:

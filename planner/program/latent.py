@@ -57,7 +57,7 @@ def _key_of(torch: Operators, view: LayerView, plain: Tensor, turned_part: Tenso
     """
     spec = view.block.attention
     every = record(torch, _spread(turned_part, spec.n_heads), [turned_part], [], lambda _, gradient: [gradient])
-    key = torch.new(plain.unit, spec.q_width, plain.dtype, "new_empty")
+    key = torch.new(plain.unit, spec.q_width, plain.dtype, "new_empty", cost=[plain, every])
     key.head_by_head = True
     counts = plain.count, every.count
 

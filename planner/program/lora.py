@@ -40,6 +40,7 @@ def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 def dropout(torch: Operators, x: Tensor) -> Tensor:
     """A mask of one byte for each element is saved; the gradient is a new tensor."""
     out = torch.like(x, "dropout")
-    mask = torch.like(x, "dropout", "bool")
+    mask = torch.like(x, "dropout", "bool", cost=None)
+    torch.spend("bytes", mask.unit, mask.count)
     dtype = x.dtype
-    return record(torch, out, [x], [mask], lambda _, gradient: [torch.like(gradient, "dropout_backward", dtype)])
+    return record(torch, out, [x], [mask], lambda kept, each: [torch.like(each, "dropout_backward", dtype, cost=(kept[0],))])

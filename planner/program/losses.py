@@ -7,6 +7,7 @@ LlamaForCausalLM.forward (shifted copies); torch 2.13 tools/autograd/derivatives
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from planner.domain.model import LinearSpec
@@ -14,7 +15,7 @@ from planner.domain.stack import Stack
 from planner.program.autograd import record
 from planner.program.checkpoint import checkpointed
 from planner.program.matrices import autocast, weight_copy
-from planner.program.operators import Operators
+from planner.program.operators import Costs, Operators
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
@@ -58,8 +59,13 @@ def _in_place(torch: Operators, logits: Tensor) -> Tensor:
 
     Source: flash-attn 2.8 ops/triton/cross_entropy.py (``inplace_backward``).
     """
-    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
-    return record(torch, loss, [logits], [logits], lambda kept, _: [kept[0]])
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[logits])
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        torch.pay(kept, kept)
+        return [kept[0]]
+
+    return record(torch, loss, [logits], [logits], backward)
 
 
 def _compiled(torch: Operators, logits: Tensor) -> Tensor:
@@ -68,7 +74,7 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
     Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``; liger-kernel 0.8.5
     ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
     """
-    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[logits])
     return record(torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")])
 
 
@@ -124,7 +130,11 @@ def _rows(torch: Operators, hidden: Tensor) -> Tensor:
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
     rows = hidden.alias()
     rows.unit, rows.is_view, rows.node = Unit.PIECE_TOKENS, True, None
-    return record(torch, rows, [hidden], [], lambda *_: [torch.new(unit, count, dtype, "slice_backward")])
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, dtype, "slice_backward", cost=[gradient, gradient])]
+
+    return record(torch, rows, [hidden], [], backward)
 
 
 def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, rows: Tensor) -> Tensor:
@@ -138,11 +148,12 @@ def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
 
     Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py.
     """
-    of_hidden = torch.like(hidden, "zeros_like")
+    of_hidden = torch.like(hidden, "zeros_like", cost=None)
     of_weight = torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
     compute = view.dtypes.compute
+    pay_pieces(torch, view, spec, hidden, weight)
     if hidden.dtype == weight.dtype == compute:
-        _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty")
+        _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty", cost=None)
     else:
         _product = _cast_pieces(torch, view, spec, weight)
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
@@ -153,11 +164,31 @@ def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
 
     Its cache does not know the weight in the first one, which is transposed.
     """
-    _transposed = torch.new(weight.unit, weight.count, view.dtypes.compute, "to", "autocast_copies")
-    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm")
+    with torch.counted_as("weight_casts"):
+        _transposed = torch.new(weight.unit, weight.count, view.dtypes.compute, "to", "autocast_copies", cost=[weight])
+    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
     del _transposed
     _copy = weight_copy(torch, view, weight)
-    return torch.new(Unit.PIECE_TOKENS, spec.in_features, view.dtypes.compute, "mm")
+    return torch.new(Unit.PIECE_TOKENS, spec.in_features, view.dtypes.compute, "mm", cost=None)
+
+
+def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor, *, again: int = 0) -> None:
+    """All pieces of a head whose logits are written, read, overwritten by their gradient and read by one or two products.
+
+    ``again``: how often the logits are computed once more.
+    Ignored: what is read once for each piece, the weight and its gradient.
+    """
+    compute = view.dtypes.compute
+    rows = Tensor(None, hidden.unit, hidden.count, compute)
+    logits = Tensor(None, hidden.unit, spec.out_features, compute)
+    costs = Costs(rows, weight, (hidden.unit, spec.out_features))
+    for _ in range(1 + again):
+        torch.pay(costs.forward, [logits])
+        torch.pay([logits])
+    torch.pay([], [logits])
+    torch.pay(replace(costs.of_x, reads=[logits]), [rows])
+    if weight.node is not None:
+        torch.pay(replace(costs.of_weight, reads=[logits]))
 
 
 def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
@@ -180,8 +211,9 @@ def _differentiated(torch: Operators, view: LayerView, spec: LinearSpec, weight:
     All pieces are alike, so that one stands for all.
     Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``torch.func.grad_and_value``, ``torch.compile``).
     """
-    of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like")
+    of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like", cost=None)
     of_weight = torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
-    logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm")
+    pay_pieces(torch, view, spec, hidden, weight)
+    logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
     del logits
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])

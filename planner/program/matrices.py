@@ -78,4 +78,4 @@ def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Te
     x = autocast(torch, view, x)
     if bias is not None and spec.kind == "conv1d":
         bias = weight_copy(torch, view, bias)
-    return torch.mm(x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit)
+    return torch.mm(x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit, copies=spec.copies)

@@ -16,6 +16,7 @@ from planner.program.matrices import linear
 from planner.program.operators import Operators
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import Multiplies, Product
 
 
 def mixer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -95,8 +96,8 @@ def _convolved(torch: Operators, view: LayerView, x: Tensor, kernel: int, owner:
     sizes = [width * kernel, width] if bias else [width * kernel]
     weights = [torch.parameter(Unit.ONE, size, dtype, trained=view.trains_base, owner=owner) for size in sizes]
 
-    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        of_x = torch.like(kept[0], "causal_conv1d_backward")
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_x = torch.like(kept[0], "causal_conv1d_backward", cost=(gradient,))
         wide = [torch.new(Unit.ONE, size, "fp32", "zeros_like") for size in sizes]
         return [of_x, *(torch.to(each, dtype) for each in wide)]
 
@@ -120,18 +121,21 @@ def _delta_rule(
     Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays, beta, and the inverse
     of each chunk.
     """
-    copies = [torch.new(each.unit, each.count, each.dtype, "clone") for each in heads]
-    value, dtype = copies[2], copies[2].dtype
+    copies = [torch.new(each.unit, each.count, each.dtype, "clone", cost=[each]) for each in heads]
+    value, dtype, macs = copies[2], copies[2].dtype, spec.macs_per_token
     normed: list[Tensor] = []
     for copy in copies[:2]:
-        normed += [torch.like(copy, "l2norm"), torch.new(Unit.TOKENS, spec.key_heads, "fp32", "l2norm")]
+        normed += [torch.like(copy, "l2norm"), torch.new(Unit.TOKENS, spec.key_heads, "fp32", "l2norm", cost=None)]
     sums = torch.like(decay, "cumsum")
     inverse = torch.new(Unit.TOKENS, spec.value_heads * DELTA_CHUNK_TOKENS, dtype, "zeros")
     _kept = _of_chunks(torch, spec, value)
-    out = torch.like(value, "delta_rule")
+    # Every tensor between the kernels is read by the next one.
+    torch.pay(_kept)
+    out = torch.like(value, "delta_rule", cost=Multiplies(Product(dtype), Unit.TOKENS, macs, [value]))
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         made = _gradients(torch, spec, kept[4], gradient)
+        torch.spend(Product(dtype), Unit.TOKENS, 3 * macs)
         of_query = torch.like(kept[0], "l2norm_backward")
         made[0] = of_query
         made[1] = torch.like(kept[2], "l2norm_backward")

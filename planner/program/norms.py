@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from planner.domain.model import NormSpec
 from planner.program.autograd import record
-from planner.program.operators import Operators
+from planner.program.operators import Operators, shape_of
 from planner.program.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
@@ -86,7 +86,7 @@ def _variance(torch: Operators, x: Tensor, rows: float) -> Tensor:
         _centred_again = torch.like(kept[0], "sub")
         return [torch.like(kept[0], "mul")]
 
-    return record(torch, torch.new(x.unit, rows, x.dtype, "var"), [x], [x], backward)
+    return record(torch, torch.new(x.unit, rows, x.dtype, "var", cost=[x]), [x], [x], backward)
 
 
 def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
         of_other = None
         if needs_other:
             negative, quotient = torch.like(gradient, "neg"), torch.like(kept[0], "div")
-            of_other = torch.like(gradient, "mul")
+            of_other = torch.like(gradient, "mul", cost=(quotient,))
             del negative, quotient
         return [torch.like(gradient, "div") if needs_x else None, of_other]
 
@@ -108,16 +108,18 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
     """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row; OLMo 1 casts back."""
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
-    dtype = given.dtype
+    dtype, shape = given.dtype, shape_of(given)
     parameters = [weight] if spec.weight else []
     if spec.bias:
         parameters.append(torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base))
     of_parameters = [each.dtype for each in parameters if each.node is not None]
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        of_x = torch.like(gradient, "native_layer_norm_backward", dtype)
+        of_x = torch.like(gradient, "native_layer_norm_backward", dtype, cost=(shape,))
+        if of_parameters:
+            torch.pay([gradient, shape])
         made: list[Tensor | None] = [
-            torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward") for each in of_parameters
+            torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward", cost=None) for each in of_parameters
         ]
         return [of_x, *(made or [None] * len(parameters))]
 
@@ -135,11 +137,11 @@ def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
     trained = weight.node is not None
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        of_x = torch.like(gradient, "rms_norm_backward", dtype)
+        of_x = torch.like(gradient, "rms_norm_backward", shape.dtype, cost=(shape,))
         return [
             of_x,
-            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward") if trained else None,
+            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None) if trained else None,
         ]
 
-    dtype = x.dtype
+    shape = shape_of(x)
     return record(torch, out, [x, weight], [x], backward)

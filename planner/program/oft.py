@@ -22,9 +22,11 @@ def with_rotation(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor
     if view.quantized(spec) and view.stack.oft != "alike":
         return _over_packed(torch, view, spec, x, base)
     given = x.dtype
-    x = torch.to(x, view.dtypes.adapter)
-    x = _rotated(torch, view, spec, x)
-    return torch.to(base(torch, view, spec, torch.to(x, given)), given)
+    with torch.counted_as("adapters"):
+        x = torch.to(x, view.dtypes.adapter)
+        x = _rotated(torch, view, spec, x)
+        x = torch.to(x, given)
+    return torch.to(base(torch, view, spec, x), given)
 
 
 def _over_packed(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
@@ -34,10 +36,11 @@ def _over_packed(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
     """
     given, first = x.dtype, view.stack.oft == "twice" and view.recipe.numerics.quantization == "gptq-int4"
     _before = base(torch, view, spec, x) if first else None
-    if not view.dtypes.autocast:
-        x = torch.to(x, view.dtypes.adapter)
-    x = _rotated(torch, view, spec, x)
-    x = torch.to(x, given)
+    with torch.counted_as("adapters"):
+        if not view.dtypes.autocast:
+            x = torch.to(x, view.dtypes.adapter)
+        x = _rotated(torch, view, spec, x)
+        x = torch.to(x, given)
     return base(torch, view, spec, x)
 
 
@@ -52,7 +55,7 @@ def _rotated(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
         rotation = _cayley(torch, view, _skew(torch, weight, spec.in_features * size), size)
         # A view, whose gradient comes block by block and is laid out in rows again.
         rows = record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
-        blocks = _product(torch, view, rows, rotation)
+        blocks = _product(torch, view, rows, rotation, size)
         return torch.to(torch.contiguous(blocks), required)
 
 
@@ -61,6 +64,7 @@ def _skew(torch: Operators, weight: Tensor, count: float) -> Tensor:
     count_of_weight, dtype = weight.count, weight.dtype
     zeros = torch.new(Unit.ONE, count, dtype, "zeros")
     matrix = record(torch, zeros, [weight], [], lambda *_: [torch.new(Unit.ONE, count_of_weight, dtype, "index")])
+    torch.pay([weight], [weight])
     return torch.sub(matrix, torch.reshaped(matrix))
 
 
@@ -70,22 +74,23 @@ def _cayley(torch: Operators, view: LayerView, skew: Tensor, size: int) -> Tenso
     total = torch.new(Unit.ONE, skew.count, skew.dtype, "repeat")
     del eye
     total = _added(torch, total, skew, doubled=True)
-    square = _product(torch, view, skew, skew)
+    square = _product(torch, view, skew, skew, size)
     total = _added(torch, total, square, doubled=True)
-    power = _product(torch, view, square, skew)
+    power = _product(torch, view, square, skew, size)
     total = _added(torch, total, power, doubled=True)
-    power = _product(torch, view, power, skew)
+    power = _product(torch, view, power, skew, size)
     return _added(torch, total, power, doubled=False)
 
 
-def _product(torch: Operators, view: LayerView, one: Tensor, other: Tensor) -> Tensor:
-    """A batched product, whose operands autocast casts each by itself, the last first."""
+def _product(torch: Operators, view: LayerView, one: Tensor, other: Tensor, size: int) -> Tensor:
+    """A batched product of blocks of ``size``, whose operands autocast casts each by itself, the last first."""
     cast = autocast(torch, view, other)
-    return torch.bmm(autocast(torch, view, one), cast, one.unit, one.count)
+    return torch.bmm(autocast(torch, view, one), cast, one.unit, one.count, inner=size)
 
 
 def _added(torch: Operators, total: Tensor, power: Tensor, *, doubled: bool) -> Tensor:
     """``total.add_(power, alpha=2)``."""
+    torch.pay([total, power], [total])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [gradient, torch.like(gradient, "mul") if doubled else gradient]

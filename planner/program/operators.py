@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.program.autograd import LEAF_ORDER, record, save
-from planner.program.tensors import Dtype, Node, Parameter, Tape, Tensor, Unit, promoted
+from planner.program.tensors import ELEMENT_BYTES, Dtype, Node, Parameter, Tape, Tensor, Unit, promoted
+from planner.program.work import Multiplies, Product, is_aligned
 
 
 class Operators(Tape):
@@ -75,7 +76,7 @@ class Operators(Tape):
         """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``, ``sigmoid``)."""
         saved = save(self, [x], [x]) if saves == "input" else []
         out = self.like(x, op, dtype)
-        return record(self, out, [x], saved or [out], lambda kept, _: [self.like(kept[0], f"{op}_backward")])
+        return record(self, out, [x], saved or [out], lambda kept, each: [self.like(kept[0], f"{op}_backward", cost=(each,))])
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """``softmax``, which saves its output; on CUDA its backward multiplies gradient and output into a tensor of its own.
@@ -85,9 +86,9 @@ class Operators(Tape):
         out = self.like(x, "softmax", dtype)
         given = x.dtype
 
-        def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-            _product = self.like(kept[0], "softmax_backward")
-            return [self.like(kept[0], "softmax_backward", given)]
+        def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            product = self.like(kept[0], "softmax_backward", cost=(gradient,))
+            return [self.like(kept[0], "softmax_backward", given, cost=(product,))]
 
         return record(self, out, [x], [out], backward)
 
@@ -96,25 +97,29 @@ class Operators(Tape):
         kept = [each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))]
         saved = save(self, [x, other], kept)
         del kept
-        out = self.like(x if _larger(x, other) else other, op, promoted(x.dtype, other.dtype))
+        large, small = (x, other) if _larger(x, other) else (other, x)
+        out = self.like(large, op, promoted(x.dtype, other.dtype), cost=(small,))
         needs = x.node is not None, other.node is not None
-        dtypes = x.dtype, other.dtype
+        shapes = shape_of(x), shape_of(other)
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            of_other = self.like(gradient, op, promoted(gradient.dtype, dtypes[0])) if needs[1] else None
-            of_x = self.like(gradient, op, promoted(gradient.dtype, dtypes[1])) if needs[0] else None
-            return [of_x, of_other]
+            def times(factor: Tensor) -> Tensor:
+                return self.like(gradient, op, promoted(gradient.dtype, factor.dtype), cost=(factor,))
+
+            of_other = times(shapes[0]) if needs[1] else None
+            return [times(shapes[1]) if needs[0] else None, of_other]
 
         return record(self, out, [x, other], saved, backward)
 
     def add(self, x: Tensor, other: Tensor, op: str = "add") -> Tensor:
         """``x + other``: the gradient of both is that of the sum."""
-        out = self.like(x if _larger(x, other) else other, op, promoted(x.dtype, other.dtype))
+        large, small = (x, other) if _larger(x, other) else (other, x)
+        out = self.like(large, op, promoted(x.dtype, other.dtype), cost=(small,))
         return record(self, out, [x, other], [], lambda _, gradient: [gradient, gradient])
 
     def sub(self, x: Tensor, other: Tensor) -> Tensor:
         """``x - other``: the gradient of ``other`` is the negative of the whole one."""
-        out = self.like(x, "sub")
+        out = self.like(x, "sub", cost=(other,))
         needs = other.node is not None
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -142,7 +147,7 @@ class Operators(Tape):
             return [None]
 
         def of_first(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            joined = self.new(gradient.unit, 2 * gradient.count, gradient.dtype, "cat")
+            joined = self.new(gradient.unit, 2 * gradient.count, gradient.dtype, "cat", cost=[*came, gradient])
             came.clear()
             return [joined]
 
@@ -152,10 +157,10 @@ class Operators(Tape):
     def square(self, x: Tensor) -> Tensor:
         """``x.pow(2)``, whose gradient is ``gradient * (2 * x.pow(1))``."""
 
-        def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             _power = self.like(kept[0], "pow")
             _doubled = self.like(kept[0], "mul")
-            return [self.like(kept[0], "mul")]
+            return [self.like(kept[0], "mul", cost=(gradient,))]
 
         saved = save(self, [x], [x])
         return record(self, self.like(x, "pow"), [x], saved, backward)
@@ -175,12 +180,12 @@ class Operators(Tape):
     def mean_of_rows(self, x: Tensor, rows: float = 1) -> Tensor:
         """``x.mean(-1)``: one number for each row, whose gradient is spread over the row again."""
         unit, count, dtype = x.unit, x.count, x.dtype
-        out = self.new(unit, rows, dtype, "mean")
+        out = self.new(unit, rows, dtype, "mean", cost=[x])
         return record(self, out, [x], [], lambda *_: [self.new(unit, count, dtype, "div")])
 
     def cat(self, parts: Sequence[Tensor], op: str = "cat") -> Tensor:
         """Parts joined, whose gradients are views of the whole one."""
-        out = self.new(parts[0].unit, sum(part.count for part in parts), parts[0].dtype, op)
+        out = self.new(parts[0].unit, sum(part.count for part in parts), parts[0].dtype, op, cost=parts)
         counts = [part.count for part in parts]
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -196,7 +201,8 @@ class Operators(Tape):
         unit, whole = x.unit, x.count
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            zeros = self.new(unit, whole, gradient.dtype, "slice_backward")
+            # Zeros all over, then the part copied.
+            zeros = self.new(unit, whole, gradient.dtype, "slice_backward", cost=[gradient, gradient])
             zeros.head_by_head = by_heads
             return [zeros]
 
@@ -221,10 +227,18 @@ class Operators(Tape):
         return record(self, x.alias(), [x], [], lambda _, gradient: [gradient])
 
     def mm(
-        self, x: Tensor, weight: Tensor, out_count: float, *, bias: Tensor | None = None, to_unit: Unit = Unit.TOKENS
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out_count: float,
+        *,
+        bias: Tensor | None = None,
+        to_unit: Unit = Unit.TOKENS,
+        copies: float = 1,
     ) -> Tensor:
         """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient, the weight for that of ``x``.
 
+        ``copies``: matrices that lie in ``weight``, each of which gets its part of the rows.
         The weight's gradient is made first, but after that of ``x`` where a bias makes it an ``addmm``.
         """
         op = "mm" if bias is None else "addmm"
@@ -232,8 +246,9 @@ class Operators(Tape):
         kept = [x if weight.node is not None else _nothing(x), weight if x.node is not None else _nothing(x)]
         saved = save(self, inputs, kept)
         del kept
-        out = self.new(to_unit, out_count, x.dtype, op)
         unit, count, dtype = x.unit, x.count, x.dtype
+        costs = Costs(x, weight, (to_unit, out_count), copies)
+        out = self.new(to_unit, out_count, dtype, op, cost=costs.forward)
         needs_x, needs_weight, has_bias = x.node is not None, weight.node is not None, bias is not None
         weight_unit, weight_count = weight.unit, weight.count
 
@@ -241,13 +256,13 @@ class Operators(Tape):
             if not needs_x:
                 return None
             # The product sees rows; its gradient is a view of them in the shape of x.
-            gradient = self.new(unit, count, dtype, op)
+            gradient = self.new(unit, count, dtype, op, cost=costs.of_x)
             gradient.is_view = not self.flat
             return gradient
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             first = of_x() if has_bias else None
-            of_weight = self.new(weight_unit, weight_count, dtype, op) if needs_weight else None
+            of_weight = self.new(weight_unit, weight_count, dtype, op, cost=costs.of_weight) if needs_weight else None
             if of_weight is not None:
                 # The product is transposed, which is a view, to which later gradients are not added in place.
                 of_weight.is_view = not has_bias
@@ -257,17 +272,26 @@ class Operators(Tape):
 
     def in_place(self, x: Tensor, op: str) -> Tensor:
         """``x`` changed in place by an operator that saves nothing, and whose gradient is a new tensor."""
+        self.pay([x], [x])
         return record(self, x.alias(), [x], [], lambda _, gradient: [self.like(gradient, op)])
 
-    def bmm(self, x: Tensor, other: Tensor, to_unit: Unit, to_count: float, *, scaled: bool = False) -> Tensor:
+    def bmm(self, x: Tensor, other: Tensor, to_unit: Unit, to_count: float, *, scaled: bool = False, inner: float = 0) -> Tensor:
         """``x @ other`` head by head; each is saved for the gradient of the other one.
 
         ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the first one then.
+        ``inner``: the dimension that is summed over, where neither operand nor result is scores.
         """
         kept = [x if other.node is not None else _nothing(x), other if x.node is not None else _nothing(x)]
         saved = save(self, [x, other], kept)
         del kept
-        out = self.new(to_unit, to_count, x.dtype, "bmm")
+        macs = to_count * inner or (x.count if to_unit is Unit.PAIRS else to_count)
+        of_scores = Unit.PAIRS if Unit.PAIRS in (x.unit, to_unit) else to_unit
+        three = shape_of(x), shape_of(other), Tensor(None, to_unit, to_count, x.dtype)
+
+        def cost(*operands: int) -> Multiplies:
+            return Multiplies(Product(three[0].dtype), of_scores, macs, [three[number] for number in operands])
+
+        out = self.new(to_unit, to_count, x.dtype, "bmm", cost=cost(0, 1))
         out.head_by_head = True
         shapes = [(each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)]
 
@@ -275,7 +299,7 @@ class Operators(Tape):
             shape = shapes[number]
             if shape is None:
                 return None
-            made = self.new(*shape, "bmm_backward")
+            made = self.new(*shape, "bmm_backward", cost=cost(1 - number, 2))
             # That of keys is transposed, so that the features of all heads are one dimension.
             made.head_by_head = not (number == 1 and to_unit is Unit.PAIRS)
             return self.like(made, "mul") if scaled else made
@@ -291,6 +315,46 @@ class Operators(Tape):
 def _nothing(like: Tensor) -> Tensor:
     """In place of a tensor that an operator does not save."""
     return Tensor(None, Unit.ONE, 1, like.dtype)
+
+
+def shape_of(x: Tensor) -> Tensor:
+    """Size and dtype alone, which keep no memory."""
+    return Tensor(None, x.unit, x.count, x.dtype)
+
+
+class Costs:
+    """What a product with a stored matrix costs, forward and in either gradient: all three multiply as often.
+
+    A matrix of a few ranks is done with each number that it reads so soon that reading is what takes time.  Others are read
+    while the product runs.  ``copies``: matrices that lie in one tensor, among which the rows are divided.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, out: tuple[Unit, float], copies: float = 1) -> None:
+        self.x, self.weight, self.out = shape_of(x), shape_of(weight), Tensor(None, *out, x.dtype)
+        ranked = [unit for unit in (out[0], x.unit, weight.unit) if unit in (Unit.RANK, Unit.RANK_TOKENS)]
+        rows = (x.count * out[1] * copies / weight.count) ** 0.5
+        self.narrow, self.unit, self.macs = bool(ranked), (*ranked, x.unit)[0], rows * weight.count / copies
+        aligned = is_aligned(self.out.count / rows * ELEMENT_BYTES[x.dtype])
+        self.kind = Product(x.dtype) if ranked else Product(x.dtype, (x.unit, rows / copies), aligned or x.dtype == "fp32")
+
+    def reading(self, *operands: Tensor) -> Multiplies:
+        """The product of two of the three."""
+        return Multiplies(self.kind, self.unit, self.macs, operands if self.narrow else ())
+
+    @property
+    def forward(self) -> Multiplies:
+        """``x @ weight``."""
+        return self.reading(self.x, self.weight)
+
+    @property
+    def of_x(self) -> Multiplies:
+        """The gradient of ``x``."""
+        return self.reading(self.out, self.weight)
+
+    @property
+    def of_weight(self) -> Multiplies:
+        """The gradient of the matrix."""
+        return self.reading(self.x, self.out)
 
 
 def part_of(x: Tensor, count: float) -> Tensor:

@@ -22,9 +22,9 @@ from planner.domain.model import LinearSpec
 from planner.domain.stack import PairLogps
 from planner.program.autograd import record
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
-from planner.program.losses import cross_entropy
+from planner.program.losses import cross_entropy, pay_pieces
 from planner.program.matrices import autocast, dropout
-from planner.program.operators import Operators
+from planner.program.operators import Costs, Operators, shape_of
 from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -148,7 +148,7 @@ def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     if role == "divergence":
         unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
         logits.clear()
-        _copies = torch.new(unit, count, dtype, "index")
+        _copies = torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])
         return out
     held = [logits.pop().alias()]
     torch.outputs, torch.held = (held, []) if role == "reference" else ([], held)
@@ -171,17 +171,21 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
     """A log-softmax for each row of 16-bit logits, which is saved; without gradients only two rows' are there at a time."""
     unit, count, dtype = parts.unit, parts.count, parts.dtype
     picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
+    whole = shape_of(parts)
     if not torch.grad_enabled:
-        _row, _next = (torch.new(Unit.LENGTH, count, dtype, "log_softmax") for _ in range(2))
+        torch.pay([whole], [whole])
+        _row, _next = (torch.new(Unit.LENGTH, count, dtype, "log_softmax", cost=None) for _ in range(2))
         return picked
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
-        _zeros, _row = (torch.new(Unit.LENGTH, count, dtype, op) for op in ("scatter_add", "log_softmax_backward"))
+        torch.pay([], [whole])
+        torch.pay([whole, whole], [whole])
+        _zeros, _row = (torch.new(Unit.LENGTH, count, dtype, op, cost=None) for op in ("scatter_add", "log_softmax_backward"))
         # The gradient of a row takes the place of its log-softmax, which goes.
         return [kept[0]]
 
-    scores = torch.new(unit, count, dtype, "log_softmax")
+    scores = torch.new(unit, count, dtype, "log_softmax", cost=[whole])
     scores = record(torch, scores, [parts], [scores], backward)
     return record(torch, picked, [scores], [], lambda *_: [Tensor(None, unit, count, dtype)])
 
@@ -191,7 +195,7 @@ def _unbound(torch: Operators, logits: Tensor) -> Tensor:
     unit, count, dtype = logits.unit, logits.count, logits.dtype
     rows = logits.alias()
     rows.is_view = True
-    return record(torch, rows, [logits], [], lambda *_: [torch.new(unit, count, dtype, "stack")])
+    return record(torch, rows, [logits], [], lambda _, each: [torch.new(unit, count, dtype, "stack", cost=[each])])
 
 
 def _gathered(torch: Operators, logits: Tensor) -> Tensor:
@@ -207,14 +211,19 @@ def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
     Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp
     logsumexp_backward, gather_backward, unbind_backward.
     """
-    words = logits.count
-    _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp")
+    words, whole = logits.count, shape_of(logits)
+    # The largest, then differences that are made, and read to be summed.
+    torch.pay([whole])
+    torch.pay([whole, whole], [whole])
+    _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp", cost=None)
     del _less_maxima
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
         gradients = torch.like(kept[0], "mul")
-        _difference, _exponentials = (torch.new(Unit.LENGTH, words, "fp32", op) for op in ("sub", "exp"))
+        for _ in ("sub", "exp"):
+            torch.pay([whole], [whole])
+        _difference, _exponentials = (torch.new(Unit.LENGTH, words, "fp32", op, cost=None) for op in ("sub", "exp"))
         return [gradients]
 
     return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "logsumexp"), [parts], [logits], backward)
@@ -228,7 +237,8 @@ def _sum(torch: Operators, parts: list[Tensor]) -> Tensor:
 
 def _completions(torch: Operators, logits: Tensor, share: int) -> None:
     """``logits[mask]`` of one of ``share`` parts: a copy of the rows of completion tokens."""
-    _copy = torch.new(logits.unit, logits.count / share, logits.dtype, "index")
+    part = Tensor(None, logits.unit, logits.count / share, logits.dtype)
+    _copy = torch.like(part, "index")
 
 
 def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int) -> Tensor:
@@ -289,13 +299,13 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
 
     Source: the code that torch 2.13 inductor writes for ``log_softmax_and_gather``.
     """
-    out = torch.new(Unit.TOKENS, 1, logits.dtype, "log_softmax")
-    _sums = [torch.new(Unit.TOKENS, 1, logits.dtype, op) for op in ("amax", "log")]
+    out = torch.new(Unit.TOKENS, 1, logits.dtype, "log_softmax", cost=[logits, logits])
+    _sums = [torch.new(Unit.TOKENS, 1, logits.dtype, op, cost=None) for op in ("amax", "log")]
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
         _zeros = torch.like(kept[0], "scatter_add")
-        return [torch.like(kept[0], "log_softmax_backward")]
+        return [torch.like(kept[0], "log_softmax_backward", cost=(_zeros,))]
 
     return record(torch, out, [logits], [logits, *_sums], backward)
 
@@ -309,6 +319,11 @@ def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         rows = _picked(torch, hidden)
         weight = head_weight(torch, ends)
         _run_tiles(torch, view, model.head, rows, weight)
+        costs = Costs(rows, weight, (rows.unit, model.head.out_features))
+        logits = Tensor(None, rows.unit, model.head.out_features, view.dtypes.compute)
+        torch.pay(costs.forward, [logits])
+        torch.pay([logits])
+        del costs
         backward = partial(_through_tiles, torch, view, model.head, weight)
         return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "sub"), [rows, weight], [rows], backward)
 
@@ -317,14 +332,14 @@ def _picked(torch: Operators, hidden: Tensor) -> Tensor:
     """``hidden[:, :-1][mask]``, a copy; gradients are written into zeros for each of both indices."""
     part = torch.part(hidden, hidden.count)
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
-    out = torch.new(unit, count, dtype, "index")
-    return record(torch, out, [part], [], lambda *_: [torch.new(unit, count, dtype, "index_put")])
+    out = torch.new(unit, count, dtype, "index", cost=[hidden])
+    return record(torch, out, [part], [], lambda _, each: [torch.new(unit, count, dtype, "index_put", cost=[each, each])])
 
 
 def _run_tiles(torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor) -> list[Tensor]:
     """One buffer for all tiles, and the operands of one of them in the compute dtype; what a function holds until it ends."""
     compute = view.dtypes.compute
-    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty")]
+    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty", cost=None)]
     if rows.dtype != compute:
         made.append(torch.new(Unit.PIECE_TOKENS, rows.count, compute, "to"))
     if weight.dtype != compute:
@@ -338,6 +353,7 @@ def _through_tiles(
 ) -> list[Tensor | None]:
     """Gradients are summed in fp32 and then cast; the words of a tile are cast while those before it are there."""
     rows = kept[0]
+    pay_pieces(torch, view, spec, rows, weight)
     of_rows = torch.like(rows, "zeros", "fp32")
     of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if weight.node is not None else None
     held = _run_tiles(torch, view, spec, rows, weight)

@@ -18,6 +18,7 @@ from planner.domain.term import TermName
 from planner.program.autograd import run_backward
 from planner.program.operators import Operators
 from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+from planner.program.work import Work
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
@@ -65,6 +66,8 @@ class Template:
 
     ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that each stage frees.
 
+    ``work``: what all operators cost together.
+
     For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their events;
     ``modules``, paths of names; ``parameters``, by their numbers.
     """
@@ -82,6 +85,7 @@ class Template:
     marks: tuple[Mark, ...]
     modules: tuple[tuple[str, ...], ...]
     parameters: tuple[Parameter, ...]
+    work: Work
     shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
@@ -132,10 +136,10 @@ def run(
     torch.grad_enabled = gradients != "none"
     torch.enter(_PORTS)
     crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
-    arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input")]
+    arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input", cost=None)]
     if entry.shared:
         arguments = [_given(torch, entry, crossing)]
-    arrived = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "gradient")]
+    arrived = [torch.new(Unit.TOKENS, entry.count, entry.dtype, "gradient", cost=None)]
     torch.shared = {name: _given(torch, shape, crossing) for name, shape in given.items()}
     port = Node("input", sys.maxsize, None)
     arguments[0].node = port if entry.needs_grad else None
@@ -238,4 +242,5 @@ def _template(torch: Operators, out_slot: int | None, port: Node, shape: Shape, 
         marks=tuple(torch.marks),
         modules=tuple(torch.modules),
         parameters=tuple(torch.parameters),
+        work=torch.work,
     )

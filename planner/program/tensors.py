@@ -6,13 +6,14 @@ PyTorch does, so code here frees what the modelling code it stands for would fre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
 from planner.domain.term import TermName
+from planner.program.work import Cost, Direction, FusedAttention, Key, Kind, Manner, Multiplies, Share
 
 Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
 ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1}
@@ -107,6 +108,7 @@ class Tensor:
         return same
 
 
+PLAIN = Manner()
 # Gradients of the inputs of a node, from its saved tensors and the gradient of its output.
 Backward = Callable[[list[Tensor], Tensor], "list[Tensor | None]"]
 Unpack = Callable[[], Tensor]
@@ -118,12 +120,12 @@ class Node:
     ``inputs``: the node that made each input, and that input's unit, count and dtype; ``None`` where it needs no
     gradient.  ``saved`` gives each saved tensor back.  ``context`` are tensors that a custom function keeps as attributes of
     its context: they live as long as the node, and checkpointing does not see them.  ``path``: the modules that it was
-    made in; ``parameter``: number of the parameter that a leaf belongs to.
+    made in; ``parameter``: number of the parameter that a leaf belongs to; ``manner``: how its kernels run.
     """
 
-    __slots__ = ("backward", "context", "grad", "inputs", "name", "order", "parameter", "path", "saved")
+    __slots__ = ("backward", "context", "grad", "inputs", "manner", "name", "order", "parameter", "path", "saved")
 
-    def __init__(self, name: str, order: int, backward: Backward | None) -> None:
+    def __init__(self, name: str, order: int, backward: Backward | None, manner: Manner = PLAIN) -> None:
         self.name = name
         self.order = order
         self.backward = backward
@@ -133,6 +135,7 @@ class Node:
         self.grad: Tensor | None = None
         self.path: tuple[int, ...] = ()
         self.parameter: int | None = None
+        self.manner = manner
 
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
@@ -199,34 +202,71 @@ class Tape:
         self.path: tuple[int, ...] = (0,)
         self.path_back: tuple[int, ...] = ()
         self.passed: set[int] = set()
+        self.work: dict[Key, dict[Unit, float]] = {}
+        self.direction: Direction = "forward"
+        self.manner = PLAIN
 
     def enter(self, stage: str) -> None:
         """Record into the list of ``stage`` from now on."""
         self.stage, self.events = stage, self.stages.setdefault(stage, [])
 
-    def new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None = None) -> Tensor:
-        """A tensor in memory of its own.
+    def new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None = None, *, cost: Cost = ()) -> Tensor:
+        """A tensor in memory of its own, which the operator ``op`` writes, and what that costs beside.
 
-        One number for each token (a statistic of a norm) is not counted: it is below 0.1 % of what a layer keeps.
+        One number for each token (a statistic of a norm) is not counted as memory: it is below 0.1 % of what a layer keeps.
         """
         if self.keeps and op in COSTLY and self.grad_enabled:
-            return self.keeps(op, lambda: self._new(unit, count, dtype, op, term))
-        return self._new(unit, count, dtype, op, term)
+            return self.keeps(op, lambda: self._new(unit, count, dtype, (op, term), cost))
+        return self._new(unit, count, dtype, (op, term), cost)
 
-    def _new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None) -> Tensor:
+    def _new(self, unit: Unit, count: float, dtype: Dtype, what: tuple[str, TermName | None], cost: Cost) -> Tensor:
+        if cost is not None:
+            self.pay(cost, [Tensor(None, unit, count, dtype)])
         if count <= 1 and unit is Unit.TOKENS:
             return Tensor(None, unit, count, dtype)
         slot = len(self.units)
         self.units.append(unit)
         self.unit_bytes.append(count * ELEMENT_BYTES[dtype])
-        self.terms.append(term)
-        self.ops.append((self.module, op))
+        self.terms.append(what[1])
+        self.ops.append((self.module, what[0]))
         self.events.append(slot)
         return Tensor(Storage(self, slot), unit, count, dtype)
 
-    def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None) -> Tensor:
-        """A new tensor of the shape and layout of ``tensor``."""
-        new = self.new(tensor.unit, tensor.count, dtype or tensor.dtype, op)
+    def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
+        """Count one kernel: what it multiplies, and the bytes that it reads and writes; attention's are in its own rate."""
+        reads: Sequence[Tensor] = cost.reads if isinstance(cost, Multiplies) else cost
+        self.spend("launches", Unit.ONE, self.manner.calls)
+        if self.manner.waits and self.direction != "backward":
+            self.spend("waits", Unit.ONE, self.manner.calls)
+        if isinstance(cost, Multiplies):
+            self.spend(cost.kind, cost.unit, cost.macs)
+            if isinstance(cost.kind, FusedAttention):
+                return
+        for each in (*reads, *writes):
+            self.spend("bytes", each.unit, each.count * ELEMENT_BYTES[each.dtype])
+
+    def spend(self, kind: Kind, unit: Unit, amount: float) -> None:
+        """Count so much of one kind of work for each of ``unit``."""
+        counts = self.work.setdefault((self.direction, self.manner.share, kind), {})
+        counts[unit] = counts.get(unit, 0.0) + amount
+
+    @contextmanager
+    def in_manner(self, manner: Manner) -> Iterator[None]:
+        """Kernels that are called here, and those of their backward, run in a manner of their own."""
+        before, self.manner = self.manner, manner
+        try:
+            yield
+        finally:
+            self.manner = before
+
+    def counted_as(self, share: Share) -> AbstractContextManager[None]:
+        """Kernels that are called here belong to one part of the step's time."""
+        return self.in_manner(replace(self.manner, share=share))
+
+    def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
+        """A new tensor of the shape and layout of ``tensor``, which is read for it, as are others that ``cost`` names."""
+        paid = (tensor, *cost) if isinstance(cost, tuple) else cost
+        new = self.new(tensor.unit, tensor.count, dtype or tensor.dtype, op, cost=paid)
         new.head_by_head = tensor.head_by_head
         return new
 

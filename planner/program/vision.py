@@ -24,6 +24,7 @@ from planner.program.operators import Operators, part_of
 from planner.program.template import Template
 from planner.program.tensors import Node, Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import in_units
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
 TOWER_COSINES, TOWER_SINES = "tower cosines", "tower sines"
@@ -62,7 +63,7 @@ def of_patches(template: Template) -> Template:
     gradients = tuple((_OF_PATCHES[unit], *rest) for unit, *rest in template.gradients)
     shares = {name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit])) for name, (slot, shape) in template.shares.items()}
     out = replace(template.out, unit=_OF_PATCHES[template.out.unit])
-    return replace(template, units=units, gradients=gradients, shares=shares, out=out)  # type: ignore[arg-type]
+    return replace(template, units=units, gradients=gradients, shares=shares, out=out, work=in_units(template.work, _OF_PATCHES))  # type: ignore[arg-type]
 
 
 def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
