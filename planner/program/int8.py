@@ -6,16 +6,20 @@ Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.casts import autocast, costs_of, rows_of
 from planner.program.operators import Operators
 from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
-from planner.program.work import Multiplies
+from planner.program.work import Manner, Multiplies
 
+_OPERATORS = 30
+"""Operators of a forward pass, between which the host waits to know which columns hold outliers: statistics, quantise, index and
+zero these columns, gather and dequantise their weights, product, scale, second product, add.
+
+Source: bitsandbytes 0.41 and 0.50 autograd/_functions.py.
+"""
 _OUTLIER_SHARE = 1000
 """One input column in so many holds an outlier.  Source: arXiv 2208.07339, section 4 (about 0.1 %)."""
 
@@ -25,7 +29,10 @@ def linear_int8(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     given = x.dtype
     in_count, costs = x.count, costs_of(spec, x)
     by_columns = view.stack.int8_keeps_quantized_input
-    with torch.in_manner(replace(torch.manner, waits=True)):
+    # Its own rate holds all that is done beside the product, and many of its operators allocate nothing.
+    with torch.in_manner(Manner("int8", calls=0)):
+        torch.spend("launches", Unit.ONE, _OPERATORS)
+        torch.spend("waits", Unit.ONE, _OPERATORS)
         out, kept = (_forward_by_columns if by_columns else _forward)(torch, view, spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

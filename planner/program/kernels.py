@@ -158,6 +158,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     if padded != spec.head_dim:
         query, key, value = (_padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value))
+    _call_by_pieces(torch, view)
     out = torch.like(query, "flash_attention", cost=_cost(view, "flash", _PRODUCTS))
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
     shapes = [_shape(each) for each in (query, key, value)]
@@ -180,11 +181,20 @@ def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], wi
     spec, op = view.block.attention, "flash_attention_backward"
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
     unit, rows = _rows_at_once(view)
+    _call_by_pieces(torch, view)
     torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
     _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
         _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op, cost=None) for _ in range(2)]
     return [torch.like(shape, op, cost=None) for shape in shapes]
+
+
+def _call_by_pieces(torch: Operators, view: LayerView) -> None:
+    """Launches beyond the first, where the code calls the kernel piece by piece.  Ignored: several images of one sample."""
+    spec = view.block.attention
+    if view.recipe.attention == "sdpa" and spec.pieces != "none":
+        by_window = spec.pieces != "image" and spec.window_tokens
+        torch.spend("launches", *((Unit.TOKENS, 1 / spec.window_tokens) if by_window else (Unit.ROWS, 1)))
 
 
 def _rows_at_once(view: LayerView) -> tuple[Unit, float]:

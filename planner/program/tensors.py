@@ -234,15 +234,23 @@ class Tape:
 
     def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
         """Count one kernel: what it multiplies, and the bytes that it reads and writes; attention's are in its own rate."""
-        reads: Sequence[Tensor] = cost.reads if isinstance(cost, Multiplies) else cost
         self.spend("launches", Unit.ONE, self.manner.calls)
         if self.manner.waits and self.direction != "backward":
             self.spend("waits", Unit.ONE, self.manner.calls)
-        if isinstance(cost, Multiplies):
+        if not isinstance(cost, Multiplies):
+            self._move((*cost, *writes))
+            return
+        share = self.manner.share
+        if isinstance(cost.kind, FusedAttention):
+            share, writes = "attention", ()
+        elif cost.kind.rows and share == "elementwise":
+            share = "matmul"
+        with self.counted_as(share):
             self.spend(cost.kind, cost.unit, cost.macs)
-            if isinstance(cost.kind, FusedAttention):
-                return
-        for each in (*reads, *writes):
+            self._move((*cost.reads, *writes))
+
+    def _move(self, tensors: Sequence[Tensor]) -> None:
+        for each in tensors:
             self.spend("bytes", each.unit, each.count * ELEMENT_BYTES[each.dtype])
 
     def spend(self, kind: Kind, unit: Unit, amount: float) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Direction = Literal["forward", "again", "backward"]
 """A forward pass, the recomputation of one, or a backward pass."""
-Share = Literal["elementwise", "matmul", "attention", "adapters", "weight_casts", "dequantization"]
+Share = Literal["elementwise", "matmul", "attention", "adapters", "weight_casts", "dequantization", "int8"]
 """The part of the step's time that an operator belongs to, where its part of the model does not say so."""
 _ALIGNED_BYTES = 16
 

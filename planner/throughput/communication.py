@@ -7,6 +7,7 @@ from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import Job
 from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
+from planner.throughput.terms import modules_called
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
@@ -157,10 +158,10 @@ def hook_seconds(job: Job) -> Number:
     Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks);
     torch 2.13 ``distributed/fsdp/_runtime_utils.py``, ``_fully_shard/_fsdp_state.py``.
     """
-    recipe, profile = job.recipe, job.profile
+    recipe = job.recipe
     if recipe.sharding.is_zero3:
         passes = job.passes + 1 + passes_aside(recipe)
-        return profile.operators.leaf_modules * HOOKS_PER_PASS * passes * job.coefficients.hook_s
+        return modules_called(job) * HOOKS_PER_PASS * passes * job.coefficients.hook_s
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:

@@ -7,24 +7,27 @@ from dataclasses import replace
 
 from planner.anatomy.work import matmul_flop
 from planner.domain.prediction import TimePrediction
+from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
 from planner.throughput.passes import passes_aside
+from planner.throughput.terms import modules_called
 from planner.throughput.vision import runs_backward
-from planner.units import GIGA, MEGA, MICRO_S, TERA
+from planner.units import GIGA, MICRO_S, TERA
 
 
 def with_time_details(job: Job, time: TimePrediction) -> TimePrediction:
     """``time`` with the numbers of each formula in ``TimeTerm.detail``; of one scenario, never of a grid."""
-    return replace(time, terms=tuple(replace(term, detail=_DETAILS[term.name](job)) for term in time.terms))
+    return replace(time, terms=tuple(replace(term, detail=_DETAILS[term.name](job, term)) for term in time.terms))
 
 
-def _memory(job: Job) -> str:
-    return f"{job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+def _moved(job: Job, term: TimeTerm) -> str:
+    moved = term.seconds / job.recipe.batch.grad_accum * job.rates.memory_bytes_per_s
+    return f"{moved / GIGA:.1f} GB per micro-step at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
-def _matmul(job: Job) -> str:
+def _matmul(job: Job, _: TimeTerm) -> str:
     macs, rates = job.work.base, job.rates
     flop = matmul_flop(macs.total, job.micro.computed)
     passes = 2 * macs.total / macs.forward
@@ -34,84 +37,78 @@ def _matmul(job: Job) -> str:
     )
 
 
-def _attention(job: Job) -> str:
+def _attention(job: Job, _: TimeTerm) -> str:
     return f"{job.recipe.attention}, {job.micro.length:.0f} tokens per sample"
 
 
-def _elementwise(job: Job) -> str:
-    traffic = job.profile.traffic.elementwise
-    per_token = job.passes * traffic.forward + job.backward_share * traffic.backward
-    return f"{per_token / MEGA:.1f} MB per token at {_memory(job)}"
+def _adapters(job: Job, _: TimeTerm) -> str:
+    return f"{job.profile.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
-def _adapters(job: Job) -> str:
-    traffic = job.profile.traffic.adapters
-    per_token = job.passes * traffic.forward + job.backward_share * traffic.backward
-    return f"{job.profile.adapted_matrices} matrices, {per_token / MEGA:.1f} MB per token at {_memory(job)}"
+def _logits(job: Job, term: TimeTerm) -> str:
+    return f"{job.scenario.model.vocab_size} logits per token, {_moved(job, term)}"
 
 
-def _logits(job: Job) -> str:
-    return f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, at {_memory(job)}"
+def _quantized(job: Job, _: TimeTerm) -> str:
+    packed, rate = job.profile.params.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
+    return f"{packed:.2f} B weights in {job.recipe.numerics.quantization} at {rate:.0f} GB/s"
 
 
-def _quantized(job: Job) -> str:
-    return f"{job.profile.params.quantizable / GIGA:.2f} B weights in {job.recipe.numerics.quantization} at {_memory(job)}"
+def _launch(job: Job, term: TimeTerm) -> str:
+    each = job.coefficients.launch_s
+    return f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-step at {each / MICRO_S:.0f} us"
 
 
-def _launch(job: Job) -> str:
-    return f"{job.profile.operators.total} operators per micro-step at {job.coefficients.launch_s / MICRO_S:.0f} us"
-
-
-def _hooks(job: Job) -> str:
-    modules, cost = job.profile.operators.leaf_modules, job.coefficients.hook_s / MICRO_S
+def _hooks(job: Job, _: TimeTerm) -> str:
+    modules, cost = modules_called(job), job.coefficients.hook_s / MICRO_S
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
 
 
-def _optimizer(job: Job) -> str:
+def _optimizer(job: Job, _: TimeTerm) -> str:
     return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
 
-def _collectives(job: Job) -> str:
+def _collectives(job: Job, _: TimeTerm) -> str:
     moved = gathered_bytes(job) + reduced_bytes(job)
     return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
 
 
-def _transfers(job: Job) -> str:
+def _transfers(job: Job, _: TimeTerm) -> str:
     moved = transfers(job)
     rate = job.rates.host_link_bytes_per_s / GIGA
     return f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and updates at {rate:.1f} GB/s"
 
 
-def _cpu_adam(job: Job) -> str:
+def _cpu_adam(job: Job, _: TimeTerm) -> str:
     return f"{job.trained_params / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
 
 
-def _nvme(job: Job) -> str:
+def _nvme(job: Job, _: TimeTerm) -> str:
     return f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node"
 
 
-def _aside(job: Job) -> str:
+def _aside(job: Job, _: TimeTerm) -> str:
     """Whose passes they are."""
     return f"{passes_aside(job.recipe)} forward passes without gradients of {job.micro.computed:,.0f} tokens"
 
 
-def _tower(job: Job) -> str:
+def _tower(job: Job, _: TimeTerm) -> str:
     images = job.recipe.batch.images
     patches = job.recipe.batch.rows * images.per_sample * images.patches if images else 0
     return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
 
 
-_DETAILS: dict[str, Callable[[Job], str]] = {
+_DETAILS: dict[str, Callable[[Job, TimeTerm], str]] = {
     "matmul": _matmul,
     "attention": _attention,
-    "elementwise": _elementwise,
-    "weight_casts": _memory,
+    "elementwise": _moved,
+    "weight_casts": _moved,
     "adapters": _adapters,
     "logits_and_loss": _logits,
     "dequantization": _quantized,
     "passes_aside": _aside,
     "vision_tower": _tower,
-    "sharding_copies": _memory,
+    "sharding_copies": _moved,
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
 from planner.arrays import ceil_div, maximum, minimum
 from planner.domain.recipe import Number
 from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
 from planner.throughput.job import Job
-from planner.throughput.kernels import product_seconds
-from planner.throughput.passes import passes_aside, policy_passes, reference_passes
-from planner.throughput.rotations import rotation_seconds
+from planner.throughput.terms import kernel_seconds, modules_called, pass_seconds
 from planner.throughput.tokens import micro_step
 
 
@@ -31,22 +28,19 @@ def run_evaluation_seconds(job: Job) -> Number:
 def evaluation_step_seconds(job: Job) -> Number:
     """One forward pass of an evaluation micro-batch on every GPU; seconds.
 
-    Formula: max(forward share of the kernels, issue time of the forward operators and hooks) + gathered and fetched weights as
+    Formula: max(kernels, issue time of the operators and hooks) + gathered and fetched weights as
     far as they do not hide.  Weights that live elsewhere are brought in for one pass.
-    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
+    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
-    sorts = job.scenario.stack.sorts_lengths
-    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
-    evaluated = replace(job, micro=micro)
+    recipe = replace(job.recipe, batch=batch)
+    micro = micro_step(recipe, job.coefficients, sorts_lengths=job.scenario.stack.sorts_lengths)
+    evaluated = replace(job, scenario=replace(job.scenario, recipe=recipe), micro=micro)
     # Training from preferences asks the model as it was, too.
-    passes = 1 + passes_aside(job.recipe)
-    kernels = (1 + policy_passes(job.recipe)) * forward_seconds(evaluated)
-    if job.recipe.has_reference:
-        kernels = kernels + reference_passes(job.recipe) * forward_seconds(evaluated, adapters_on=False)
-    issue = passes * job.profile.operators.forward * job.coefficients.launch_s
+    seconds = pass_seconds(evaluated, "evaluation")
+    kernels, issue = kernel_seconds(seconds), seconds["launches"] * job.coefficients.launch_s
     if job.recipe.sharding.is_zero3:
-        issue = issue + job.profile.operators.leaf_modules * HOOKS_PER_PASS * job.coefficients.hook_s
+        issue = issue + modules_called(job) * HOOKS_PER_PASS * job.coefficients.hook_s
     busy = maximum(kernels, issue)
     moved = _weight_seconds(job)
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
@@ -56,31 +50,6 @@ def _micro_batch(job: Job) -> Number:
     """Samples that one GPU evaluates at a time."""
     said = job.scenario.run.eval_micro_batch
     return job.recipe.batch.micro_batch if said is None else said
-
-
-def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:
-    """Kernels of one forward pass of a micro-batch without gradients, with or without the adapters; seconds.
-
-    Source: as the training step, :mod:`planner.throughput.kernels`.
-    """
-    work, tokens, rates = job.work, job.micro.computed, job.rates
-    total = product_seconds(job, Macs(work.dense.forward), tokens, 1.0) + product_seconds(
-        job, Macs(work.head.forward), tokens, 1.0
-    )
-    if work.experts.forward:
-        total = total + product_seconds(job, Macs(work.experts.forward), tokens, work.expert_share)
-    attention = attention_forward_flop(work, tokens, job.micro.length, "square")
-    rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
-    traffic = job.profile.traffic
-    total = (
-        total + attention / rate + (traffic.elementwise.forward + traffic.products.forward) * tokens / rates.memory_bytes_per_s
-    )
-    if not adapters_on:
-        return total
-    adapters = matmul_flop(work.adapters.forward, tokens) * job.rank / rates.adapter_flop_per_s
-    if job.recipe.adapter and job.recipe.adapter.oft_block_size:
-        adapters = rotation_seconds(job, 1, 0, tokens)
-    return total + adapters + traffic.adapters.forward * tokens / rates.memory_bytes_per_s
 
 
 def _weight_seconds(job: Job) -> Number:

@@ -6,60 +6,46 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.anatomy.adapters import (
-    AdaptedSums,
-    RotationSums,
     adapted_linear_count,
-    adapted_sums,
     adapted_widths,
     adapter_param_count,
-    rotation_sums,
+    magnitude_count,
     saved_module_params,
 )
 from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import TrainedCounts, parts_of, passes_of_layers, trained_counts
-from planner.anatomy.work import Macs, Work, WorkKey, rebuilt, work_key, work_of
+from planner.anatomy.work import Work, WorkKey, rebuilt, work_key, work_of
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Attention, Number, Numerics, Recipe
+from planner.domain.recipe import Number, Numerics, Recipe
 from planner.domain.scenario import Scenario
-from planner.domain.stack import Stack
-from planner.throughput.operators import Operators, OperatorView, operators_of
+from planner.program.tensors import Unit
+from planner.throughput.counted import unit_values
 from planner.throughput.rates import Rates, rates_of
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
-from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, model_traffic, normhead_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices; ``rotations``: over OFT's.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``magnitudes``: numbers that DoRA trains beside them.
     ``saved_params``: parameters of ``modules_to_save``.
-    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
-    input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
-    checkpointing, less where only some layers are recomputed.  ``backward_share``: of the layers, those that backward runs
-    through; ``trained_share``: those whose weights are trained.  ``own_trained``: trained parameters and tensors of the model.
+    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``passes``: forward passes through the blocks per
+    micro-step: 2 with checkpointing, less where only some layers are recomputed.  ``own_trained``: trained parameters and tensors
+    of the model.
     """
 
     work: Work
-    traffic: ModelTraffic
-    operators: Operators
     params: ParamCounts
     adapter_widths: int
-    adapted: AdaptedSums
-    rotations: RotationSums
+    magnitudes: int
     adapted_matrices: int
     saved_params: int
-    logits_bytes: float
-    normhead_bytes: float
     quantized_weight_bytes: float
-    int8: Macs
     passes: float
-    backward_share: float
-    trained_share: float
-    trains_head: bool
     own_trained: TrainedCounts
 
 
@@ -67,14 +53,9 @@ class Profile:
 class ProfileKey:
     """The categorical settings that a profile depends on."""
 
-    stack: Stack
-    regime: Regime
+    skips_experts: bool
     work: WorkKey
-    attention: Attention
     numerics: Numerics
-    loss: str
-    dropout: bool
-    oft_block_size: int
     rebuilt_share: float
 
 
@@ -108,7 +89,7 @@ class Job:
             return self._own_trained.params
         if self.recipe.adapter and self.recipe.adapter.oft_block_size:
             return adapter_param_count(self.scenario.model, self.recipe.adapter) + self.profile.saved_params
-        magnitudes = self.profile.adapted.outputs if self.recipe.adapter and self.recipe.adapter.dora else 0
+        magnitudes = self.profile.magnitudes if self.recipe.adapter and self.recipe.adapter.dora else 0
         return self.profile.adapter_widths * self.rank + self.profile.saved_params + magnitudes
 
     @property
@@ -138,14 +119,9 @@ class Job:
         return self.profile.passes
 
     @property
-    def backward_share(self) -> float:
-        """Share of the layers that backward runs through."""
-        return self.profile.backward_share
-
-    @property
-    def attention_passes(self) -> float:
-        """Forward passes of attention's kernel, whose output a selective checkpoint keeps."""
-        return 1.0 if self.recipe.checkpoint_policy == "selective-op" else self.passes
+    def values(self) -> dict[Unit, Number]:
+        """How many of each unit a micro-step has."""
+        return unit_values(self.recipe, self.micro)
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
@@ -158,14 +134,9 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
     partly = recipe.train_layers or "language_model" in recipe.frozen
     passes = passes_of_layers(scenario.model, recipe, scenario.stack) if partly and adapter is None else None
     key = ProfileKey(
-        stack=scenario.stack,
-        regime=regime,
+        skips_experts=scenario.stack.skips_experts,
         work=work_key(recipe, passes),
-        attention=recipe.attention,
         numerics=recipe.numerics,
-        loss=recipe.loss,
-        dropout=bool(adapter and adapter.dropout > 0),
-        oft_block_size=adapter.oft_block_size if adapter else 0,
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
     sorts = scenario.stack.sorts_lengths
@@ -186,41 +157,16 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
 def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     """Sums over ``model``; cached because walking the matrices takes longer than all formulas together."""
     targets = key.work.targets
-    view = TrafficView(key.regime, key.stack, targets, key.dropout, key.oft_block_size > 0)
-    params = param_counts(model, key.stack.skips_experts)
-    saved = saved_module_params(model, key.work.modules_to_save)
+    params = param_counts(model, key.skips_experts)
     passes = key.work.passes
-    saves_head = any(name.rpartition(".")[2] == model.head.name for name in key.work.modules_to_save)
-    head_trained = saves_head or (targets is None and (passes is None or "head" in passes.ends))
-    backward = passes.backward_share if passes else 1.0
     return Profile(
         work=work_of(model, key.work) if passes else rebuilt(work_of(model, key.work), key.rebuilt_share),
-        traffic=model_traffic(model, view),
-        operators=operators_of(model, OperatorView(view, key.attention, key.numerics.quantization, key.rebuilt_share, backward)),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
-        adapted=adapted_sums(model, targets or ()),
-        rotations=rotation_sums(model, targets or (), key.oft_block_size) if key.oft_block_size else RotationSums(0, 0),
+        magnitudes=magnitude_count(model, targets or ()),
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
-        saved_params=saved,
-        logits_bytes=logits_bytes(key.stack, key.loss, key.regime),
-        normhead_bytes=normhead_bytes(model, trained=head_trained, width=key.regime.outside),
+        saved_params=saved_module_params(model, key.work.modules_to_save),
         quantized_weight_bytes=stored_bytes(key.numerics, params.packed),
-        int8=_int8_macs(model, view) if key.numerics.quantization == "int8" else Macs(),
         passes=1 + key.rebuilt_share,
-        backward_share=backward,
-        trained_share=passes.trained_share if passes else float(targets is None),
-        trains_head=head_trained,
         own_trained=trained_counts(model, passes.parts) if passes else TrainedCounts(params.total, params.tensors),
     )
-
-
-def _int8_macs(model: ModelSpec, view: TrafficView) -> Macs:
-    """MACs per token of int8 matrices; input gradients are counted where the matrix reads fp32."""
-    total = Macs()
-    for group in model.groups:
-        for linear in group.block.linears:
-            if view.quantized(linear):
-                macs = group.count * linear.in_features * linear.out_features * linear.active_copies
-                total = total + Macs(forward=macs, input_gradient=macs if view.input_bytes(linear) == 4 else 0)
-    return total

@@ -1,16 +1,18 @@
-"""GPU seconds per micro-step, one group of kernels each."""
+"""How long kernels take: what they multiply and move over the rates of the card."""
 
 from __future__ import annotations
 
-from planner.anatomy.regime import WIDE_BYTES
-from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
-from planner.arrays import maximum, where
-from planner.domain.recipe import GPTQ, Number
+from collections.abc import Mapping
+
+from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
+from planner.arrays import maximum, minimum
+from planner.domain.recipe import Number
+from planner.program.tensors import ELEMENT_BYTES, Unit
+from planner.program.work import FusedAttention, Product
 from planner.throughput.job import Job
-from planner.throughput.rotations import rotation_seconds
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
-_ALIGNMENT_BYTES, _UNALIGNED = 16, 2.0
+_UNALIGNED = 2.0
 # Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak at 2,048 tokens and
 # 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The coefficient is that at 4,096 tokens.
 _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
@@ -18,123 +20,70 @@ _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
 # an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2, figure 4, unchecked: 171, 189 TFLOP/s, 16,384
 # tokens; 119, 133 at 1,024).  Heads above 128 features need more registers than that gains.
 _SCORE_FEATURES, _USUAL_HEAD = 15, 128
-# Accesses of one attention score when scores are written out, in bytes per element of the compute dtype (2) and of fp32 (4).
-# Forward: write, scale (2), add mask (2), upcast for softmax (r2), softmax fp32 (w4), cast (r4 w2), read for P@V.
-# Backward: dP write, upcast (r2 w4), softmax backward (r4 r4 w4), cast (r4 w2), scale (2), three reads.
-_EAGER_FORWARD_BYTES, _EAGER_BACKWARD_BYTES = 24, 36
-# Products of attention: two forward, four backward; a flash kernel computes the scores once more backward.
-_BACKWARD_OVER_FORWARD, _FLASH_BACKWARD_OVER_FORWARD = 2.0, 2.5
-# Bytes moved per weight to expand it once.  4-bit: read the stored bytes (0.56), write 16-bit.  int8 backward: read 1, write
-# 2, scale in place (4).  gptq without exllama: shift to int32 (read 0.5, write 4), cast (4 + 1), mask (2), subtract (2),
-# scale (1 + 2) in qlinear_cuda_old, 16.5; with gathered zeros and scales 25.5 in qlinear_cuda; the mean, as models use either.
-# The other kernels write 16 bits once: awq reads 0.52, gptqmodel 0.52 and casts (4); aqlm reads 0.25 and scales in place (4).
-_DEQUANTIZE_BYTES = {
-    "nf4": 2.56,
-    "fp4": 2.56,
-    "int8": 7.0,
-    "gptq-int4": 21.0,
-    "gptq-int8": 25.0,
-    "awq-int4": 2.52,
-    "aqlm": 6.25,
-}
-_GPTQ_IN_ONE_BYTES = {"gptq-int4": 6.52, "gptq-int8": 7.02}
 
 
-def matmul_seconds(job: Job) -> Number:
-    """Large matrix products of one micro-step: every pass over dense matrices, experts and head; seconds.
+def product_seconds(job: Job, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
+    """Products of matrices that run alike; seconds.
 
-    Formula: per pass, the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.  The
-    bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  Writing the outputs follows the
-    arithmetic of each tile (:func:`planner.throughput.traffic.product_traffic`).
-    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization.
+    Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.  The bracket is tile
+    and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What products write follows the arithmetic of each
+    tile and is counted with them.  Twice as long where rows of the result do not begin at multiples of 16 bytes.  Products of
+    LLM.int8 have their own speed, which holds all that is done beside them; those in fp32 run without tensor cores.
+    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core requirements;
+    CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to
+    50,304 words saves 8.8 of 73 ms, as long as its head needs.
     Ignored: operands that arrive later than the arithmetic needs them.
     """
-    work, tokens, rates = job.work, job.micro.computed, job.rates
-    total = product_seconds(job, work.dense, tokens, 1.0) + head_seconds(job, tokens)
-    if work.experts.forward:
-        total = total + product_seconds(job, work.experts, tokens, work.expert_share)
-    if job.recipe.numerics.quantization == "int8":
-        total = total + _int8_extra_seconds(job, tokens)
-    written = job.profile.traffic.products
-    return total + (job.passes * written.forward + job.backward_share * written.backward) * tokens / rates.memory_bytes_per_s
-
-
-def product_seconds(job: Job, macs: Macs, tokens: Number, share: float) -> Number:
-    """Products in which ``share`` of the stored matrices sees each token: rows per matrix = tokens x share, all weights are read.
-
-    Source: as :func:`matmul_seconds`.
-    """
-    rates, rows = job.rates, tokens * share
-    compute = matmul_flop(macs.total, tokens) / rates.matmul_flop_per_s * (1 + job.coefficients.tile_rows / rows)
-    reads = macs.total / share * job.regime.compute / rates.memory_bytes_per_s
-    return maximum(compute, reads)
-
-
-def head_seconds(job: Job, tokens: Number) -> Number:
-    """The head's products; twice as long where rows of logits do not begin at multiples of 16 bytes, as with 50,257 words.
-
-    An fp32 head that k-bit preparation made multiplies in fp32 where there is no autocast.
-    Source: peft 0.21 utils/other.py prepare_model_for_kbit_training; NVIDIA, "Matrix Multiplication Background User's Guide",
-    tensor core requirements: all else is slower without them; rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to
-    50,304 words saves 8.8 of 73 ms, as long as its head needs.
-    """
-    aligned = job.regime.compute == 4 or job.scenario.model.vocab_size * job.regime.compute % _ALIGNMENT_BYTES == 0
-    seconds = product_seconds(job, job.work.head, tokens, 1.0) * (1.0 if aligned else _UNALIGNED)
-    if job.regime.is_wide and job.regime.outside == WIDE_BYTES:
-        return seconds * job.rates.matmul_flop_per_s / job.rates.fp32_flop_per_s
-    return seconds
-
-
-def _int8_extra_seconds(job: Job, tokens: Number) -> Number:
-    """What LLM.int8 costs beside the 16-bit products it stands for; seconds per micro-step.
-
-    Forward and recompute run at ``int8_relative_speed``.  The input gradient multiplies by the weight expanded to the dtype
-    of the layer's input: after k-bit preparation that is fp32 for every matrix behind an fp32 norm, without tensor cores.
-    Source: bitsandbytes 0.41 and 0.50 ``autograd/_functions.py`` MatMul8bitLt.backward (``CB.to(ctx.dtype_A)``).
-    """
-    macs, rates = job.profile.int8, job.rates
-    slowdown = 1 / job.coefficients.int8_relative_speed - 1
-    slower = matmul_flop(macs.forward, tokens) * job.passes / rates.matmul_flop_per_s * slowdown
-    in_fp32 = matmul_flop(macs.input_gradient, tokens) * (1 / rates.fp32_flop_per_s - 1 / rates.matmul_flop_per_s)
-    return slower + in_fp32
-
-
-def attention_seconds(job: Job) -> Number:
-    """Scores and weighted values of one micro-step; seconds.
-
-    Fused kernels compute the causal half and 2.5 forwards backward at their own efficiency.  ``flash2`` drops padding and pairs
-    outside a window.  ``sdpa`` computes the whole square as soon as padding, a window or a bias makes its
-    mask explicit: with torch's memory-efficient kernel, which is as fast as the first FlashAttention.
-    ``eager`` computes the whole square with plain products and moves every score 24 bytes forward and 36
-    backward.
-    Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``, ``modeling_llama.py``
-    eager_attention_forward.  Ignored: score dropout, soft-capping, grouped keys and values expanded to all heads (below 3 %).
-    """
-    micro, work, rates = job.micro, job.work, job.rates
-    if job.recipe.attention == "eager":
-        flop = attention_forward_flop(work, micro.computed, micro.length, "square")
-        heads = sum(part.layers * part.heads for part in work.attention)
-        wide = job.regime.compute / 2
-        moved = (
-            (job.passes * _EAGER_FORWARD_BYTES + job.backward_share * _EAGER_BACKWARD_BYTES)
-            * wide
-            * heads
-            * micro.computed
-            * micro.length
-        )
-        backward = job.backward_share * _BACKWARD_OVER_FORWARD
-        return flop * (job.attention_passes + backward) / rates.matmul_flop_per_s + moved / rates.memory_bytes_per_s
-    ramp = attention_ramp(micro.length)
-    both_ways = job.attention_passes + job.backward_share * _FLASH_BACKWARD_OVER_FORWARD
-    passes = both_ways * ramp * _narrow_heads(work) * (1 + micro.spread**2)
-    if job.recipe.attention == "flash2":
-        flop = attention_forward_flop(work, micro.computed, micro.length, "band") * (micro.real / micro.computed) ** 2
-        return flop * passes / rates.attention_flop_per_s
-    seconds = attention_forward_flop(work, micro.computed, micro.length, "triangle") * passes / rates.attention_flop_per_s
-    if micro.has_mask is False:
+    rates = job.rates
+    rate: Number = rates.fp32_flop_per_s if kind.dtype == "fp32" else rates.matmul_flop_per_s
+    if kind.dtype == "int8":
+        rate = rate * job.coefficients.int8_relative_speed
+    seconds = FLOP_PER_MAC * macs / rate
+    if kind.rows is None:
         return seconds
-    square = attention_forward_flop(work, micro.computed, micro.length, "square")
-    return where(micro.has_mask, square * passes / rates.masked_attention_flop_per_s, seconds)
+    rows = values[kind.rows[0]] * kind.rows[1]
+    reads = macs / rows * ELEMENT_BYTES[kind.dtype] / rates.memory_bytes_per_s
+    return maximum(seconds * (1 + job.coefficients.tile_rows / rows), reads) * (1.0 if kind.aligned else _UNALIGNED)
+
+
+def attention_seconds(job: Job, kind: FusedAttention, macs: float, values: Mapping[Unit, Number]) -> Number:
+    """Calls of a fused attention kernel, of ``macs`` for each pair of a query and a key; seconds.
+
+    Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five products for the two
+    of forward.  Without a mask that is the causal half; FlashAttention's package leaves out padding and what a window hides.
+    With a mask (padding, a window, a bias) torch takes its memory-efficient kernel and computes the whole square, as fast as the
+    first FlashAttention.  Towers see whole pieces: a window or an image each.
+    Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``;
+    :mod:`planner.program.kernels`.
+    """
+    micro, rates, batch = job.micro, job.rates, job.recipe.batch
+    rate = rates.attention_flop_per_s if kind.kernel == "flash" else rates.masked_attention_flop_per_s
+    slower = (1 + _SCORE_FEATURES / min(kind.width, _USUAL_HEAD)) / (1 + _SCORE_FEATURES / _USUAL_HEAD)
+    keys, rows = micro.length, micro.computed
+    if kind.pairs == "piece":
+        keys = minimum(kind.window or values[Unit.IMAGE_PATCHES], values[Unit.IMAGE_PATCHES])
+        rows = values[Unit.PATCHES] if batch.images else rows
+    pairs = rows * mean_keys(kind, keys)
+    if kind.pairs != "piece":
+        pairs = pairs * (1 + micro.spread**2)
+    if kind.pairs == "band":
+        pairs = pairs * (micro.real / micro.computed) ** 2
+    return FLOP_PER_MAC * macs * pairs * attention_ramp(keys) * slower / rate
+
+
+def mean_keys(kind: FusedAttention, length: Number) -> Number:
+    """Keys that a kernel computes for a query on average.
+
+    Formula: the length ``s``; of the causal triangle ``(s + 1) / 2``; with a window of ``w < s`` tokens
+    ``w - w (w - 1) / (2 s)``.
+    Source: counting the pairs of a (banded) lower triangle.
+    """
+    if kind.pairs in ("square", "piece"):
+        return length
+    if kind.pairs == "triangle" or kind.window is None:
+        return (length + 1) / 2
+    width = minimum(length, kind.window)
+    return width - width * (width - 1) / (2 * length)
 
 
 def attention_ramp(length: Number) -> Number:
@@ -145,95 +94,14 @@ def attention_ramp(length: Number) -> Number:
     return (1 + _ATTENTION_RAMP_TOKENS / length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
 
 
-def _narrow_heads(work: Work) -> float:
-    """Time of fused attention over that of heads with 128 features; layers of several kinds count by their work."""
-    features = sum(part.layers * part.features for part in work.attention)
-    scores = sum(
-        part.layers * part.features * (1 + _SCORE_FEATURES / min(part.features / part.heads / 2, _USUAL_HEAD))
-        for part in work.attention
-    )
-    return scores / features / (1 + _SCORE_FEATURES / _USUAL_HEAD)
+def moving_seconds(job: Job, n_bytes: Number) -> Number:
+    """Operators that take as long as device memory needs for what they read and write; seconds.
 
-
-def elementwise_seconds(job: Job) -> Number:
-    """Norms, residuals, rotary, activations and casts of one micro-step: bytes over memory bandwidth; seconds.
-
-    Source: :mod:`planner.throughput.traffic`.
+    Formula: bytes over memory bandwidth.  Each operator reads its inputs and writes its output once; caches are far smaller than
+    these tensors at training sizes.
+    Source: the operators of :mod:`planner.program`, which name the code.
     """
-    traffic = job.profile.traffic.elementwise
-    return (
-        (job.passes * traffic.forward + job.backward_share * traffic.backward) * job.micro.computed / job.rates.memory_bytes_per_s
-    )
-
-
-def weight_cast_seconds(job: Job) -> Number:
-    """Autocast's 16-bit copies of fp32 weights: read 4 and write 2 bytes per parameter and forward pass; seconds per micro-step.
-
-    Only weights that the stack keeps in fp32 under autocast; their gradients are cast back (6 bytes) when they are trained.
-    Source: torch ``aten/src/ATen/autocast_mode.cpp`` (cached_cast keeps copies of trained leaves within one forward only).
-    """
-    regime = job.regime
-    if not regime.autocast or regime.compute == 4:
-        return 0.0
-    params = job.profile.params
-    inside = (params.block_rest + params.fused_experts + (0 if regime.quantized else params.quantizable)) * int(regime.base == 4)
-    outside = job.scenario.model.head.weight_count * int(regime.outside == 4)
-    passes, full = job.passes + job.profile.trained_share, job.recipe.method == "full"
-    return (inside * passes + outside * (1 + int(full and job.profile.trains_head))) * 6.0 / job.rates.memory_bytes_per_s
-
-
-def adapter_seconds(job: Job) -> Number:
-    """The adapters' own kernels: products of rank width at the adapter's rate, and their traffic; seconds per micro-step.
-
-    Formula: ``2 r (in + out)`` FLOP per token and pass, plus the bytes of :func:`planner.throughput.traffic.adapter_traffic`.
-    OFT's have no rank: :func:`planner.throughput.rotations.rotation_seconds`.
-    Source: peft 0.21 ``tuners/lora/layer.py``.
-    """
-    if job.recipe.adapter is None:
-        return 0.0
-    tokens, traffic = job.micro.computed, job.profile.traffic.adapters
-    flop = matmul_flop(job.work.adapters.total, tokens) * job.rank
-    moved = (job.passes * traffic.forward + traffic.backward) * tokens
-    seconds: Number = flop / job.rates.adapter_flop_per_s + moved / job.rates.memory_bytes_per_s
-    if job.recipe.adapter.oft_block_size:
-        return seconds + rotation_seconds(job, job.passes, 1, tokens)
-    return seconds + _dora_seconds(job) if job.recipe.adapter.dora else seconds
-
-
-# Accesses of one output of DoRA's branch in fp32 (4) and the compute dtype, beside those of LoRA.  Forward: magnitude times base
-# (r w), times branch (w), sum of both (r r w), cast (r); backward: four products with sums (r r w r each), casts (r w).
-_DORA_FORWARD_ACCESSES, _DORA_BACKWARD_ACCESSES = 7, 18
-
-
-def _dora_seconds(job: Job) -> Number:
-    """DoRA beside LoRA: the product of the factors, the norm of its sum with the weight, and the scaling; seconds per micro-step.
-
-    Formula: per weight and forward pass, product (w), cast (r w), weight cast or dequantised (r w), scaled (r w), added (r r w),
-    norm (r).  Per square of inputs an identity (w) and its cast (r w r), and ``2 r in (in + out)`` FLOP.
-    Source: peft 0.21 ``tuners/lora/dora.py``.  Ignored: dropout, with which the base multiplies once more.
-    """
-    regime, sums = job.regime, job.profile.adapted
-    wide, narrow = regime.adapter_seen, regime.compute
-    read = _DEQUANTIZE_BYTES[job.recipe.numerics.quantization] + narrow if regime.quantized else regime.base
-    weights = sums.weights * (2 * narrow + read + 8 * wide) + sums.squares * 2 * (wide + narrow)
-    outputs = sums.outputs * job.micro.computed * 4
-    by_token = outputs * (job.passes * _DORA_FORWARD_ACCESSES + _DORA_BACKWARD_ACCESSES)
-    flop = 2 * job.rank * (sums.squares + sums.weights) * job.passes
-    return flop / job.rates.adapter_flop_per_s + (job.passes * weights + by_token) / job.rates.memory_bytes_per_s
-
-
-def logits_seconds(job: Job) -> Number:
-    """Logits and loss without the head's products: vocabulary x tokens x bytes per logit; seconds per micro-step.
-
-    A NormHead's normalisation of its weight is added.  A reward model has no logits of words; beside a value head they are
-    written, read and widened, and nothing more.
-    Source: :func:`planner.throughput.traffic.logits_bytes`.
-    """
-    model = job.scenario.model
-    words = 0 if job.recipe.task == "reward" and not model.value_head else model.vocab_size
-    by_logit = 2 * job.regime.compute + 4 if model.value_head else job.profile.logits_bytes
-    moved = words * job.micro.computed * by_logit + job.profile.normhead_bytes
-    return moved / job.rates.memory_bytes_per_s
+    return n_bytes / job.rates.memory_bytes_per_s
 
 
 # Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of which the threads of a
@@ -243,45 +111,20 @@ def logits_seconds(job: Job) -> Number:
 _BRANCHING_INSTRUCTIONS = 83
 
 
-def expansion_seconds(job: Job) -> Number:
-    """Seconds to expand every quantised weight once: by bytes moved, or by instructions where values are found by branches.
+def expansion_seconds(job: Job, n_bytes: Number, expanded: Number) -> Number:
+    """Quantised weights expanded for their products; seconds.
 
+    Formula: bytes over memory bandwidth, or instructions where 4-bit values are found by branches; ``expanded``: such weights.
     Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without branches, no faster for
-    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``.
+    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``; :mod:`planner.program.four_bit`,
+    :mod:`planner.program.int8`, :mod:`planner.program.gptq`, :mod:`planner.program.awq`, :mod:`planner.program.aqlm`.
+    Ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens.
     """
-    quantization = job.recipe.numerics.quantization
-    weights = job.profile.params.quantizable
-    of_each = _DEQUANTIZE_BYTES[quantization]
-    if job.scenario.stack.packed_kernels != "auto":
-        of_each = _GPTQ_IN_ONE_BYTES.get(quantization, of_each)
-    moved = weights * of_each / job.rates.memory_bytes_per_s
+    moved = moving_seconds(job, n_bytes)
     issued = job.rates.instructions_per_s
-    if quantization not in ("nf4", "fp4") or not job.scenario.stack.unpacks_by_branches or issued is None:
-        return moved / job.coefficients.dequantize_relative_speed
-    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued) / job.coefficients.dequantize_relative_speed
-
-
-def dequantization_seconds(job: Job) -> Number:
-    """Expanding quantised weights to the compute dtype; seconds per micro-step.
-
-    4-bit: forward, recompute and backward (ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens).
-    int8: backward.  gptq: each forward, which keeps the expanded weight for backward.  awq: as 4-bit, and backward copies the
-    weight for each sample.  aqlm: as 4-bit.
-    Source: bitsandbytes ``autograd/_functions.py``, ``backends/cuda/ops.py``; :mod:`planner.program.gptq`,
-    :mod:`planner.program.awq`, :mod:`planner.program.aqlm`.
-    """
-    quantization = job.recipe.numerics.quantization
-    if quantization == "none":
-        return 0.0
-    each = expansion_seconds(job)
-    if quantization == "int8":
-        return each
-    if quantization in GPTQ and job.scenario.stack.packed_kernels != "triton":
-        return each * job.passes
-    if quantization == "awq-int4":
-        copied = job.profile.params.quantizable * (2 + 2 * job.recipe.batch.rows) / job.rates.memory_bytes_per_s
-        return each * (job.passes + 1) + copied
-    return each * (job.passes + 1)
+    if job.scenario.stack.unpacks_by_branches and issued is not None:
+        moved = maximum(moved, expanded * _BRANCHING_INSTRUCTIONS / issued)
+    return moved / job.coefficients.dequantize_relative_speed
 
 
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,

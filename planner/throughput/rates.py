@@ -35,8 +35,8 @@ _WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 class Rates:
     """Sustained rates of one GPU and its links.
 
-    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``, ``adapter`` and
-    ``fp32`` are the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
+    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention`` and
+    ``fp32`` are the sustained FLOP/s of products in 16 bits, of fused attention and of products in fp32.
     ``masked_attention`` is that of the fused kernel that takes any mask.
     ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
     receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s, ``None``
@@ -47,7 +47,6 @@ class Rates:
     matmul_flop_per_s: Number
     attention_flop_per_s: Number
     masked_attention_flop_per_s: Number
-    adapter_flop_per_s: Number
     fp32_flop_per_s: Number
     memory_bytes_per_s: Number
     host_link_bytes_per_s: Number
@@ -67,7 +66,6 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     sustained = coefficients.gpu_rate
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
-    adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
     # Torch's fused attention takes fp32 as it is, without tensor cores; FlashAttention's package is given 16 bits.
@@ -82,7 +80,6 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         matmul_flop_per_s=matmul,
         attention_flop_per_s=attention,
         masked_attention_flop_per_s=masked,
-        adapter_flop_per_s=fp32 if adapters_in_fp32 else matmul,
         fp32_flop_per_s=fp32,
         memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency * sustained,
         host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,

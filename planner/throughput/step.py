@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.anatomy.regime import Regime
 from planner.anatomy.work import forward_flop, model_flop
 from planner.arrays import is_zero, maximum, minimum, sqrt
@@ -20,35 +22,26 @@ from planner.throughput.communication import (
 )
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
-from planner.throughput.kernels import (
-    adapter_seconds,
-    attention_seconds,
-    dequantization_seconds,
-    elementwise_seconds,
-    logits_seconds,
-    matmul_seconds,
-    optimizer_seconds,
-    weight_cast_seconds,
-)
+from planner.throughput.kernels import optimizer_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.passes import passes_aside
-from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
-from planner.throughput.vision import tower_flop, tower_seconds
+from planner.throughput.terms import kernel_seconds, pass_seconds
+from planner.throughput.vision import tower_flop
 from planner.units import HOUR_S
 
-# Name of a term, its formula, and where that is.
-_GPU_FORMULAS = (
-    ("matmul", matmul_seconds, "kernels:matmul_seconds"),
-    ("attention", attention_seconds, "kernels:attention_seconds"),
-    ("elementwise", elementwise_seconds, "kernels:elementwise_seconds"),
-    ("weight_casts", weight_cast_seconds, "kernels:weight_cast_seconds"),
-    ("adapters", adapter_seconds, "kernels:adapter_seconds"),
-    ("logits_and_loss", logits_seconds, "kernels:logits_seconds"),
-    ("dequantization", dequantization_seconds, "kernels:dequantization_seconds"),
-    ("passes_aside", aside_seconds, "reference:aside_seconds"),
-    ("vision_tower", tower_seconds, "vision:tower_seconds"),
-    ("sharding_copies", sharding_copy_seconds, "communication:sharding_copy_seconds"),
-)
+# Names of terms, and where the formula of each is.
+_GPU_FORMULAS = {
+    "matmul": "kernels:product_seconds",
+    "attention": "kernels:attention_seconds",
+    "elementwise": "kernels:moving_seconds",
+    "weight_casts": "kernels:moving_seconds",
+    "adapters": "kernels:moving_seconds",
+    "logits_and_loss": "kernels:moving_seconds",
+    "dequantization": "kernels:expansion_seconds",
+    "passes_aside": "terms:aside_seconds",
+    "vision_tower": "terms:tower_seconds",
+    "sharding_copies": "communication:sharding_copy_seconds",
+}
 # Kernels over weights: as long in a short micro-step as in a long one.
 _WHATEVER_THE_LENGTH = frozenset({"weight_casts", "dequantization", "sharding_copies"})
 _NO_TIME_S = 1e-12
@@ -70,9 +63,14 @@ def predict_time(
     job = job_of(scenario, coefficients, regime)
     if job is None:
         return None
-    terms = _gpu_terms(job)
+    seconds = pass_seconds(job, "training")
+    aside = pass_seconds(job, "aside")
+    for name in ("launches", "waits"):
+        seconds[name] = seconds.get(name, 0.0) + aside.get(name, 0.0)
+    seconds |= {"passes_aside": kernel_seconds(aside), "sharding_copies": sharding_copy_seconds(job)}
+    terms = _gpu_terms(job, seconds)
     gpu_s: Number = sum((term.seconds for term in terms), 0.0)
-    terms += _host_terms(job, terms, gpu_s)
+    terms += _host_terms(job, terms, gpu_s, seconds)
     terms += _once_per_step_terms(job, gpu_s)
     step_s: Number = sum((term.seconds - term.overlapped_s for term in terms), 0.0)
     predicted = _prediction(job, tuple(terms), step_s)
@@ -90,27 +88,26 @@ def _term(name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) ->
     return [TimeTerm(name, seconds, f"planner.throughput.{place}", overlapped_s)]
 
 
-def _gpu_terms(job: Job) -> list[TimeTerm]:
-    count = job.recipe.batch.grad_accum
+def _gpu_terms(job: Job, seconds: Mapping[str, Number]) -> list[TimeTerm]:
     terms: list[TimeTerm] = []
-    for name, formula, place in _GPU_FORMULAS:
-        terms += _term(name, count * formula(job), place)
+    for name, place in _GPU_FORMULAS.items():
+        terms += _term(name, job.recipe.batch.grad_accum * seconds.get(name, 0.0), place)
     return terms
 
 
-def launch_seconds(job: Job) -> Number:
-    """Host time to issue the operators of one micro-step; seconds.
+def launch_seconds(job: Job, n_operators: Number) -> Number:
+    """Host time to issue operators; seconds.
 
-    Formula: operators x time per operator.  Source: :mod:`planner.throughput.operators`, coefficient ``launch_s``.
+    Formula: operators x time per operator.  Source: the operators of :mod:`planner.program`, coefficient ``launch_s``.
     """
-    return issued_operators(job) * job.coefficients.launch_s
+    return n_operators * job.coefficients.launch_s
 
 
-def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number) -> list[TimeTerm]:
+def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number, seconds: Mapping[str, Number]) -> list[TimeTerm]:
     """Issuing operators and running sharding hooks: hidden as long as the GPU has work, except where the host waits for it."""
     count = job.recipe.batch.grad_accum
-    waiting = count * (waiting_operators(job) * job.coefficients.launch_s)
-    launch = count * launch_seconds(job)
+    waiting = count * launch_seconds(job, seconds.get("waits", 0.0))
+    launch = count * launch_seconds(job, seconds["launches"])
     hooks, exposed = count * hook_seconds(job), count * waiting_hook_seconds(job)
     varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
     hidden = both_busy_seconds(gpu_s, launch - waiting, varying, job.micro.spread)

@@ -1,0 +1,168 @@
+"""What the operators of a micro-step cost, read from the step program: the same for all jobs that differ in sizes alone.
+
+Each count is so much for each token, each pair of a query and a key, and so on, so that one reading answers a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from planner.arrays import where
+from planner.domain.coefficients import Coefficients
+from planner.domain.model import ModelSpec
+from planner.domain.recipe import Batch, Images, Number, Recipe
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+from planner.program.job import job_of
+from planner.program.losses import EIGHTHS
+from planner.program.runtime import Part
+from planner.program.step import asides_of, evaluation_of, parts_of
+from planner.program.template import FORWARD
+from planner.program.tensors import MARK, Unit
+from planner.program.work import Direction, Kind, Share
+from planner.throughput.tokens import MicroStep
+
+Place = Literal["model", "head", "tower"]
+Pass = Literal["training", "aside", "evaluation"]
+_TOWER_PARTS = ("vision layer", "projector")
+_TOWER_UNITS = (Unit.PATCHES, Unit.RANK_PATCHES, Unit.IMAGE_PATCHES)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """So much of one kind of work for each of a unit, and where the operators are that do it."""
+
+    place: Place
+    direction: Direction
+    share: Share
+    kind: Kind
+    unit: Unit
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All costs of one micro-step or pass; ``modules``: calls of modules in a forward pass, each of which may have hooks."""
+
+    costs: tuple[Cost, ...]
+    modules: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Everything about a job that decides its operators; ``scenario`` is one that has them."""
+
+    model: ModelSpec
+    stack: Stack
+    recipe: Recipe
+    passes: Pass
+    scenario: Scenario = field(compare=False)
+
+
+def by_structure(
+    scenario: Scenario, micro: MicroStep, passes: Pass, read: Callable[[Counted], dict[str, Number]]
+) -> dict[str, Number]:
+    """What ``read`` makes of the costs, by name; on a grid of the costs that each of its points has."""
+    windows = _windows(scenario.model)
+    flags: list[Any] = [scenario.recipe.batch.rows == 1, micro.has_mask]
+    flags += [micro.length >= window for window in windows]
+    code: Any = 0
+    for flag in flags:
+        code = code * 2 + flag
+    found: dict[str, Number] = {}
+    for number in sorted({int(each) for each in getattr(code, "flat", [code])}):
+        held = [bool(number >> bit & 1) for bit in reversed(range(len(flags)))]
+        made = read(_counted(_structure(scenario, passes, held, windows)))
+        for name, value in made.items():
+            found[name] = where(code == number, value, found[name]) if name in found else value
+        for name in found.keys() - made.keys():
+            found[name] = where(code == number, 0.0, found[name])
+    return found
+
+
+def unit_values(recipe: Recipe, micro: MicroStep) -> dict[Unit, Number]:
+    """The number of each unit in a micro-step of mean size; pairs of tokens grow with the square of a length that varies.
+
+    Source: the variance of ``micro.length``.
+    """
+    tokens, length, rank = micro.computed, micro.length, recipe.adapter.rank if recipe.adapter else 0
+    rows, images = recipe.batch.rows, recipe.batch.images
+    patches = rows * images.per_sample * images.patches if images else 0
+    pairs = tokens * length * (1 + micro.spread**2)
+    return {
+        Unit.ONE: 1,
+        Unit.TOKENS: tokens,
+        Unit.PAIRS: pairs,
+        Unit.LENGTH: length,
+        Unit.RANK: rank,
+        Unit.RANK_TOKENS: rank * tokens,
+        Unit.PIECE_TOKENS: tokens / EIGHTHS,
+        Unit.SINK_PAIRS: pairs + tokens,
+        Unit.LENGTH_PAIRS: length * length,
+        Unit.ROWS: rows,
+        Unit.PATCHES: patches,
+        Unit.IMAGE_PATCHES: images.patches if images else 0,
+        Unit.RANK_PATCHES: rank * patches,
+        Unit.PIXELS: rows * images.per_sample * images.numbers if images else 0,
+    }
+
+
+@lru_cache(maxsize=64)
+def _windows(model: ModelSpec) -> tuple[int, ...]:
+    return tuple(sorted({group.block.attention.window_tokens for group in model.groups} - {None}))  # type: ignore[type-var]
+
+
+def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tuple[int, ...]) -> _Structure:
+    """The job of the smallest sizes that have the same ``flags``: one sample, a padding mask, and each window reached."""
+    single, masked, *reached = flags
+    length = max([window for window, each in zip(windows, reached, strict=True) if each], default=2)
+    recipe, batch = scenario.recipe, scenario.recipe.batch
+    images = batch.images and Images(1, batch.images.patches, batch.images.numbers)
+    plain = Batch(1 if single else 2, 1, length, "max_length" if masked else "packed", 1 if masked else length)
+    recipe = replace(
+        recipe,
+        batch=replace(plain, is_paired=batch.is_paired, images=images),
+        adapter=replace(recipe.adapter, rank=1) if recipe.adapter else None,
+    )
+    return _Structure(scenario.model, scenario.stack, recipe, passes, replace(scenario, recipe=recipe))
+
+
+@lru_cache(maxsize=1024)
+def _counted(structure: _Structure) -> Counted:
+    job = job_of(structure.scenario, Coefficients())
+    if structure.passes == "training":
+        return _sum_of(parts_of(job))
+    asides = [part for aside in asides_of(job) for parts in aside for part in parts]
+    return _sum_of(asides if structure.passes == "aside" else [*evaluation_of(job), *asides])
+
+
+def _sum_of(parts: Iterable[Part]) -> Counted:
+    sums: dict[tuple[Place, Direction, Share, Kind, Unit], float] = {}
+    modules = 0
+    for part in parts:
+        template = part.template
+        modules += part.count * sum(
+            template.marks[event - MARK].moment == "before_forward" for event in template.marked[FORWARD] if event >= MARK
+        )
+        for (direction, share, kind), counts in template.work.items():
+            for unit, amount in counts.items():
+                key = (_place(part.name, unit), direction, share, kind, unit)
+                sums[key] = sums.get(key, 0.0) + part.count * amount
+    return Counted(tuple(Cost(*key, amount) for key, amount in sums.items()), modules)
+
+
+def _place(name: str, unit: Unit) -> Place:
+    if name in _TOWER_PARTS or unit in _TOWER_UNITS:
+        return "tower"
+    return "head" if name == "head" else "model"
+
+
+def total(costs: Iterable[Cost], values: Mapping[Unit, Number]) -> Number:
+    """All of ``costs`` together, where a micro-step has ``values`` of each unit."""
+    found: Number = 0.0
+    for each in costs:
+        found = found + each.amount * values[each.unit]
+    return found

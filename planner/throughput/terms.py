@@ -1,0 +1,100 @@
+"""Seconds of a pass by term of the report: its operators' work over rates, each kind of kernel by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from planner.domain.recipe import Number
+from planner.program.tensors import Unit
+from planner.program.work import FusedAttention, Kind, Product
+from planner.throughput.counted import Cost, Counted, Pass, by_structure
+from planner.throughput.job import Job
+from planner.throughput.kernels import attention_seconds, expansion_seconds, moving_seconds, product_seconds
+
+_SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
+
+
+def pass_seconds(job: Job, passes: Pass) -> dict[str, Number]:
+    """Seconds of the kernels of a micro-step's ``passes`` by term, and under ``launches`` and ``waits`` counts of operators.
+
+    Source: :mod:`planner.program`; :mod:`planner.throughput.kernels`.
+    """
+    return by_structure(job.scenario, job.micro, passes, partial(_read, job))
+
+
+def modules_called(job: Job) -> Number:
+    """Modules that one forward pass calls, each of which an engine may have hooks on."""
+    return by_structure(job.scenario, job.micro, "training", lambda counted: {"modules": counted.modules})["modules"]
+
+
+def tower_seconds(job: Job) -> Number:
+    """Kernels of a vision tower and its projector in one micro-step; seconds.
+
+    Formula: those of its products, attention and other operators over their rates, as for the language model.  Expanded weights
+    and casts are in their own terms.
+    Source: :mod:`planner.program.vision`, which names the code; :mod:`planner.throughput.kernels`.
+    """
+    return pass_seconds(job, "training").get("vision_tower", 0.0)
+
+
+def aside_seconds(job: Job) -> Number:
+    """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
+
+    Formula: all kernels of these passes; those of the model as it was run without adapters.
+    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; :mod:`planner.program.preferences`.
+    """
+    return kernel_seconds(pass_seconds(job, "aside"))
+
+
+def kernel_seconds(found: Mapping[str, Number]) -> Number:
+    """All terms together, without the counts beside them."""
+    return sum((seconds for name, seconds in found.items() if name not in ("launches", "waits")), 0.0)
+
+
+def _read(job: Job, counted: Counted) -> dict[str, Number]:
+    values, sums = job.values, dict[tuple[str, Kind], Number]()
+    for cost in counted.costs:
+        term = term_of(cost)
+        if term is None:
+            continue
+        # What a kernel of attention computes of all pairs is its own affair.
+        value = 1.0 if isinstance(cost.kind, FusedAttention) else values[cost.unit]
+        key = (term, cost.kind)
+        sums[key] = sums.get(key, 0.0) + cost.amount * value
+    found: dict[str, Number] = {}
+    for (term, kind), amount in sums.items():
+        if kind == "expanded":
+            continue
+        if term == "dequantization" and kind == "bytes":
+            seconds = expansion_seconds(job, amount, sums.get((term, "expanded"), 0.0))
+        else:
+            seconds = _seconds(job, kind, amount, values)
+        found[term] = found.get(term, 0.0) + seconds
+    return found
+
+
+def _seconds(job: Job, kind: Kind, amount: Any, values: Mapping[Unit, Number]) -> Number:
+    if isinstance(kind, Product):
+        return product_seconds(job, kind, amount, values)
+    if isinstance(kind, FusedAttention):
+        return attention_seconds(job, kind, amount, values)
+    return moving_seconds(job, amount) if kind == "bytes" else amount
+
+
+def term_of(cost: Cost) -> str | None:
+    """The term that some work counts to; ``None`` where a rate of another kind holds it."""
+    if isinstance(cost.kind, str) and cost.kind in ("launches", "waits"):
+        return cost.kind
+    if cost.share in ("weight_casts", "dequantization"):
+        return cost.share
+    if cost.place == "tower":
+        return "vision_tower"
+    if isinstance(cost.kind, FusedAttention) or (cost.unit in _SCORES and cost.share == "elementwise"):
+        return "attention"
+    if cost.share == "int8":
+        return "matmul" if isinstance(cost.kind, Product) else None
+    if cost.share == "elementwise" and cost.place == "head":
+        return "logits_and_loss"
+    return cost.share
