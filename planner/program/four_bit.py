@@ -11,8 +11,9 @@ from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.casts import costs_of, packed, rows_of
 from planner.program.operators import Operators
-from planner.program.tensors import Dtype, Tensor, Unit
+from planner.program.tensors import ELEMENT_BYTES, Dtype, Tensor, Unit
 from planner.program.view import LayerView
+from planner.program.work import Expansion
 
 _SCALED = 64
 """Elements of a 4-bit weight that share one scale.  Source: bitsandbytes 0.50 functional.quantize_4bit."""
@@ -88,10 +89,10 @@ def _from_packed(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dty
 
 def _pay(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> None:
     """One kernel for each matrix; of experts apart the memory of one stands for all."""
-    whole = Tensor(None, Unit.ONE, spec.weight_count, weight.dtype)
+    moved = (packed(view, weight.count).count + weight.count * ELEMENT_BYTES[weight.dtype]) / weight.count
     with torch.counted_as("dequantization"):
-        torch.pay([packed(view, whole.count)], [whole])
-        torch.spend("expanded", Unit.ONE, whole.count)
+        torch.pay([])
+        torch.spend(Expansion(moved), Unit.ONE, spec.weight_count)
 
 
 def _scales(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:

@@ -43,8 +43,15 @@ class FusedAttention:
     window: int | None = None
 
 
-Kind = Product | FusedAttention | Literal["bytes", "launches", "waits", "expanded"]
-"""``waits``: launches between which the host waits for the GPU; ``expanded``: weights that a kernel unpacks."""
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Weights of 4 bits that one kernel unpacks, of which it reads and writes so many bytes each."""
+
+    weight_bytes: float
+
+
+Kind = Product | FusedAttention | Expansion | Literal["bytes", "launches", "waits"]
+"""``waits``: launches between which the host waits for the GPU."""
 Key = tuple[Direction, Share, Kind]
 Work = Mapping[Key, Mapping["Unit", float]]
 """So much of each kind for each of a unit."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from planner.arrays import where
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Batch, Images, Number, Recipe
+from planner.domain.recipe import Batch, Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.program.job import job_of
@@ -120,11 +120,10 @@ def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tup
     single, masked, *reached = flags
     length = max([window for window, each in zip(windows, reached, strict=True) if each], default=2)
     recipe, batch = scenario.recipe, scenario.recipe.batch
-    images = batch.images and Images(1, batch.images.patches, batch.images.numbers)
     plain = Batch(1 if single else 2, 1, length, "max_length" if masked else "packed", 1 if masked else length)
     recipe = replace(
         recipe,
-        batch=replace(plain, is_paired=batch.is_paired, images=images),
+        batch=replace(plain, is_paired=batch.is_paired, images=batch.images),
         adapter=replace(recipe.adapter, rank=1) if recipe.adapter else None,
     )
     return _Structure(scenario.model, scenario.stack, recipe, passes, replace(scenario, recipe=recipe))

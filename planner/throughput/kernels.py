@@ -8,7 +8,7 @@ from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
 from planner.arrays import maximum, minimum
 from planner.domain.recipe import Number
 from planner.program.tensors import ELEMENT_BYTES, Unit
-from planner.program.work import FusedAttention, Product
+from planner.program.work import Expansion, FusedAttention, Product
 from planner.throughput.job import Job
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
@@ -111,20 +111,18 @@ def moving_seconds(job: Job, n_bytes: Number) -> Number:
 _BRANCHING_INSTRUCTIONS = 83
 
 
-def expansion_seconds(job: Job, n_bytes: Number, expanded: Number) -> Number:
-    """Quantised weights expanded for their products; seconds.
+def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
+    """Weights of 4 bits expanded for their products; seconds.
 
-    Formula: bytes over memory bandwidth, or instructions where 4-bit values are found by branches; ``expanded``: such weights.
+    Formula: bytes over memory bandwidth, or instructions where values are found by branches.
     Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without branches, no faster for
-    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``; :mod:`planner.program.four_bit`,
-    :mod:`planner.program.int8`, :mod:`planner.program.gptq`, :mod:`planner.program.awq`, :mod:`planner.program.aqlm`.
+    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``; :mod:`planner.program.four_bit`.
     Ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens.
     """
-    moved = moving_seconds(job, n_bytes)
-    issued = job.rates.instructions_per_s
-    if job.scenario.stack.unpacks_by_branches and issued is not None:
-        moved = maximum(moved, expanded * _BRANCHING_INSTRUCTIONS / issued)
-    return moved / job.coefficients.dequantize_relative_speed
+    moved, issued = moving_seconds(job, weights * kind.weight_bytes), job.rates.instructions_per_s
+    if not job.scenario.stack.unpacks_by_branches or issued is None:
+        return moved
+    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
 
 
 # Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,

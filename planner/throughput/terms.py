@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.domain.recipe import Number
 from planner.program.tensors import Unit
-from planner.program.work import FusedAttention, Kind, Product
+from planner.program.work import Expansion, FusedAttention, Kind, Product
 from planner.throughput.counted import Cost, Counted, Pass, by_structure
 from planner.throughput.job import Job
 from planner.throughput.kernels import attention_seconds, expansion_seconds, moving_seconds, product_seconds
@@ -65,13 +65,9 @@ def _read(job: Job, counted: Counted) -> dict[str, Number]:
         sums[key] = sums.get(key, 0.0) + cost.amount * value
     found: dict[str, Number] = {}
     for (term, kind), amount in sums.items():
-        if kind == "expanded":
-            continue
-        if term == "dequantization" and kind == "bytes":
-            seconds = expansion_seconds(job, amount, sums.get((term, "expanded"), 0.0))
-        else:
-            seconds = _seconds(job, kind, amount, values)
-        found[term] = found.get(term, 0.0) + seconds
+        found[term] = found.get(term, 0.0) + _seconds(job, kind, amount, values)
+    if "dequantization" in found:
+        found["dequantization"] = found["dequantization"] / job.coefficients.dequantize_relative_speed
     return found
 
 
@@ -80,6 +76,8 @@ def _seconds(job: Job, kind: Kind, amount: Any, values: Mapping[Unit, Number]) -
         return product_seconds(job, kind, amount, values)
     if isinstance(kind, FusedAttention):
         return attention_seconds(job, kind, amount, values)
+    if isinstance(kind, Expansion):
+        return expansion_seconds(job, kind, amount)
     return moving_seconds(job, amount) if kind == "bytes" else amount
 
 

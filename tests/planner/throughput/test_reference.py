@@ -53,14 +53,14 @@ def test_four_bit_weights_are_expanded_for_each_pass() -> None:
 
 
 def test_a_reward_model_has_no_logits_of_words() -> None:
-    """Its head has one output."""
-    names = {term.name for term in step_of(task="reward", stack="trl").terms}
-    assert "logits_and_loss" not in names
-    assert "matmul" in names
+    """Its head has one output, so that the last norm is all that it takes long for."""
+    reward = step_of(task="reward", stack="trl")
+    logits = next(term.seconds for term in reward.terms if term.name == "logits_and_loss")
+    assert logits < 0.005 * reward.step_s
 
 
 def test_an_evaluation_runs_the_reference_too() -> None:
-    """Each evaluation step of DPO runs two passes."""
+    """Each evaluation step of DPO runs two passes; ORPO's one has a cross-entropy, too."""
     extra = {"samples": 1000, "eval_samples": 800, "eval_batch": 4, "batch": 4}
 
     def evaluated_s(task: str) -> float:
@@ -69,4 +69,4 @@ def test_an_evaluation_runs_the_reference_too() -> None:
         assert times[1] is not None
         return float(times[0] - times[1])
 
-    assert evaluated_s("dpo") == pytest.approx(2 * evaluated_s("orpo"), rel=0.01)
+    assert evaluated_s("dpo") == pytest.approx(2 * evaluated_s("orpo"), rel=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean, pstdev
 
 import numpy as np
@@ -10,10 +9,10 @@ import pytest
 
 from planner.anatomy.natural_lengths import spread_of_longest
 from planner.domain.coefficients import Coefficients
-from planner.domain.scale import Doubt, time_scale
 from planner.domain.scenario import Scenario
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
+from planner.program.work import FusedAttention
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import attention_seconds
 from planner.throughput.step import both_busy_seconds, predict_time
@@ -101,32 +100,9 @@ class TestSpreadOfLengths:
 
 def test_narrow_heads_are_slower() -> None:
     """Fused attention with heads of 64 features reaches 0.9 of the rate of 128; wider heads gain nothing."""
-    half = job(scenario(model="qwen2.5-0.5b"))
-    (part,) = half.work.attention
-    assert part.features / part.heads == 2 * 64
-    same_work = replace(
-        half, profile=replace(half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 2),)))
+    held = job(scenario(model="qwen2.5-0.5b"))
+    narrow, usual, wide = (
+        attention_seconds(held, FusedAttention("flash", width, "triangle"), 1.0, held.values) for width in (64, 128, 256)
     )
-    wider = replace(
-        half, profile=replace(half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 4),)))
-    )
-    assert attention_seconds(same_work) / attention_seconds(half) == pytest.approx(0.905, abs=0.001)
-    assert attention_seconds(wider) == pytest.approx(attention_seconds(same_work))
-
-
-class TestScale:
-    """What makes a time less sure."""
-
-    def test_lengths_that_nobody_says(self) -> None:
-        """Five times the scale, as for memory."""
-        time = predict_time(scenario(), PRIORS)
-        assert time is not None
-        assert time_scale(time, Doubt(lengths_unknown=True)) == pytest.approx(5 * time_scale(time, Doubt()))
-
-    def test_a_card_of_untold_chip(self) -> None:
-        """Rates without a source count as one more thing that was not seen."""
-        time = predict_time(scenario(), PRIORS)
-        assert time is not None
-        assert scenario(gpu="vgpu-32gb").hardware.gpu.rates_are_unsourced
-        assert not scenario().hardware.gpu.rates_are_unsourced
-        assert time_scale(time, Doubt(1, rates_unsourced=True)) == time_scale(time, Doubt(2))
+    assert usual / narrow == pytest.approx(0.905, abs=0.001)
+    assert wide == usual
