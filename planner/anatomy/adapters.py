@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
@@ -94,22 +93,6 @@ def rotation_count(model: ModelSpec, targets: tuple[str, ...], said: int) -> int
     return sum(n * in_features * (oft_block_size(in_features, said) - 1) // 2 for in_features, n in sides)
 
 
-@dataclass(frozen=True, slots=True)
-class RotationSums:
-    """Sums over OFT's rotations: the elements of their blocks (inputs times block), and those times the block again."""
-
-    elements: int
-    cubes: int
-
-
-@lru_cache(maxsize=256)
-def rotation_sums(model: ModelSpec, targets: tuple[str, ...], said: int) -> RotationSums:
-    """What OFT's operators work on beside tokens."""
-    sides = [(each.in_features, n) for each, n in model.linears() if is_adapted(each, targets)]
-    blocks = [(n * in_features, oft_block_size(in_features, said)) for in_features, n in sides]
-    return RotationSums(sum(total * size for total, size in blocks), sum(total * size * size for total, size in blocks))
-
-
 @lru_cache(maxsize=256)
 def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Numbers that DoRA trains beside the factors: one for each output of each adapted matrix.
@@ -118,26 +101,6 @@ def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """
     return sum(
         n * each.copies * each.out_features for each, n in (*model.linears(), (model.head, 1)) if is_adapted(each, targets)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedSums:
-    """Sums over the adapted matrices of a model: their weights, the squares of their inputs, and their outputs."""
-
-    weights: int
-    squares: int
-    outputs: int
-
-
-@lru_cache(maxsize=256)
-def adapted_sums(model: ModelSpec, targets: tuple[str, ...]) -> AdaptedSums:
-    """What DoRA's branch works on beside tokens."""
-    linears = [(linear, count) for linear, count in model.linears() if is_adapted(linear, targets)]
-    return AdaptedSums(
-        sum(n * each.in_features * each.out_features for each, n in linears),
-        sum(n * each.in_features**2 for each, n in linears),
-        sum(n * each.out_features for each, n in linears),
     )
 
 

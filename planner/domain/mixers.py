@@ -45,13 +45,6 @@ class GatedDeltaSpec:
         within = DELTA_CHUNK_TOKENS * (3 * self.key_dim + 2 * self.value_dim)
         return self.value_heads * (within + 3 * self.key_dim * self.value_dim)
 
-    @property
-    def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: convolution and copies of it, norms, tensors of chunks, states, output."""
-        per_head = self.value_heads * (self.key_dim + DELTA_CHUNK_TOKENS)
-        states = self.v_width * self.key_dim // DELTA_CHUNK_TOKENS
-        return 2 * self.conv_width + 2 * self.k_width + per_head + 3 * self.v_width + states
-
 
 @dataclass(frozen=True, slots=True)
 class ShortConvSpec:
@@ -65,11 +58,6 @@ class ShortConvSpec:
     def macs_per_token(self) -> int:
         """Multiply-accumulates of the convolution."""
         return self.width * self.kernel
-
-    @property
-    def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: both gated products and the convolution."""
-        return 3 * self.width
 
 
 MixerSpec = GatedDeltaSpec | ShortConvSpec

@@ -5,7 +5,7 @@ Each count is so much for each token, each pair of a query and a key, and so on,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -157,11 +157,3 @@ def _place(name: str, unit: Unit) -> Place:
     if name in _TOWER_PARTS or unit in _TOWER_UNITS:
         return "tower"
     return "head" if name == "head" else "model"
-
-
-def total(costs: Iterable[Cost], values: Mapping[Unit, Number]) -> Number:
-    """All of ``costs`` together, where a micro-step has ``values`` of each unit."""
-    found: Number = 0.0
-    for each in costs:
-        found = found + each.amount * values[each.unit]
-    return found

@@ -10,7 +10,12 @@ import pytest
 from planner.anatomy.trained import passes_of_layers
 from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
 from planner.catalog.hf_config import model_from_config
+from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
+from planner.program.job import job_of
+from planner.program.step import parts_of
+from planner.program.tensors import Unit
+from planner.program.work import Product
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")
@@ -176,3 +181,32 @@ def test_routed_experts_count_active_copies_only() -> None:
         - 3 * attention_forward_flop(work_of(spec, key_of(None, "off")), TOKENS, LENGTH, "square")
     )
     assert total == pytest.approx(predicted_matmul(spec, key_of(None, "off")), rel=0.01)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_products_of_the_step_program_match_the_counter_exactly(name: str, checkpointing: str, method: str) -> None:
+    """The operators that time is read from multiply as often as torch does, in every pass."""
+    model, spec = build(name)
+    if method == "lora":
+        model = add_lora(model, ("all-linear",), checkpointed=checkpointing != "off")
+    elif checkpointing == "reentrant":
+        model.enable_input_require_grads()
+    said = Setup(
+        rank=0 if method == "full" else RANK,
+        attention="eager",
+        dtype="fp32",
+        checkpointing=checkpointing != "off",
+        reentrant=checkpointing == "reentrant",
+    )
+    job = job_of(scenario({}, said, spec), Coefficients())
+    values = {Unit.TOKENS: TOKENS, Unit.RANK_TOKENS: RANK * TOKENS}
+    macs = sum(
+        part.count * amount * values[unit]
+        for part in parts_of(job)
+        for (_, _, kind), counts in part.template.work.items()
+        for unit, amount in counts.items()
+        if isinstance(kind, Product) and unit is not Unit.PAIRS
+    )
+    assert count(model, checkpointing=checkpointing).matmul == 2 * macs

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from planner.catalog.stacks import stack_ids
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,18 +40,18 @@ NO_FORMULA = {
     "memory/shares.py:with_shares": "writes text",
     "memory/structures.py:alike": "compares jobs",
     "memory/structures.py:program_of": "asks the step program",
+    "throughput/counted.py:by_structure": "reads the step program",
     "throughput/details.py:with_time_details": "writes text",
     "throughput/job.py:job_of": "gathers what the formulas read",
     "throughput/job.py:profile_of": "gathers what the formulas read",
-    "throughput/operators.py:block_operators": "counts; the source stands at the top of its file",
-    "throughput/operators.py:operators_of": "counts; the source stands at the top of its file",
     "throughput/rates.py:pcie_bytes_per_s": "reads the catalog and the table of PCIe rates with its source",
     "throughput/rates.py:peak_flop_per_s": "reads the catalog, which carries its sources",
     "throughput/rates.py:rates_of": "multiplies catalog rates by coefficients, which carry their sources",
     "throughput/step.py:predict_time": "adds up the terms of the other files",
+    "throughput/terms.py:kernel_seconds": "adds up",
+    "throughput/terms.py:modules_called": "reads the step program",
+    "throughput/terms.py:term_of": "names a term",
     "throughput/tokens.py:micro_step": "counts tokens as the padding mode defines them",
-    "throughput/traffic.py:model_traffic": "adds up the parts of this file",
-    "throughput/traffic.py:residual_traffic": "counts; the source stands at the top of its file",
 }
 
 
@@ -80,14 +78,6 @@ def test_the_list_of_exceptions_is_current() -> None:
     """A function that states its source, or is gone, leaves the list."""
     docs = dict(_docstrings())
     assert sorted(name for name in NO_FORMULA if name not in docs or _states_a_source(docs[name])) == []
-
-
-@pytest.mark.parametrize("file", ["operators.py", "traffic.py"])
-def test_files_that_stand_in_as_source_name_it(file: str) -> None:
-    """The head of a file that its functions rely on says which code was counted."""
-    doc = ast.get_docstring(ast.parse((ROOT / "planner" / "throughput" / file).read_text(encoding="utf-8"))) or ""
-    assert "Transformers 5.23" in doc
-    assert "TorchDispatchMode" in doc
 
 
 # Where code may name a stack: the default, the stack whose software a measurement runs, and those that tools' config files mean.

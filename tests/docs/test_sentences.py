@@ -12,8 +12,6 @@ FOLDER_PAGES = tuple(f"{name}/README.md" for name in ("planner", "measure", "tes
 NOT_YET = (
     "planner/anatomy/",
     *(f"planner/memory/{name}.py" for name in ("cache", "score_cache", "widening", "moments", "pools", "details")),
-    "planner/throughput/traffic.py",
-    "planner/throughput/operators.py",
 )
 
 
