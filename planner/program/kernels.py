@@ -193,8 +193,10 @@ def _call_by_pieces(torch: Operators, view: LayerView) -> None:
     """Launches beyond the first, where the code calls the kernel piece by piece.  Ignored: several images of one sample."""
     spec = view.block.attention
     if view.recipe.attention == "sdpa" and spec.pieces != "none":
-        by_window = spec.pieces != "image" and spec.window_tokens
-        torch.spend("launches", *((Unit.TOKENS, 1 / spec.window_tokens) if by_window else (Unit.ROWS, 1)))
+        unit, each = (Unit.ROWS, 1.0)
+        if spec.pieces != "image" and spec.window_tokens:
+            unit, each = Unit.TOKENS, 1 / spec.window_tokens
+        torch.spend("launches", unit, each)
 
 
 def _rows_at_once(view: LayerView) -> tuple[Unit, float]:

@@ -112,7 +112,8 @@ def unit_values(recipe: Recipe, micro: MicroStep) -> dict[Unit, Number]:
 
 @lru_cache(maxsize=64)
 def _windows(model: ModelSpec) -> tuple[int, ...]:
-    return tuple(sorted({group.block.attention.window_tokens for group in model.groups} - {None}))  # type: ignore[type-var]
+    known = {group.block.attention.window_tokens for group in model.groups}
+    return tuple(sorted(window for window in known if window is not None))
 
 
 def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tuple[int, ...]) -> _Structure:
