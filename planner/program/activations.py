@@ -115,7 +115,9 @@ def _bloom_slope(torch: Operators, x: Tensor) -> Tensor:
     return torch.add(
         torch.mul(
             torch.same(x, "mul"),
-            torch.mul(torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))),
+            torch.mul(
+                torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))
+            ),
         ),
         torch.same(torch.shifted(tanh), "mul"),
     )

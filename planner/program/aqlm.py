@@ -1,7 +1,8 @@
 """AQLM matrices: the weight is decoded for each product, in forward and in backward.
 
-Source: aqlm 1.1.6 ``inference.py`` ``_QuantizedMatmul``, ``inference_kernels/cuda_kernel.cpp`` ``code1x16_matmat_dequant`` and
-``code1x16_matmat_dequant_transposed`` (``code2x8``, ``code1x8`` alike), ``kernel_selector.py``: from 7 tokens on.
+Source: aqlm 1.1.6 ``inference.py`` ``_QuantizedMatmul``, ``inference_kernels/cuda_kernel.cpp``
+``code1x16_matmat_dequant`` and ``code1x16_matmat_dequant_transposed`` (``code2x8``, ``code1x8`` alike),
+``kernel_selector.py``: from 7 tokens on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from planner.program.view import LayerView
 
 
 def linear_aqlm(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """A function that keeps its input: product, scales in place, and a copy; in backward the scaled gradient times the weight."""
+    """A function that keeps its input: product, scales in place, and a copy;
+    in backward the scaled gradient times the weight.
+    """
     in_count, stored, costs = x.count, view.recipe.numerics.load_dtype, costs_of(spec, x)
     if spec.bias:
         torch.parameter(Unit.ONE, spec.out_features, stored, trained=False)
@@ -38,7 +41,9 @@ def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
     _weight = None if seen == view.recipe.numerics.load_dtype else _decoded(torch, view, spec, seen)
     _input = x if x.dtype == seen else torch.like(x, "to", seen)
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "linear", cost=costs_of(spec, _input).forward)
+    return torch.new(
+        x.unit, spec.out_features * rows_of(spec, x), seen, "linear", cost=costs_of(spec, _input).forward
+    )
 
 
 def _decoded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:

@@ -1,7 +1,9 @@
-"""AWQ matrices: the weight is unpacked for each product, and in backward once more, where it is repeated for each sample.
+"""AWQ matrices: the weight is unpacked for each product, and in backward once more,
+where it is repeated for each sample.
 
-Source: gptqmodel 7.3.4 ``nn_modules/qlinear/gemm_awq.py`` AwqGEMMLinear, AwqGemmFn, the first trainable kernel of its choice;
-autoawq 0.2.9 ``modules/linear/gemm.py`` WQLinear_GEMM, WQLinearMMFunction, which computes in fp16 whatever comes in.
+Source: gptqmodel 7.3.4 ``nn_modules/qlinear/gemm_awq.py`` AwqGEMMLinear, AwqGemmFn, the first trainable
+kernel of its choice; autoawq 0.2.9 ``modules/linear/gemm.py`` WQLinear_GEMM, WQLinearMMFunction, which
+computes in fp16 whatever comes in.
 Ignored: up to 1,024 tokens both multiply by the packed weight in forward.
 """
 
@@ -31,7 +33,9 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         with torch.counted_as("dequantization"):
             weight = _as(torch, _dequantized(torch, view, spec, half), gradient.dtype)
-            _repeated = torch.new(Unit.ROWS, weight.count, gradient.dtype, "repeat", "dequantization", cost=[weight])
+            _repeated = torch.new(
+                Unit.ROWS, weight.count, gradient.dtype, "repeat", "dequantization", cost=[weight]
+            )
         return [torch.new(gradient.unit, in_count, gradient.dtype, "bmm", cost=costs.of_x)]
 
     return record(torch, _forward(torch, view, spec, x), [x], [x], backward)
@@ -53,7 +57,9 @@ def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
         weight = _dequantized(torch, view, spec, x.dtype)
         _weight = _as(torch, weight, seen)
     seen_input = _as(torch, x, seen)
-    return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=costs_of(spec, seen_input).forward)
+    return torch.new(
+        x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=costs_of(spec, seen_input).forward
+    )
 
 
 def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, half: Dtype) -> Tensor:

@@ -24,7 +24,8 @@ def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
-    """A weight as a product sees it.  Autocast keeps its copies of trained fp32 weights until its region ends.
+    """A weight as a product sees it.
+    Autocast keeps its copies of trained fp32 weights until its region ends.
 
     Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
     """
@@ -44,7 +45,9 @@ def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
 def costs_of(spec: LinearSpec, x: Tensor) -> Costs:
     """What the products of ``x`` with a whole matrix of ``spec`` cost."""
     rows = rows_of(spec, x)
-    return Costs(x, Tensor(None, Unit.ONE, spec.weight_count, x.dtype), (x.unit, rows * spec.out_features), spec.copies)
+    return Costs(
+        x, Tensor(None, Unit.ONE, spec.weight_count, x.dtype), (x.unit, rows * spec.out_features), spec.copies
+    )
 
 
 def packed(view: LayerView, elements: float) -> Tensor:

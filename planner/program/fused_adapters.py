@@ -1,6 +1,7 @@
 """A matrix and its adapter as one function, which adds to the product in place and keeps the input alone.
 
-Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora; axolotl 0.19 ``kernels/lora.py``.
+Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora;
+axolotl 0.19 ``kernels/lora.py``.
 Ignored: query, key and value are one function there, whose gradients of the input are summed in place.
 """
 
@@ -55,7 +56,9 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     """
     x = autocast(torch, view, x)
     adapters = [factors(torch, view, spec) for spec in specs]
-    gate, up = (_forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True))
+    gate, up = (
+        _forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True)
+    )
     out = _forward(torch, view, specs[2], torch.like(gate, "swiglu", cost=(up,)), adapters[2])
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
@@ -73,7 +76,9 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
 
 
-def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]) -> Tensor:
+def _forward(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]
+) -> Tensor:
     out = _base_product(torch, view, spec, x)
     with torch.counted_as("adapters"):
         middle = _first_product(torch, view, x, adapter[0].count)
@@ -84,7 +89,9 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, ada
 
 
 def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    _weight = expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    _weight = (
+        expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    )
     return torch.new(x.unit, spec.out_features, x.dtype, "mm", cost=costs_of(spec, x).forward)
 
 
@@ -96,11 +103,15 @@ def _first_product(torch: Operators, view: LayerView, x: Tensor, count: float) -
 def _narrow(torch: Operators, x: Tensor, width: float) -> Tensor:
     """A product of rows of so many features, in the unit of ``x``, with a matrix of the adapter."""
     rows = Tensor(None, x.unit, width, x.dtype)
-    return torch.new(Unit.RANK_TOKENS, 1, x.dtype, "mm", cost=Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows]))
+    return torch.new(
+        Unit.RANK_TOKENS, 1, x.dtype, "mm", cost=Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
+    )
 
 
 def _of_factors(torch: Operators, specs: Sequence[LinearSpec], x: Tensor) -> list[Tensor | None]:
-    """The gradients of both matrices of each adapter: products of the input, and of the gradient of the output."""
+    """The gradients of both matrices of each adapter: products of the input,
+    and of the gradient of the output.
+    """
     made: list[Tensor | None] = []
     for width in (each for spec in specs for each in (spec.in_features, spec.out_features)):
         rows = Tensor(None, x.unit, width, x.dtype)

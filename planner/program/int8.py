@@ -1,7 +1,8 @@
-"""LLM.int8() matrices of bitsandbytes: the input quantised by rows, an int8 product, and outlier columns beside it.
+"""LLM.int8() matrices of bitsandbytes: the input quantised by rows, an int8 product,
+and outlier columns beside it.
 
-Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cuda/ops.py``, ``backends/default/ops.py``;
-0.41.3 ``autograd/_functions.py`` where the input is quantised by columns too.
+Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cuda/ops.py``,
+``backends/default/ops.py``; 0.41.3 ``autograd/_functions.py`` where the input is quantised by columns too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from planner.program.view import LayerView
 from planner.program.work import Manner, Multiplies
 
 _OPERATORS = 30
-"""Operators of a forward pass, between which the host waits to know which columns hold outliers: statistics, quantise, index and
-zero these columns, gather and dequantise their weights, product, scale, second product, add.
+"""Operators of a forward pass, between which the host waits to know which columns hold outliers: statistics,
+quantise, index and zero these columns, gather and dequantise their weights, product, scale, second product,
+add.
 
 Source: bitsandbytes 0.41 and 0.50 autograd/_functions.py.
 """
@@ -56,7 +58,14 @@ def _expanded(torch: Operators, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight in ``dtype``, times ``SCB * (1 / 127)``: one fp32 number for each output feature."""
     count = spec.in_features * spec.out_features
     with torch.counted_as("dequantization"):
-        weight = torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[Tensor(None, Unit.ONE, count, "int8")])
+        weight = torch.new(
+            Unit.ONE,
+            count,
+            dtype,
+            "dequantize",
+            "dequantization",
+            cost=[Tensor(None, Unit.ONE, count, "int8")],
+        )
         _scales = torch.new(Unit.ONE, spec.out_features, "fp32", "mul")
         torch.pay([weight], [weight])
     return weight
@@ -106,7 +115,9 @@ def _outlier_weights(torch: Operators, spec: LinearSpec, x: Tensor) -> tuple[Ten
 def _int8_product(torch: Operators, spec: LinearSpec, x: Tensor, rows: Tensor) -> Tensor:
     """``int8_scaled_mm``: an int32 product, scaled into fp16, then cast to the dtype of the input."""
     del rows
-    product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "int8_linear_matmul", cost=_int8_cost(spec, x))
+    product = torch.new(
+        x.unit, spec.out_features * rows_of(spec, x), "int32", "int8_linear_matmul", cost=_int8_cost(spec, x)
+    )
     half = torch.like(product, "int8_mm_dequant", "fp16")
     return torch.to(half, x.dtype)
 
@@ -118,16 +129,21 @@ def _with_outliers(torch: Operators, view: LayerView, out: Tensor, outliers: Ten
     return torch.like(out, "addmm")
 
 
-def _forward_by_columns(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _forward_by_columns(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Versions that quantise by columns too, and keep that; they add the part of the outliers in place.
 
-    Ignored: the outlier weights (``state.subB``) stay until the next forward, and are counted with the weights.
+    Ignored: the outlier weights (``state.subB``) stay until the next forward,
+    and are counted with the weights.
     """
     rows, columns = _quantized_both_ways(torch, x)
     _weights = _outlier_weights(torch, spec, x)
     outliers = _outliers(torch, spec, x)
     _moved = torch.like(rows, "transform")
-    product = torch.new(x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt", cost=_int8_cost(spec, x))
+    product = torch.new(
+        x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt", cost=_int8_cost(spec, x)
+    )
     out = torch.to(torch.like(product, "mm_dequant", "fp16"), x.dtype)
     added = torch.new(x.unit, spec.out_features * rows_of(spec, x), _seen(view, x), "mm", cost=[outliers])
     torch.pay([out, added], [out])

@@ -1,7 +1,7 @@
 """The kernels of attention: which one runs, what it saves, and what it takes while it runs.
 
-Source: torch 2.13 ``ATen/native/transformers``: attention.cpp, cuda/sdp_utils.cpp, cuda/flash_attn/flash_api.cpp,
-cuda/attention_backward.cu; transformers 5.23 integrations/sdpa_attention.py.
+Source: torch 2.13 ``ATen/native/transformers``: attention.cpp, cuda/sdp_utils.cpp,
+cuda/flash_attn/flash_api.cpp, cuda/attention_backward.cu; transformers 5.23 integrations/sdpa_attention.py.
 Ignored: rows of a mask padded to 16 keys; workspaces of key and value gradients above heads of 128 features.
 """
 
@@ -25,7 +25,8 @@ _TILE_COLUMNS = (32, 64, 96, 128)
 Kernel = Literal["flash", "efficient", "math"]
 Pairs = Literal["triangle", "square"]
 _PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
-"""Products of a query's and a key's features, and of probabilities and values; backward the scores once more, and four gradients.
+"""Products of a query's and a key's features, and of probabilities and values;
+backward the scores once more, and four gradients.
 
 Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 """
@@ -54,7 +55,9 @@ def _pieces(torch: Operators, x: Tensor) -> Tensor:
     return record(torch, x.alias(), [x], [], backward)
 
 
-def _attend(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor, *, masked: bool) -> Tensor:
+def _attend(
+    torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor, *, masked: bool
+) -> Tensor:
     """One call of torch's operator, whose arguments autocast casts."""
     # The compiler evaluates the arguments of autocast's wrapper from the last to the first.
     value = autocast(torch, view, value)
@@ -80,10 +83,17 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
         return "flash"
     same_width = spec.head_dim == spec.value_head_dim
     one_for_all = spec.sdpa_input == "broadcast" and spec.n_kv_heads != spec.n_heads
-    if query.dtype != "fp32" and same_width and spec.head_dim <= _FLASH_WIDEST and not (masked or one_for_all):
+    if (
+        query.dtype != "fp32"
+        and same_width
+        and spec.head_dim <= _FLASH_WIDEST
+        and not (masked or one_for_all)
+    ):
         return "flash"
     multiple = _WIDTH_MULTIPLE if query.dtype != "fp32" else _WIDTH_MULTIPLE // 2
-    grouped = spec.sdpa_input == "grouped" and spec.n_kv_heads != spec.n_heads and not _repeats(view, masked=masked)
+    grouped = (
+        spec.sdpa_input == "grouped" and spec.n_kv_heads != spec.n_heads and not _repeats(view, masked=masked)
+    )
     if one_for_all or grouped or spec.head_dim % multiple or spec.value_head_dim % multiple:
         return "math"
     return "efficient"
@@ -92,7 +102,8 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _repeats(view: LayerView, *, masked: bool) -> bool:
     """``use_gqa_in_sdpa``: a kernel takes fewer key heads where there is no mask and heads have one width.
 
-    Transformers 4 copies heads always.  Source: transformers 4.37 models/llama/modeling_llama.py LlamaSdpaAttention.forward.
+    Transformers 4 copies heads always.  Source: transformers 4.37 models/llama/modeling_llama.py
+    LlamaSdpaAttention.forward.
     """
     spec = view.block.attention
     return (
@@ -103,7 +114,9 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     )
 
 
-def _for_all_heads(torch: Operators, view: LayerView, key: Tensor, value: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
+def _for_all_heads(
+    torch: Operators, view: LayerView, key: Tensor, value: Tensor, *, masked: bool
+) -> tuple[Tensor, Tensor]:
     heads, shared = view.block.attention.n_heads, view.block.attention.n_kv_heads
     if heads == shared or not _repeats(view, masked=masked):
         return key, value
@@ -131,7 +144,13 @@ def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
     out = x.alias()
     unit, count = x.unit, x.count
     out.count = count * times
-    return record(torch, out, [x], [], lambda _, gradient: [torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])])
+    return record(
+        torch,
+        out,
+        [x],
+        [],
+        lambda _, gradient: [torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])],
+    )
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
@@ -142,7 +161,11 @@ def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
     Source: ``convert_boolean_attn_mask``; a mask in the dtype of the embeddings is cast by autocast alone.
     """
     if view.stack.sdpa_mask == "stream":
-        return torch.shared.get(MASK) if view.dtypes.table == query.dtype else torch.new(Unit.PAIRS, 1, query.dtype, "to")
+        return (
+            torch.shared.get(MASK)
+            if view.dtypes.table == query.dtype
+            else torch.new(Unit.PAIRS, 1, query.dtype, "to")
+        )
     additive = torch.new(Unit.PAIRS, 1, query.dtype, "zeros_like")
     _inverted = torch.new(Unit.PAIRS, 1, "bool", "logical_not")
     return additive
@@ -157,7 +180,9 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     spec = view.block.attention
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     if padded != spec.head_dim:
-        query, key, value = (_padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value))
+        query, key, value = (
+            _padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value)
+        )
     _call_by_pieces(torch, view)
     out = torch.like(query, "flash_attention", cost=_cost(view, "flash", _PRODUCTS))
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
@@ -173,10 +198,14 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     return out
 
 
-def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], width: int) -> list[Tensor | None]:
-    """``mha_bwd``: row sums, an accumulator of the query's gradient, key and value gradients of all heads, and results.
+def _flash_gradients(
+    torch: Operators, view: LayerView, shapes: list[Tensor], width: int
+) -> list[Tensor | None]:
+    """``mha_bwd``: row sums, an accumulator of the query's gradient,
+    key and value gradients of all heads, and results.
 
-    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored: rows rounded to 128 of each sample.
+    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored:
+    rows rounded to 128 of each sample.
     """
     spec, op = view.block.attention, "flash_attention_backward"
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
@@ -185,12 +214,16 @@ def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], wi
     torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
     _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
-        _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op, cost=None) for _ in range(2)]
+        _work += [
+            torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op, cost=None) for _ in range(2)
+        ]
     return [torch.like(shape, op, cost=None) for shape in shapes]
 
 
 def _call_by_pieces(torch: Operators, view: LayerView) -> None:
-    """Launches beyond the first, where the code calls the kernel piece by piece.  Ignored: several images of one sample."""
+    """Launches beyond the first, where the code calls the kernel piece by piece.  Ignored:
+    several images of one sample.
+    """
     spec = view.block.attention
     if view.recipe.attention == "sdpa" and spec.pieces != "none":
         unit, each = (Unit.ROWS, 1.0)
@@ -221,15 +254,21 @@ def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:
     return record(torch, out, [x], [], backward)
 
 
-def _efficient(torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """The memory-efficient kernel: saves its inputs, the mask, the output and one fp32 number for each row and head.
+def _efficient(
+    torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor | None
+) -> Tensor:
+    """The memory-efficient kernel: saves its inputs, the mask,
+    the output and one fp32 number for each row and head.
 
-    Backward: row sums, and an fp32 accumulator of the query's gradient in tiles, each with a lock of 16 bytes.
+    Backward: row sums, and an fp32 accumulator of the query's gradient in tiles,
+    each with a lock of 16 bytes.
     Source: cuda/mem_eff_attention/kernel_backward.h ``workspace_elements_gq``, ``GradQTempStorage``.
     """
     spec, op = view.block.attention, "efficient_attention"
     pairs: Pairs = "triangle" if bias is None else "square"
-    out = torch.new(Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=_cost(view, "efficient", _PRODUCTS, pairs))
+    out = torch.new(
+        Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=_cost(view, "efficient", _PRODUCTS, pairs)
+    )
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op, cost=None)
     width = spec.head_dim
     rows = 64 if width <= 64 or width > 128 else 128
@@ -246,7 +285,9 @@ def _efficient(torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, 
     return record(torch, out, inputs, [*inputs, *masks, out, statistics], backward)
 
 
-def _cost(view: LayerView, kernel: Literal["flash", "efficient"], products: int, pairs: Pairs = "triangle") -> Multiplies:
+def _cost(
+    view: LayerView, kernel: Literal["flash", "efficient"], products: int, pairs: Pairs = "triangle"
+) -> Multiplies:
     """One call over all heads: so many ``products`` for each pair of a query and a key.
 
     FlashAttention's package leaves pairs outside of a window out, and padding.
@@ -280,7 +321,8 @@ def _merged(torch: Operators, out: Tensor) -> Tensor:
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention by single operators in fp32, with the heads of keys and values broadcast.
 
-    Of one sample no head is copied for a product.  The probabilities are cast to be returned, though nobody reads them.
+    Of one sample no head is copied for a product.  The probabilities are cast to be returned,
+    though nobody reads them.
     Source: attention.cpp ``_scaled_dot_product_attention_math``.
     """
     spec, given = view.block.attention, query.dtype
@@ -288,7 +330,10 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     query, key, value = (torch.to(each, "fp32") for each in (query, key, value))
     scaled_query, scaled_key = torch.same(query, "mul"), torch.same(key, "mul")
     scores = _product(
-        torch, (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times)), Unit.PAIRS, spec.n_heads
+        torch,
+        (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times)),
+        Unit.PAIRS,
+        spec.n_heads,
     )
     del scaled_key
     if view.masked:
@@ -314,16 +359,22 @@ def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count
         second = torch.like(shapes[1], "bmm", cost=cost(out, shapes[0]))
         return [torch.like(shapes[0], "bmm", cost=cost(out, shapes[1])), second]
 
-    return record(torch, torch.new(unit, count, out.dtype, "bmm", cost=cost(*shapes)), factors, factors, backward)
+    return record(
+        torch, torch.new(unit, count, out.dtype, "bmm", cost=cost(*shapes)), factors, factors, backward
+    )
 
 
 def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = True) -> Tensor:
-    """``x`` as a batch of heads: copied in forward, or its gradient in backward, unless there is one sample."""
+    """``x`` as a batch of heads: copied in forward, or its gradient in backward,
+    unless there is one sample.
+    """
     if view.single:
         return x
     out = torch.like(x, "clone") if forward else x.alias()
     out.node = None
-    return record(torch, out, [x], [], lambda _, gradient: [gradient if forward else torch.like(gradient, "clone")])
+    return record(
+        torch, out, [x], [], lambda _, gradient: [gradient if forward else torch.like(gradient, "clone")]
+    )
 
 
 def _broadcast(torch: Operators, view: LayerView, x: Tensor, times: int) -> Tensor:

@@ -105,7 +105,9 @@ def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row; OLMo 1 casts back."""
+    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row;
+    OLMo 1 casts back.
+    """
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
     dtype, shape = given.dtype, shape_of(given)
@@ -119,7 +121,8 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, we
         if of_parameters:
             torch.pay([gradient, shape])
         made: list[Tensor | None] = [
-            torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward", cost=None) for each in of_parameters
+            torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward", cost=None)
+            for each in of_parameters
         ]
         return [of_x, *(made or [None] * len(parameters))]
 
@@ -140,7 +143,9 @@ def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
         of_x = torch.like(gradient, "rms_norm_backward", shape.dtype, cost=(shape,))
         return [
             of_x,
-            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None) if trained else None,
+            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)
+            if trained
+            else None,
         ]
 
     shape = shape_of(x)

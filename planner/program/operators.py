@@ -1,7 +1,7 @@
 """The operators of PyTorch that layers are made of: what each allocates, saves, and makes in backward.
 
-Source: torch 2.13 ``tools/autograd/derivatives.yaml``.  A node's gradients are made in the order of its arguments' names
-(``mat2`` and ``other`` before ``self``), because the code generator sorts them.
+Source: torch 2.13 ``tools/autograd/derivatives.yaml``.  A node's gradients are made in the order of its
+arguments' names (``mat2`` and ``other`` before ``self``), because the code generator sorts them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from planner.program.work import Multiplies, Product, is_aligned
 class Operators(Tape):
     """A tape with the operators that write to it.
 
-    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends; ``leaves`` the nodes of
-    parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors that one part of the model makes for others,
-    by name; empty again when a part has run.  ``returned`` holds what attention returns beside its output,
-    which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
-    training loop refers to until the backward pass is over, ``bound`` until the model returns again; ``hooked``: what hooks refer
-    to until the end of backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
-    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the stream has rows alone,
-    as that of some vision towers, so that no product sees it in another shape.  ``passing``: what a tower returns beside its
-    output, until the loss is there.
+    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends;
+    ``leaves`` the nodes of parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors
+    that one part of the model makes for others, by name; empty again when a part has run.  ``returned`` holds
+    what attention returns beside its output, which lives until the layer ends, or until the next layer has
+    run where the layer returns it too.  ``outputs``: what the training loop refers to until the backward pass
+    is over, ``bound`` until the model returns again; ``hooked``: what hooks refer to until the end of
+    backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
+    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the
+    stream has rows alone, as that of some vision towers, so that no product sees it in another shape.
+    ``passing``: what a tower returns beside its output, until the loss is there.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
@@ -44,7 +45,8 @@ class Operators(Tape):
         self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
-        """A weight, whose memory belongs to the model; ``trained``: its gradient stays after the backward pass.
+        """A weight, whose memory belongs to the model; ``trained``:
+        its gradient stays after the backward pass.
 
         ``owner``: the module inside the running one that has it.
         """
@@ -65,21 +67,34 @@ class Operators(Tape):
         if x.dtype == dtype:
             return x
         before = x.dtype
-        return record(self, self.like(x, "to", dtype), [x], [], lambda _, gradient: [self.like(gradient, "to", before)])
+        return record(
+            self, self.like(x, "to", dtype), [x], [], lambda _, gradient: [self.like(gradient, "to", before)]
+        )
 
     def same(self, x: Tensor, op: str, *, dtype: Dtype | None = None) -> Tensor:
-        """An operator that saves nothing, and whose gradient is a new tensor (``neg``, a product with a number)."""
+        """An operator that saves nothing, and whose gradient is a new tensor (``neg``,
+        a product with a number).
+        """
         out = self.like(x, op, dtype)
         return record(self, out, [x], [], lambda _, gradient: [self.like(gradient, op)])
 
     def kernel(self, x: Tensor, op: str, *, saves: str = "input", dtype: Dtype | None = None) -> Tensor:
-        """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``, ``sigmoid``)."""
+        """An operator of one input that saves its ``input`` or its ``output`` (``silu``,
+        ``tanh``, ``sigmoid``).
+        """
         saved = save(self, [x], [x]) if saves == "input" else []
         out = self.like(x, op, dtype)
-        return record(self, out, [x], saved or [out], lambda kept, each: [self.like(kept[0], f"{op}_backward", cost=(each,))])
+        return record(
+            self,
+            out,
+            [x],
+            saved or [out],
+            lambda kept, each: [self.like(kept[0], f"{op}_backward", cost=(each,))],
+        )
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """``softmax``, which saves its output; on CUDA its backward multiplies gradient and output into a tensor of its own.
+        """``softmax``, which saves its output;
+        on CUDA its backward multiplies gradient and output into a tensor of its own.
 
         Source: torch 2.13 ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out.
         """
@@ -94,7 +109,9 @@ class Operators(Tape):
 
     def mul(self, x: Tensor, other: Tensor, op: str = "mul") -> Tensor:
         """``x * other``, each of which is saved where the other one needs a gradient."""
-        kept = [each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))]
+        kept = [
+            each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))
+        ]
         saved = save(self, [x, other], kept)
         del kept
         large, small = (x, other) if _larger(x, other) else (other, x)
@@ -138,7 +155,8 @@ class Operators(Tape):
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x.chunk(2)``: two views, whose gradients are joined when both are there.
 
-        Nodes run in the reverse order of the forward pass, so the second half's gradient comes right before the first one's.
+        Nodes run in the reverse order of the forward pass,
+        so the second half's gradient comes right before the first one's.
         """
         came: list[Tensor] = []
 
@@ -147,7 +165,9 @@ class Operators(Tape):
             return [None]
 
         def of_first(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            joined = self.new(gradient.unit, 2 * gradient.count, gradient.dtype, "cat", cost=[*came, gradient])
+            joined = self.new(
+                gradient.unit, 2 * gradient.count, gradient.dtype, "cat", cost=[*came, gradient]
+            )
             came.clear()
             return [joined]
 
@@ -194,9 +214,11 @@ class Operators(Tape):
         return record(self, out, parts, [], backward)
 
     def part(self, x: Tensor, count: float, *, by_heads: bool = True) -> Tensor:
-        """A slice of ``x``: a view, whose gradient is a tensor of zeros as large as ``x`` with the part filled in.
+        """A slice of ``x``: a view,
+        whose gradient is a tensor of zeros as large as ``x`` with the part filled in.
 
-        ``by_heads``: ``x`` has a dimension of heads before that of tokens, in whose order the zeros are laid out.
+        ``by_heads``: ``x`` has a dimension of heads before that of tokens,
+        in whose order the zeros are laid out.
         """
         unit, whole = x.unit, x.count
 
@@ -236,7 +258,8 @@ class Operators(Tape):
         to_unit: Unit = Unit.TOKENS,
         copies: float = 1,
     ) -> Tensor:
-        """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient, the weight for that of ``x``.
+        """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient,
+        the weight for that of ``x``.
 
         ``copies``: matrices that lie in ``weight``, each of which gets its part of the rows.
         The weight's gradient is made first, but after that of ``x`` where a bias makes it an ``addmm``.
@@ -262,7 +285,9 @@ class Operators(Tape):
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             first = of_x() if has_bias else None
-            of_weight = self.new(weight_unit, weight_count, dtype, op, cost=costs.of_weight) if needs_weight else None
+            of_weight = (
+                self.new(weight_unit, weight_count, dtype, op, cost=costs.of_weight) if needs_weight else None
+            )
             if of_weight is not None:
                 # The product is transposed, which is a view, to which later gradients are not added in place.
                 of_weight.is_view = not has_bias
@@ -275,11 +300,21 @@ class Operators(Tape):
         self.pay([x], [x])
         return record(self, x.alias(), [x], [], lambda _, gradient: [self.like(gradient, op)])
 
-    def bmm(self, x: Tensor, other: Tensor, to_unit: Unit, to_count: float, *, scaled: bool = False, inner: float = 0) -> Tensor:
+    def bmm(
+        self,
+        x: Tensor,
+        other: Tensor,
+        to_unit: Unit,
+        to_count: float,
+        *,
+        scaled: bool = False,
+        inner: float = 0,
+    ) -> Tensor:
         """``x @ other`` head by head; each is saved for the gradient of the other one.
 
-        ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the first one then.
-        ``inner``: the dimension that is summed over, where neither operand nor result is scores.
+        ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the
+        first one then.  ``inner``: the dimension that is summed over, where neither operand nor result is
+        scores.
         """
         kept = [x if other.node is not None else _nothing(x), other if x.node is not None else _nothing(x)]
         saved = save(self, [x, other], kept)
@@ -289,11 +324,15 @@ class Operators(Tape):
         three = shape_of(x), shape_of(other), Tensor(None, to_unit, to_count, x.dtype)
 
         def cost(*operands: int) -> Multiplies:
-            return Multiplies(Product(three[0].dtype), of_scores, macs, [three[number] for number in operands])
+            return Multiplies(
+                Product(three[0].dtype), of_scores, macs, [three[number] for number in operands]
+            )
 
         out = self.new(to_unit, to_count, x.dtype, "bmm", cost=cost(0, 1))
         out.head_by_head = True
-        shapes = [(each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)]
+        shapes = [
+            (each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)
+        ]
 
         def gradient_of(number: int) -> Tensor | None:
             shape = shapes[number]
@@ -325,8 +364,9 @@ def shape_of(x: Tensor) -> Tensor:
 class Costs:
     """What a product with a stored matrix costs, forward and in either gradient: all three multiply as often.
 
-    A matrix of a few ranks is done with each number that it reads so soon that reading is what takes time.  Others are read
-    while the product runs.  ``copies``: matrices that lie in one tensor, among which the rows are divided.
+    A matrix of a few ranks is done with each number that it reads so soon that reading is what takes time.
+    Others are read while the product runs.  ``copies``: matrices that lie in one tensor, among which the rows
+    are divided.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, out: tuple[Unit, float], copies: float = 1) -> None:
@@ -335,7 +375,11 @@ class Costs:
         rows = (x.count * out[1] * copies / weight.count) ** 0.5
         self.narrow, self.unit, self.macs = bool(ranked), (*ranked, x.unit)[0], rows * weight.count / copies
         aligned = is_aligned(self.out.count / rows * ELEMENT_BYTES[x.dtype])
-        self.kind = Product(x.dtype) if ranked else Product(x.dtype, (x.unit, rows / copies), aligned or x.dtype == "fp32")
+        self.kind = (
+            Product(x.dtype)
+            if ranked
+            else Product(x.dtype, (x.unit, rows / copies), aligned or x.dtype == "fp32")
+        )
 
     def reading(self, *operands: Tensor) -> Multiplies:
         """The product of two of the three."""

@@ -1,4 +1,6 @@
-"""What operators cost: multiplications by kind of kernel, bytes of device memory read and written, kernels launched."""
+"""What operators cost: multiplications by kind of kernel, bytes of device memory read and written,
+kernels launched.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _ALIGNED_BYTES = 16
 class Product:
     """Products of matrices that run alike, counted in multiply-accumulates.
 
-    ``rows``: of each stored matrix, so many for each of a unit; ``None`` where the other operand is as long, or a few ranks wide.
-    ``aligned``: whether rows of the result begin at multiples of 16 bytes.
+    ``rows``: of each stored matrix, so many for each of a unit; ``None`` where the other operand is as long,
+    or a few ranks wide.  ``aligned``: whether rows of the result begin at multiples of 16 bytes.
     """
 
     dtype: Dtype
@@ -33,8 +35,9 @@ class Product:
 class FusedAttention:
     """Calls of one attention kernel, counted in multiply-accumulates over all pairs of a query and a key.
 
-    ``width``: features of a head, mean of keys and values.  ``pairs``: which of them the kernel computes: those of the causal
-    triangle, of the square, of the window in it, or of a piece (``window`` tokens, or an image).
+    ``width``: features of a head, mean of keys and values.  ``pairs``: which of them the kernel computes:
+    those of the causal triangle, of the square, of the window in it, or of a piece (``window`` tokens, or an
+    image).
     """
 
     kernel: Literal["flash", "efficient"]
@@ -59,7 +62,8 @@ Work = Mapping[Key, Mapping["Unit", float]]
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How operators run: to which part of the time they belong, how often each is called, and whether the host waits for them.
+    """How operators run: to which part of the time they belong, how often each is called,
+    and whether the host waits for them.
 
     ``waits``: before each call of a forward pass the GPU must have done the one before.
     """
@@ -71,7 +75,9 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class Multiplies:
-    """One product or call of attention: ``macs`` for each of ``unit``; ``reads``: operands that are not read while it runs."""
+    """One product or call of attention: ``macs`` for each of ``unit``; ``reads``:
+    operands that are not read while it runs.
+    """
 
     kind: Product | FusedAttention
     unit: Unit
@@ -84,7 +90,9 @@ Cost = Sequence["Tensor"] | Multiplies | None
 
 
 def in_units(work: Work, units: Mapping[Unit, Unit]) -> Work:
-    """The same with other units in place of those named, as a vision tower has it: its attention sees pieces."""
+    """The same with other units in place of those named, as a vision tower has it:
+    its attention sees pieces.
+    """
     made: dict[Key, dict[Unit, float]] = {}
     for (direction, share, known), counts in work.items():
         kind = known

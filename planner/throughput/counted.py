@@ -1,6 +1,8 @@
-"""What the operators of a micro-step cost, read from the step program: the same for all jobs that differ in sizes alone.
+"""What the operators of a micro-step cost, read from the step program:
+the same for all jobs that differ in sizes alone.
 
-Each count is so much for each token, each pair of a query and a key, and so on, so that one reading answers a grid.
+Each count is so much for each token, each pair of a query and a key, and so on,
+so that one reading answers a grid.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All costs of one micro-step or pass; ``modules``: calls of modules in a forward pass, each of which may have hooks."""
+    """All costs of one micro-step or pass; ``modules``: calls of modules in a forward pass,
+    each of which may have hooks.
+    """
 
     costs: tuple[Cost, ...]
     modules: int
@@ -84,7 +88,8 @@ def by_structure(
 
 
 def unit_values(recipe: Recipe, micro: MicroStep) -> dict[Unit, Number]:
-    """The number of each unit in a micro-step of mean size; pairs of tokens grow with the square of a length that varies.
+    """The number of each unit in a micro-step of mean size;
+    pairs of tokens grow with the square of a length that varies.
 
     Source: the variance of ``micro.length``.
     """
@@ -117,11 +122,15 @@ def _windows(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tuple[int, ...]) -> _Structure:
-    """The job of the smallest sizes that have the same ``flags``: one sample, a padding mask, and each window reached."""
+    """The job of the smallest sizes that have the same ``flags``: one sample, a padding mask,
+    and each window reached.
+    """
     single, masked, *reached = flags
     length = max([window for window, each in zip(windows, reached, strict=True) if each], default=2)
     recipe, batch = scenario.recipe, scenario.recipe.batch
-    plain = Batch(1 if single else 2, 1, length, "max_length" if masked else "packed", 1 if masked else length)
+    plain = Batch(
+        1 if single else 2, 1, length, "max_length" if masked else "packed", 1 if masked else length
+    )
     recipe = replace(
         recipe,
         batch=replace(plain, is_paired=batch.is_paired, images=batch.images),
@@ -145,7 +154,9 @@ def _sum_of(parts: Iterable[Part]) -> Counted:
     for part in parts:
         template = part.template
         modules += part.count * sum(
-            template.marks[event - MARK].moment == "before_forward" for event in template.marked[FORWARD] if event >= MARK
+            template.marks[event - MARK].moment == "before_forward"
+            for event in template.marked[FORWARD]
+            if event >= MARK
         )
         for (direction, share, kind), counts in template.work.items():
             for unit, amount in counts.items():

@@ -19,7 +19,9 @@ from planner.units import GIGA, MICRO_S, TERA
 
 def with_time_details(job: Job, time: TimePrediction) -> TimePrediction:
     """``time`` with the numbers of each formula in ``TimeTerm.detail``; of one scenario, never of a grid."""
-    return replace(time, terms=tuple(replace(term, detail=_DETAILS[term.name](job, term)) for term in time.terms))
+    return replace(
+        time, terms=tuple(replace(term, detail=_DETAILS[term.name](job, term)) for term in time.terms)
+    )
 
 
 def _moved(job: Job, term: TimeTerm) -> str:
@@ -56,7 +58,10 @@ def _quantized(job: Job, _: TimeTerm) -> str:
 
 def _launch(job: Job, term: TimeTerm) -> str:
     each = job.coefficients.launch_s
-    return f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-step at {each / MICRO_S:.0f} us"
+    return (
+        f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-step at "
+        f"{each / MICRO_S:.0f} us"
+    )
 
 
 def _hooks(job: Job, _: TimeTerm) -> str:
@@ -76,7 +81,10 @@ def _collectives(job: Job, _: TimeTerm) -> str:
 def _transfers(job: Job, _: TimeTerm) -> str:
     moved = transfers(job)
     rate = job.rates.host_link_bytes_per_s / GIGA
-    return f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and updates at {rate:.1f} GB/s"
+    return (
+        f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and "
+        f"updates at {rate:.1f} GB/s"
+    )
 
 
 def _cpu_adam(job: Job, _: TimeTerm) -> str:

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from planner.arrays import ceil_div, maximum, minimum
 from planner.domain.recipe import Number
-from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
+from planner.throughput.communication import (
+    HOOKS_PER_PASS,
+    overlapping_share,
+    ring_fraction,
+    stored_param_bytes,
+)
 from planner.throughput.job import Job
 from planner.throughput.terms import kernel_seconds, modules_called, pass_seconds
 from planner.throughput.tokens import micro_step

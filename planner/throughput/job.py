@@ -31,11 +31,11 @@ from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``magnitudes``: numbers that DoRA trains beside them.
-    ``saved_params``: parameters of ``modules_to_save``.
-    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``passes``: forward passes through the blocks per
-    micro-step: 2 with checkpointing, less where only some layers are recomputed.  ``own_trained``: trained parameters and tensors
-    of the model.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``magnitudes``: numbers that DoRA trains beside
+    them.  ``saved_params``: parameters of ``modules_to_save``.  ``quantized_weight_bytes``: stored bytes of
+    the quantised matrices.  ``passes``: forward passes through the blocks per micro-step: 2 with
+    checkpointing, less where only some layers are recomputed.  ``own_trained``: trained parameters and
+    tensors of the model.
     """
 
     work: Work
@@ -61,7 +61,9 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One scenario with its profile, rates and tokens: of the GPU that the others wait for, and of all on average."""
+    """One scenario with its profile, rates and tokens: of the GPU that the others wait for,
+    and of all on average.
+    """
 
     scenario: Scenario
     coefficients: Coefficients
@@ -105,7 +107,11 @@ class Job:
     def _own_trained(self) -> TrainedCounts:
         """What a full fine-tune trains; of a model that sees, without its frozen parts."""
         model = self.scenario.model
-        return self.profile.own_trained if model.vision is None else trained_counts(model, parts_of(model, self.recipe))
+        return (
+            self.profile.own_trained
+            if model.vision is None
+            else trained_counts(model, parts_of(model, self.recipe))
+        )
 
     @property
     def world(self) -> Number:
@@ -147,7 +153,13 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=slowest_rank(mean_micro, recipe, coefficients.length_variation, scenario.hardware.world_size, sorts_lengths=sorts),
+        micro=slowest_rank(
+            mean_micro,
+            recipe,
+            coefficients.length_variation,
+            scenario.hardware.world_size,
+            sorts_lengths=sorts,
+        ),
         mean_micro=mean_micro,
         rank=adapter.rank if adapter else 0,
     )
@@ -168,5 +180,7 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         saved_params=saved_module_params(model, key.work.modules_to_save),
         quantized_weight_bytes=stored_bytes(key.numerics, params.packed),
         passes=1 + key.rebuilt_share,
-        own_trained=trained_counts(model, passes.parts) if passes else TrainedCounts(params.total, params.tensors),
+        own_trained=trained_counts(model, passes.parts)
+        if passes
+        else TrainedCounts(params.total, params.tensors),
     )

@@ -13,25 +13,28 @@ from planner.throughput.job import Job
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _UNALIGNED = 2.0
-# Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak at 2,048 tokens and
-# 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The coefficient is that at 4,096 tokens.
+# Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak
+# at 2,048 tokens and 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The
+# coefficient is that at 4,096 tokens.
 _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
-# Beside products a score needs its exponential, whatever the width of a head: as long as products of 15 features take, so that on
-# an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2, figure 4, unchecked: 171, 189 TFLOP/s, 16,384
-# tokens; 119, 133 at 1,024).  Heads above 128 features need more registers than that gains.
+# Beside products a score needs its exponential, whatever the width of a head: as long as products of 15
+# features take, so that on an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2,
+# figure 4, unchecked: 171, 189 TFLOP/s, 16,384 tokens; 119, 133 at 1,024).  Heads above 128 features need
+# more registers than that gains.
 _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 
 
 def product_seconds(job: Job, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
     """Products of matrices that run alike; seconds.
 
-    Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.  The bracket is tile
-    and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What products write follows the arithmetic of each
-    tile and is counted with them.  Twice as long where rows of the result do not begin at multiples of 16 bytes.  Products of
-    LLM.int8 have their own speed, which holds all that is done beside them; those in fp32 run without tensor cores.
-    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core requirements;
-    CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to
-    50,304 words saves 8.8 of 73 ms, as long as its head needs.
+    Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.
+    The bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What
+    products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
+    the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
+    all that is done beside them; those in fp32 run without tensor cores.
+    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core
+    requirements; CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus
+    on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.
     Ignored: operands that arrive later than the arithmetic needs them.
     """
     rates = job.rates
@@ -43,16 +46,19 @@ def product_seconds(job: Job, kind: Product, macs: Number, values: Mapping[Unit,
         return seconds
     rows = values[kind.rows[0]] * kind.rows[1]
     reads = macs / rows * ELEMENT_BYTES[kind.dtype] / rates.memory_bytes_per_s
-    return maximum(seconds * (1 + job.coefficients.tile_rows / rows), reads) * (1.0 if kind.aligned else _UNALIGNED)
+    return maximum(seconds * (1 + job.coefficients.tile_rows / rows), reads) * (
+        1.0 if kind.aligned else _UNALIGNED
+    )
 
 
 def attention_seconds(job: Job, kind: FusedAttention, macs: float, values: Mapping[Unit, Number]) -> Number:
     """Calls of a fused attention kernel, of ``macs`` for each pair of a query and a key; seconds.
 
-    Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five products for the two
-    of forward.  Without a mask that is the causal half; FlashAttention's package leaves out padding and what a window hides.
-    With a mask (padding, a window, a bias) torch takes its memory-efficient kernel and computes the whole square, as fast as the
-    first FlashAttention.  Towers see whole pieces: a window or an image each.
+    Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five
+    products for the two of forward.  Without a mask that is the causal half; FlashAttention's package leaves
+    out padding and what a window hides.  With a mask (padding, a window, a bias) torch takes its
+    memory-efficient kernel and computes the whole square, as fast as the first FlashAttention.  Towers see
+    whole pieces: a window or an image each.
     Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``;
     :mod:`planner.program.kernels`.
     """
@@ -97,17 +103,18 @@ def attention_ramp(length: Number) -> Number:
 def moving_seconds(job: Job, n_bytes: Number) -> Number:
     """Operators that take as long as device memory needs for what they read and write; seconds.
 
-    Formula: bytes over memory bandwidth.  Each operator reads its inputs and writes its output once; caches are far smaller than
-    these tensors at training sizes.
+    Formula: bytes over memory bandwidth.  Each operator reads its inputs and writes its output once; caches
+    are far smaller than these tensors at training sizes.
     Source: the operators of :mod:`planner.program`, which name the code.
     """
     return n_bytes / job.rates.memory_bytes_per_s
 
 
-# Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of which the threads of a
-# warp take all: on an A100 of 40 GB it was 2.07 times slower than the one that replaced it, taken as memory-bound: 2.56 bytes at
-# 0.8 of 1,555 GB/s, so 4.3e-12 s per weight, times 19.5e12 instructions per s.  The same number makes it memory-bound on A10, L4
-# and RTX 4090 and 2.0 to 2.6 times slower on P100 and H100, as was seen there.
+# Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of
+# which the threads of a warp take all: on an A100 of 40 GB it was 2.07 times slower than the one that
+# replaced it, taken as memory-bound: 2.56 bytes at 0.8 of 1,555 GB/s, so 4.3e-12 s per weight, times 19.5e12
+# instructions per s.  The same number makes it memory-bound on A10, L4 and RTX 4090 and 2.0 to 2.6 times
+# slower on P100 and H100, as was seen there.
 _BRANCHING_INSTRUCTIONS = 83
 
 
@@ -115,8 +122,9 @@ def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
     """Weights of 4 bits expanded for their products; seconds.
 
     Formula: bytes over memory bandwidth, or instructions where values are found by branches.
-    Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without branches, no faster for
-    large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``; :mod:`planner.program.four_bit`.
+    Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without
+    branches, no faster for large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``;
+    :mod:`planner.program.four_bit`.
     Ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens.
     """
     moved, issued = moving_seconds(job, weights * kind.weight_bytes), job.rates.instructions_per_s
@@ -125,12 +133,13 @@ def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
     return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
 
 
-# Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp 3, scale 2,
-# addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p m v.  adam_mini: square 2,
-# mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon: momentum 5, nesterov 3, decay 2, add 3, beside its
-# products.  torchao in two kernels: read p g m v, write both moments; read them and p g m v, write p m v, in 4 bits with
-# the codes as int64.  rmsprop: scale 2, addcmul 4, root 2, add 2, addcdiv 4.
-# apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which are most.
+# Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp
+# 3, scale 2, addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p
+# m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
+# momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
+# both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
+# addcmul 4, root 2, add 2, addcdiv 4.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for
+# matrices, which are most.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -150,9 +159,9 @@ _UPDATE_BYTES = {
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
-# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls each; a
-# compiled step of torchao: its buffers and kernels), the
-# others hand lists of tensors to one kernel (about one call's worth per tensor for building lists, clipping and zeroing).
+# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls
+# each; a compiled step of torchao: its buffers and kernels), the others hand lists of tensors to one kernel
+# (about one call's worth per tensor for building lists, clipping and zeroing).
 _UPDATE_OPERATORS = {
     "adamw_8bit": 6,
     "adamw_torch_8bit": 8,
@@ -169,12 +178,13 @@ _ENGINE_COPY_BYTES = 12
 
 
 def optimizer_seconds(job: Job) -> Number:
-    """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between micro-steps; seconds per step.
+    """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between
+    micro-steps; seconds per step.
 
-    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP), at least the time
-    to issue the calls.
-    Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes ``optim/optimizer.py``,
-    ``csrc/kernels.cu``.
+    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP),
+    at least the time to issue the calls.
+    Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes
+    ``optim/optimizer.py``, ``csrc/kernels.cu``.
     Ignored: paging of paged optimizers while everything fits.
     """
     recipe, regime = job.recipe, job.regime
@@ -184,7 +194,14 @@ def optimizer_seconds(job: Job) -> Number:
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s
     engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
-    update = share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
+    update = (
+        share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine)
+        + share * _CLIP_ACCESSES * regime.gradient
+    )
     issue = job.trained_tensors * _UPDATE_OPERATORS.get(recipe.optimizer, 1) * job.coefficients.launch_s
-    products = newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s if recipe.optimizer == "muon" else 0
+    products = (
+        newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s
+        if recipe.optimizer == "muon"
+        else 0
+    )
     return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products

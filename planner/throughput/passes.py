@@ -13,7 +13,8 @@ _OF_REFERENCE: dict[Task, int] = {"dpo": 1, "kto": 2}
 
 
 def passes_aside(recipe: Recipe) -> int:
-    """Forward passes without gradients in one micro-step; those of the model as it was are none where it was asked before.
+    """Forward passes without gradients in one micro-step;
+    those of the model as it was are none where it was asked before.
 
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss, _compute_kl_logps.
     """

@@ -17,7 +17,8 @@ _SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 
 
 def pass_seconds(job: Job, passes: Pass) -> dict[str, Number]:
-    """Seconds of the kernels of a micro-step's ``passes`` by term, and under ``launches`` and ``waits`` counts of operators.
+    """Seconds of the kernels of a micro-step's ``passes`` by term,
+    and under ``launches`` and ``waits`` counts of operators.
 
     Source: :mod:`planner.program`; :mod:`planner.throughput.kernels`.
     """
@@ -26,14 +27,16 @@ def pass_seconds(job: Job, passes: Pass) -> dict[str, Number]:
 
 def modules_called(job: Job) -> Number:
     """Modules that one forward pass calls, each of which an engine may have hooks on."""
-    return by_structure(job.scenario, job.micro, "training", lambda counted: {"modules": counted.modules})["modules"]
+    return by_structure(job.scenario, job.micro, "training", lambda counted: {"modules": counted.modules})[
+        "modules"
+    ]
 
 
 def tower_seconds(job: Job) -> Number:
     """Kernels of a vision tower and its projector in one micro-step; seconds.
 
-    Formula: those of its products, attention and other operators over their rates, as for the language model.  Expanded weights
-    and casts are in their own terms.
+    Formula: those of its products, attention and other operators over their rates, as for the language model.
+    Expanded weights and casts are in their own terms.
     Source: :mod:`planner.program.vision`, which names the code; :mod:`planner.throughput.kernels`.
     """
     return pass_seconds(job, "training").get("vision_tower", 0.0)
@@ -43,7 +46,8 @@ def aside_seconds(job: Job) -> Number:
     """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
 
     Formula: all kernels of these passes; those of the model as it was run without adapters.
-    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; :mod:`planner.program.preferences`.
+    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss;
+    :mod:`planner.program.preferences`.
     """
     return kernel_seconds(pass_seconds(job, "aside"))
 

@@ -14,7 +14,8 @@ from planner.throughput.job import Job
 
 
 def tower_flop(job: Job) -> Number:
-    """FLOP that the method needs in a tower for one micro-step, without recomputation; attention's backward is twice its forward.
+    """FLOP that the method needs in a tower for one micro-step, without recomputation;
+    attention's backward is twice its forward.
 
     Source: the operators of :mod:`planner.program.vision`; as :func:`planner.anatomy.work.model_flop`.
     """

@@ -1,4 +1,6 @@
-"""Bytes moved and operators issued of a Llama layer, against the operators that torch runs for the real modules."""
+"""Bytes moved and operators issued of a Llama layer,
+against the operators that torch runs for the real modules.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 BATCH, LENGTH = 2, 512
 TOKENS = BATCH * LENGTH
 CONFIG = {
-    "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512,
+    "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 512,
 }  # fmt: skip
 # Operators that write nothing.
 NOTHING = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach"}
@@ -32,7 +35,9 @@ PRODUCTS = {"mm", "addmm", "bmm"}
 
 
 class Counting(TorchDispatchMode):
-    """Counts kernels, and the bytes of what each reads and writes; of products what they write, of attention nothing."""
+    """Counts kernels, and the bytes of what each reads and writes; of products what they write,
+    of attention nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,9 +47,14 @@ class Counting(TorchDispatchMode):
         """Run one operator."""
         out = function(*args, **(kwargs or {}))
         name = function._schema.name.split("::")[1]
-        read, written = ([each for each in tree_leaves(side) if isinstance(each, torch.Tensor)] for side in ((args, kwargs), out))
+        read, written = (
+            [each for each in tree_leaves(side) if isinstance(each, torch.Tensor)]
+            for side in ((args, kwargs), out)
+        )
         places = {each.untyped_storage().data_ptr() for each in read}
-        is_view = all(each.untyped_storage().data_ptr() in places for each in written) and not name.endswith("_")
+        is_view = all(each.untyped_storage().data_ptr() in places for each in written) and not name.endswith(
+            "_"
+        )
         if not is_view and name not in NOTHING:
             self.totals["launches"] += 1
             moved = [] if "attention" in name else written if name in PRODUCTS else [*read, *written]
@@ -56,7 +66,9 @@ class Counting(TorchDispatchMode):
 
 def traced(n_layers: int) -> Counter[str]:
     """What a whole step of a model with so many layers costs."""
-    config = transformers.LlamaConfig(**CONFIG, num_hidden_layers=n_layers, attn_implementation="sdpa", use_cache=False)
+    config = transformers.LlamaConfig(
+        **CONFIG, num_hidden_layers=n_layers, attn_implementation="sdpa", use_cache=False
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
     ids = torch.randint(0, 512, (BATCH, LENGTH))
     with Counting() as counting:
@@ -65,7 +77,9 @@ def traced(n_layers: int) -> Counter[str]:
 
 
 def test_a_layer_moves_and_issues_what_torch_does() -> None:
-    """The difference of two depths is one layer: as many operators to the last one, and bytes within a percent."""
+    """The difference of two depths is one layer: as many operators to the last one,
+    and bytes within a percent.
+    """
     one, two = traced(1), traced(2)
     config = transformers.LlamaConfig(**CONFIG, num_hidden_layers=2).to_dict()
     job = job_of(scenario({}, Setup(attention="sdpa"), model_from_config(config, "llama")), Coefficients())

@@ -1,4 +1,6 @@
-"""What operators cost, counted by hand: multiplications, bytes and launches of single operators and of a layer."""
+"""What operators cost, counted by hand: multiplications,
+bytes and launches of single operators and of a layer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ def tensor(torch: Operators, count: float, unit: Unit = Unit.TOKENS) -> Tensor:
 
 
 def test_a_product_with_a_matrix_multiplies_and_writes() -> None:
-    """64 to 96 features: 6,144 multiplications and 192 bytes a token; what it reads is read while it multiplies."""
+    """64 to 96 features: 6,144 multiplications and 192 bytes a token;
+    what it reads is read while it multiplies.
+    """
     torch = Operators()
     torch.mm(tensor(torch, 64), tensor(torch, 64 * 96, Unit.ONE), 96)
     assert torch.work == {
@@ -24,7 +28,9 @@ def test_a_product_with_a_matrix_multiplies_and_writes() -> None:
 
 
 def test_experts_share_the_rows() -> None:
-    """Two of eight experts for each token: a quarter of a row for each stored matrix, twice the work of one."""
+    """Two of eight experts for each token: a quarter of a row for each stored matrix,
+    twice the work of one.
+    """
     torch = Operators()
     torch.mm(tensor(torch, 2 * 64), tensor(torch, 8 * 64 * 96, Unit.ONE), 2 * 96, copies=8)
     kinds = [kind for _, _, kind in torch.work if isinstance(kind, Product)]
@@ -38,7 +44,11 @@ def test_a_narrow_matrix_reads_its_input() -> None:
     with torch.counted_as("adapters"):
         torch.mm(tensor(torch, 64), tensor(torch, 64, Unit.RANK), 1, to_unit=Unit.RANK_TOKENS)
     assert torch.work["forward", "adapters", Product("bf16")] == {Unit.RANK_TOKENS: 64}
-    assert torch.work["forward", "adapters", "bytes"] == {Unit.TOKENS: 128, Unit.RANK: 128, Unit.RANK_TOKENS: 2}
+    assert torch.work["forward", "adapters", "bytes"] == {
+        Unit.TOKENS: 128,
+        Unit.RANK: 128,
+        Unit.RANK_TOKENS: 2,
+    }
 
 
 def test_rows_of_logits_that_do_not_begin_at_16_bytes() -> None:

@@ -1,4 +1,6 @@
-"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies, the slowest GPU."""
+"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies,
+the slowest GPU.
+"""
 
 from __future__ import annotations
 
@@ -52,19 +54,31 @@ class TestAdapterKernels:
     def test_the_more_is_joined_the_less_it_costs(self) -> None:
         """Fused below compiled below separate operators, in seconds and in operators."""
         fused, compiled, eager = (with_kernels(kind) for kind in ("fused", "compiled", "eager"))
-        assert seconds(fused, "adapters") < 0.8 * seconds(compiled, "adapters") < 0.8 * seconds(eager, "adapters")
+        assert (
+            seconds(fused, "adapters")
+            < 0.8 * seconds(compiled, "adapters")
+            < 0.8 * seconds(eager, "adapters")
+        )
         assert seconds(compiled, "launches") < seconds(eager, "launches")
 
     def test_stacks_with_kernels_of_their_own(self) -> None:
         """Unsloth and Axolotl bring them, compiled recipes get them, PEFT under the Trainer has none."""
         kinds = {
-            name: scenario(LORA, stack=name).stack.adapter_kernels for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
+            name: scenario(LORA, stack=name).stack.adapter_kernels
+            for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
         }
-        assert kinds == {"unsloth": "fused", "axolotl": "fused", "torchtune-compile": "compiled", "trl": "eager"}
+        assert kinds == {
+            "unsloth": "fused",
+            "axolotl": "fused",
+            "torchtune-compile": "compiled",
+            "trl": "eager",
+        }
 
 
 def test_long_rows_of_attention_are_more_efficient() -> None:
-    """0.50 of the peak at 2,048 and 0.58 at 8,192 tokens on A100; the coefficient is what lies between, at 4,096."""
+    """0.50 of the peak at 2,048 and 0.58 at 8,192 tokens on A100; the coefficient is what lies between,
+    at 4,096.
+    """
 
     def share(tokens: int) -> float:
         held = job(scenario({**LORA, "padding": "packed", "batch": "1", "seq": str(tokens)}))
@@ -101,7 +115,9 @@ class TestSlowestRank:
     """A job runs at the pace of the GPU that has the longest samples."""
 
     def test_micro_steps_that_meet_wait_for_the_longest_of_all_samples(self) -> None:
-        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples, while tokens are counted by the mean."""
+        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples,
+        while tokens are counted by the mean.
+        """
         alone, together = scenario(NATURAL), scenario(NATURAL, sharding="zero3", gpus="8")
         paced, mean = job(together).micro, job(together).mean_micro
         assert paced.length == pytest.approx(expected_longest(300, 1024, 32, PRIORS.length_variation))
@@ -111,8 +127,12 @@ class TestSlowestRank:
         assert answer.tokens_per_s == pytest.approx(8 * mean.real / answer.step_s)
 
     def test_accumulation_averages_the_excess_out_under_ddp(self) -> None:
-        """Sixteen micro-steps before DDP meets leave a quarter of the excess; ZeRO-3 meets in each and keeps all of it."""
-        once, many = (scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16"))
+        """Sixteen micro-steps before DDP meets leave a quarter of the excess;
+        ZeRO-3 meets in each and keeps all of it.
+        """
+        once, many = (
+            scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16")
+        )
         own = micro_step(once, PRIORS).length
         excess = slowest(once).length - own
         assert slowest(many).length - own == pytest.approx(excess / 4)
@@ -128,7 +148,9 @@ class TestSlowestRank:
 
 
 def test_an_odd_vocabulary_doubles_the_head() -> None:
-    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,264 they are; in fp32 there are no tensor cores to feed."""
+    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,264 they are;
+    in fp32 there are no tensor cores to feed.
+    """
 
     def matmul(vocab_size: int, precision: str = "bf16-mixed") -> float:
         gpt2 = scenario({**LORA, "model": "gpt2", "method": "full"}, precision=precision)

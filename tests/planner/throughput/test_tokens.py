@@ -1,4 +1,6 @@
-"""Time of micro-steps whose lengths differ: when the host shows, what narrow heads cost, and how unsure it all is."""
+"""Time of micro-steps whose lengths differ: when the host shows, what narrow heads cost,
+and how unsure it all is.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class TestKernelsAndHost:
         """The mean of min(kernels, host) over a million kernel times, evenly between 0.6 and 1.4 seconds."""
         kernels = np.linspace(0.6, 1.4, 1_000_001)
         spread = pstdev([0.6, 1.4]) / 3**0.5
-        assert both_busy_seconds(1.0, host_s, 1.0, spread) == pytest.approx(np.minimum(kernels, host_s).mean(), rel=1e-5)
+        assert both_busy_seconds(1.0, host_s, 1.0, spread) == pytest.approx(
+            np.minimum(kernels, host_s).mean(), rel=1e-5
+        )
 
     def test_no_kernel_takes_less_than_no_time(self) -> None:
         """However much lengths differ: times reach from 0 to twice the mean at most."""
@@ -67,7 +71,9 @@ class TestKernelsAndHost:
         assert list(found) == pytest.approx([both_busy_seconds(1.0, float(host), 0.8, 0.4) for host in hosts])
 
     def test_uneven_lengths_let_the_host_show(self) -> None:
-        """Where kernels and host take about as long, a step of natural lengths is longer than one of equal ones of that mean."""
+        """Where kernels and host take about as long,
+        a step of natural lengths is longer than one of equal ones of that mean.
+        """
         uneven, even = scenario(model="qwen2.5-3b"), scenario(model="qwen2.5-3b", seq="1000")
         natural, packed = predict_time(uneven, PRIORS), predict_time(even, PRIORS)
         assert natural is not None
@@ -102,7 +108,8 @@ def test_narrow_heads_are_slower() -> None:
     """Fused attention with heads of 64 features reaches 0.9 of the rate of 128; wider heads gain nothing."""
     held = job(scenario(model="qwen2.5-0.5b"))
     narrow, usual, wide = (
-        attention_seconds(held, FusedAttention("flash", width, "triangle"), 1.0, held.values) for width in (64, 128, 256)
+        attention_seconds(held, FusedAttention("flash", width, "triangle"), 1.0, held.values)
+        for width in (64, 128, 256)
     )
     assert usual / narrow == pytest.approx(0.905, abs=0.001)
     assert wide == usual
