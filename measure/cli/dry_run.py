@@ -55,7 +55,7 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
 
     files: dict[str, str] = {}
     stood_in: tuple[Assumed, ...] = ()
-    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths)
+    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths, cards[1])
     if job_of_file is not None:
         command, files = job_of_file.command, dict(job_of_file.files)
         said = f"rows of {job_of_file.n_tokens:,} tokens"

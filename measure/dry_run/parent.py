@@ -34,6 +34,7 @@ _VARIABLES = {
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
+    "DO_NOT_TRACK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }

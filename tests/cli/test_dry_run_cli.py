@@ -162,6 +162,22 @@ def test_what_a_launcher_starts_runs_in_the_dry_run(folder: Path) -> None:
     assert "a process that the program would start at python -u train.py" in out
 
 
+# Replaces itself, and hands the very variables on that it has.
+REPLACING = """
+import os, sys
+os.environ["SAID"] = "yes"
+os.execvpe(sys.executable, [sys.executable, "train.py"], os.environ)
+"""
+
+
+def test_a_launcher_that_hands_its_own_variables_on_keeps_them(folder: Path) -> None:
+    """The program has the home folder of the dry run, and not none at all."""
+    program(before="import os\nassert os.environ['SAID'] == 'yes' and 'measure-dry-run' in os.environ['HOME']")
+    Path("launch.py").write_text(REPLACING, encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", "launch.py")
+    assert code == 0, err
+
+
 SHARDED = """
 import os, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard

@@ -23,18 +23,20 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand in.  Transformers 5
     makes one without words where no file is there, and all rows are then empty: that is refused in any case.
     """
-    imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, allowed=allowed))
+    imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, "AutoTokenizer", allowed=allowed))
+    imports.add("transformers.tokenization_utils_base", _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed))
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
 
 
-def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
+def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Change:
     def change(module: ModuleType) -> None:
-        load = module.AutoTokenizer.from_pretrained
+        base = getattr(module, name_of_class)
+        load = base.from_pretrained.__func__
 
-        def from_pretrained(name: Any, *args: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                found = load(name, *args, **kwargs)
+                found = load(cls, name, *args, **kwargs)
             except (OSError, ValueError):
                 if not allowed:
                     raise
@@ -47,7 +49,7 @@ def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
             guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
             return _tokenizer_of_words(kwargs.get("padding_side", "right"))
 
-        module.AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
+        base.from_pretrained = classmethod(from_pretrained)
 
     return change
 
