@@ -50,7 +50,7 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     from measure.dry_run.job import Job
     from measure.dry_run.parent import dry_run
     from measure.dry_run.program import check_program
-    from measure.dry_run.tool_jobs import tool_job
+    from measure.dry_run.tool_jobs import MICRO_STEPS, tool_job
     from measure.trace.assumed import Assumed
 
     files: dict[str, str] = {}
@@ -60,6 +60,9 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         command, files = job_of_file.command, dict(job_of_file.files)
         said = f"rows of {job_of_file.n_tokens:,} tokens"
         stood_in = (Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),)
+        if job_of_file.n_micro_steps:
+            instead = f"over {MICRO_STEPS} micro-steps instead of {job_of_file.n_micro_steps}, which repeat the second"
+            stood_in += (Assumed("gradients", instead, how.check, "accumulated"),)
     check_program(command)
     need("measure", "torch")
     card, n_cards = cards

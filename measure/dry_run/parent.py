@@ -67,7 +67,7 @@ def dry_run(job: Job) -> DryRun:
         ProgramError: the program failed by itself, or came to no end in time; its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
     """
-    with tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name:
+    with _ends_in_order(), tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         code = _run_child(replace(job, folder=str(folder)), folder)
         answer = _answer_in(folder)
@@ -90,6 +90,23 @@ def dry_run(job: Job) -> DryRun:
         answer.most_tokens,
         answer.allocator,
     )
+
+
+@contextlib.contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """A request to end takes the folder and the program with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_child(job: Job, folder: Path) -> int:

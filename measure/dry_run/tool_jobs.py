@@ -14,6 +14,9 @@ from planner.errors import NotModelledError, UsageError
 
 FOLDER = "dry_run_stand_ins"
 """Where files that stand in for others lie, in the folder that the program sees."""
+MICRO_STEPS = 2
+"""To accumulate gradients over: the second finds what all later ones find."""
+_ACCUMULATION = "gradient_accumulation_steps"
 _WORDS = 1000
 # As many rows as the steps of a dry run take, and never so few that a tool splits them to nothing.
 _FEWEST_ROWS, _ROWS_PER_STEP = 32, 2
@@ -49,11 +52,15 @@ _ROWS, _HELD_OUT = "rows", "held_out"
 
 @dataclass(frozen=True, slots=True)
 class ToolJob:
-    """``files`` by name below the folder that the program sees; ``n_tokens``: of each row."""
+    """``files`` by name below the folder that the program sees; ``n_tokens``: of each row.
+
+    ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as the file says.
+    """
 
     command: tuple[str, ...]
     files: Mapping[str, str]
     n_tokens: int
+    n_micro_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class _Asked:
     n_tokens: int
     n_rows: int
     n_held_out: int
+    n_micro_steps: int
 
     def rows(self, count: int, columns: tuple[str, ...], prompt_share: int = 2, spared: int = 0) -> str:
         """Rows of words, of which the tool cuts off what is too much.
@@ -106,9 +114,13 @@ def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n
     of_axolotl = tool == "axolotl"
     batch = _whole(fields.get("micro_batch_size" if of_axolotl else "per_device_train_batch_size"), 1 if of_axolotl else 8)
     evaluated = _whole(fields.get("eval_batch_size" if of_axolotl else "per_device_eval_batch_size"), batch if of_axolotl else 8)
-    count = batch * _whole(fields.get("gradient_accumulation_steps"), 1) * _ROWS_PER_STEP * 2
+    accumulated, left_out = _whole(fields.get(_ACCUMULATION), 1), 0
+    # A file of DeepSpeed may say it as well, and both have to agree.
+    if accumulated > MICRO_STEPS and not fields.get("deepspeed"):
+        fields[_ACCUMULATION], left_out, accumulated = MICRO_STEPS, accumulated, MICRO_STEPS
+    count = batch * accumulated * _ROWS_PER_STEP * 2
     held_out = max(2 * evaluated, 8) * n_cards if _evaluates(table, tool) else 0
-    return _Asked(path, fields, length, max(_FEWEST_ROWS, count) * n_cards, held_out)
+    return _Asked(path, fields, length, max(_FEWEST_ROWS, count) * n_cards, held_out, left_out)
 
 
 def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
@@ -149,7 +161,8 @@ def _llama_factory(asked: _Asked) -> ToolJob:
 
 
 def _trl(asked: _Asked) -> ToolJob:
-    named = [task for task in _TRL_TASKS if task in asked.path.stem.lower()]
+    where = "/".join(asked.path.resolve().parts[-2:]).lower()
+    named = [task for task in _TRL_TASKS if task in where]
     if len(named) != 1:
         said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
         raise UsageError(f"the file does not say which trainer of TRL it is for: give the whole command, {said}")
@@ -195,7 +208,12 @@ def _axolotl(asked: _Asked) -> ToolJob:
 
 def _job(command: tuple[str, ...], asked: _Asked, changed: Mapping[str, Any], files: Mapping[str, str]) -> ToolJob:
     name = f"{FOLDER}/train.yaml"
-    return ToolJob((*command, name), {**files, name: json.dumps({**asked.fields, **changed}, default=str)}, asked.n_tokens)
+    return ToolJob(
+        (*command, name),
+        {**files, name: json.dumps({**asked.fields, **changed}, default=str)},
+        asked.n_tokens,
+        asked.n_micro_steps,
+    )
 
 
 _MAKERS: dict[str, Callable[[_Asked], ToolJob]] = {"llama-factory": _llama_factory, "trl": _trl, "axolotl": _axolotl}

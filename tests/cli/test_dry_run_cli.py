@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -202,6 +207,26 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
     code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
     assert code == 6
     assert "starts 4 processes, but --gpu names 2 cards" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_dry_run_that_is_ended_leaves_nothing(number: int, folder: Path) -> None:
+    """The program goes with it, whether it was asked or not; where it was asked, so does the folder."""
+    Path("waits.py").write_text("import os, time\nprint('at', os.getpid(), flush=True)\ntime.sleep(60)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "measure", "trace", "--gpu", "4090", "--", "python", "waits.py"]
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        child = next(int(line.split()[1]) for line in started.stderr if line.startswith("at "))
+        started.send_signal(number)
+        started.wait(30)
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+    if number == signal.SIGTERM:
+        assert not list(folder.glob("measure-dry-run-*"))
 
 
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:

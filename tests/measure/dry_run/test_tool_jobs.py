@@ -32,7 +32,8 @@ def test_rows_are_as_long_as_the_file_lets_through(tmp_path: Path) -> None:
     assert fields["template"] == "llama3"
     assert (fields["dataset"], fields["dataset_dir"]) == ("rows", FOLDER)
     rows = [json.loads(line) for line in job.files[f"{FOLDER}/rows.jsonl"].splitlines()]
-    assert len(rows) >= 2 * 4 * 8
+    assert (fields["gradient_accumulation_steps"], job.n_micro_steps) == (2, 8)
+    assert len(rows) >= 2 * 4 * 2
     assert all(len(f"{row['prompt']} {row['completion']}".split()) == 64 for row in rows)
 
 
@@ -64,7 +65,7 @@ def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
     fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
     assert [each["type"] for each in fields["datasets"]] == ["completion"]
     assert (fields["adapter"], fields["val_set_size"], "wandb_project" in fields) == ("lora", 0, False)
-    assert len(job.files[f"{FOLDER}/rows.jsonl"].splitlines()) >= 2 * 2 * 3 * 4
+    assert len(job.files[f"{FOLDER}/rows.jsonl"].splitlines()) >= 2 * 2 * 2 * 4
     job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: dpo\ndatasets: [{{path: d}}]\n"))
     row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
     assert {name: len(text.split()) for name, text in row.items()} == {"prompt": 8, "chosen": 56, "rejected": 56}
