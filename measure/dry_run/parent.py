@@ -119,7 +119,7 @@ def _run_child(job: Job, folder: Path) -> int:
     with subprocess.Popen(
         command,
         cwd=work,
-        env={**_environment(folder), _DEVICES: str(job.card.n_cards)},
+        env={**_environment(folder), **job.variables, _DEVICES: str(job.card.n_cards)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

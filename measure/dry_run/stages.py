@@ -131,13 +131,19 @@ class Stages:
         torch.autograd.graph._engine_run_backward = follow
 
     def _follow_tokens(self) -> None:
-        """Note the largest batch of tokens that is looked up in an embedding."""
+        """Note the largest batch that is looked up in the largest embedding, which is that of tokens and not of positions."""
         embedding = torch.nn.functional.embedding
 
-        def follow(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
-            if input.dim() > 0 and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
+        n_words = 0
+
+        def follow(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
+            nonlocal n_words
+            if weight.shape[0] > n_words:
+                n_words, self.most_tokens = weight.shape[0], (0, 0)
+            whole = weight.shape[0] == n_words and input.dim() > 0
+            if whole and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
                 self.most_tokens = input.numel() // max(input.shape[-1], 1), input.shape[-1]
-            return embedding(input, *args, **kwargs)
+            return embedding(input, weight, *args, **kwargs)
 
         torch.nn.functional.embedding = follow
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ _REPORTS = ("wandb_", "use_wandb", "mlflow_", "use_mlflow", "comet_", "use_comet
 _LIMITS = {"llama-factory": ("cutoff_len", 2048), "trl": ("max_length", 1024), "axolotl": ("sequence_len", 2048)}
 _TRL_TASKS = ("sft", "dpo", "kto", "reward")
 _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
-_SEES = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "processor_type", "image_size")
+# Keys of images that --check has no rows for.
+_SEES = {"llama-factory": (), "trl": (), "axolotl": ("processor_type", "image_size")}
+_PIXELS, _DEFAULT_PIXELS = ("image_max_pixels", "image_resolution"), 768 * 768
+_PICTURE = "picture.pbm"
 _EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1}
 # The first and the last token, and one more where prompt and answer meet.
 _ADDED_TOKENS = 4
@@ -55,12 +59,14 @@ class ToolJob:
     """``files`` by name below the folder that the program sees; ``n_tokens``: of each row.
 
     ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as the file says.
+    ``variables``: that the tool reads.
     """
 
     command: tuple[str, ...]
     files: Mapping[str, str]
     n_tokens: int
     n_micro_steps: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJ
         raise NotModelledError(
             f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace --gpu 4090 -- COMMAND"
         )
-    seen = next((key for key in _SEES if document.table.get(key)), None)
+    seen = next((key for key in _SEES[tool.name] if document.table.get(key)), None)
     if seen is not None:
         raise NotModelledError(
             f"{path} trains on images ({seen}), and --check lays rows of text: give the whole command after --"
@@ -148,16 +154,33 @@ def _llama_factory(asked: _Asked) -> ToolJob:
         columns |= {"kto_tag": "label"}
     elif stage != "sft":
         raise NotModelledError(f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow")
+    side = _side_of_images(asked.fields)
+    if side:
+        columns |= {"images": "images"}
     kept = tuple(columns.values())
     changed: dict[str, Any] = {"dataset": _ROWS, "dataset_dir": FOLDER, "output_dir": "dry_run_output", "report_to": "none"}
     changed |= {"do_train": True, "preprocessing_num_workers": 1}
     files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, kept)}
+    if side:
+        files[f"{FOLDER}/{_PICTURE}"] = f"P1\n{side} {side}\n" + ("0" * side + "\n") * side
     if asked.n_held_out:
         changed |= {**_EVERY_STEP, "eval_dataset": _HELD_OUT}
         files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, kept)
     described = {name: {"file_name": f"{name}.jsonl", "columns": columns, "ranking": ranking} for name in (_ROWS, _HELD_OUT)}
     files[f"{FOLDER}/dataset_info.json"] = json.dumps(described)
-    return _job(("llamafactory-cli", "train"), asked, changed, files)
+    job = _job(("llamafactory-cli", "train"), asked, changed, files)
+    # Without this it refuses DeepSpeed on one card (llamafactory 0.9.5 hparams/parser.py).
+    return replace(job, variables={"FORCE_TORCHRUN": "1"}) if asked.fields.get("deepspeed") else job
+
+
+def _side_of_images(fields: Mapping[str, Any]) -> int:
+    """Pixels of the side of a square image as large as the file lets through; 0 for a file that says nothing of images.
+
+    Source: llamafactory 0.9.5 hparams/model_args.py, whose default is 768 x 768.
+    """
+    if any(fields.get(key) for key in _PIXELS):
+        return math.isqrt(next(_whole(fields.get(key), _DEFAULT_PIXELS) for key in _PIXELS if fields.get(key)))
+    return 0
 
 
 def _trl(asked: _Asked) -> ToolJob:
@@ -237,7 +260,9 @@ def _rows(length: int, count: int, columns: tuple[str, ...], prompt: int) -> str
     for number in range(count):
         words = [f"w{(number * 7 + each) % _WORDS}" for each in range(length)]
         said, rest = " ".join(words[:prompt]), " ".join(words[: length - prompt])
-        row: dict[str, Any] = {"text": " ".join(words), "label": number % 2 == 0, "system": ""}
+        if "images" in columns:
+            said = f"<image>{said}"
+        row: dict[str, Any] = {"text": " ".join(words), "label": number % 2 == 0, "system": "", "images": [_PICTURE]}
         row |= dict.fromkeys(("prompt", "input"), said) | dict.fromkeys(("completion", "chosen", "rejected"), rest)
         lines.append(json.dumps({key: row[key] for key in columns}))
     return "\n".join(lines) + "\n"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
+from measure.dry_run.libraries.processors import image_tokens
+from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
 
-_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-_N_WORDS = 1000
 # One of bytes has so many.
 _FEWEST_WORDS = 256
-_TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -46,8 +44,8 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
             if not allowed:
                 guesses.refuse("is not in the Hub's cache; download it, or let one stand in with --data", f"tokenizer of {name}")
                 raise OSError(f"there is no tokenizer of {name} here")
-            guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
-            return _tokenizer_of_words(kwargs.get("padding_side", "right"))
+            guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
+            return tokenizer_of_words(kwargs.get("padding_side", "right"), image_tokens(name))
 
         base.from_pretrained = classmethod(from_pretrained)
 
@@ -69,15 +67,3 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
 
     return change
-
-
-def _tokenizer_of_words(padding_side: str) -> Any:
-    """Made of the classes that the program itself has loaded; known words are w0, w1, ..."""
-    transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
-    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(_N_WORDS))]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **_SPECIAL)
-    made.chat_template = _TEMPLATE
-    return made

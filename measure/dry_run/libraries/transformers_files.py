@@ -63,6 +63,10 @@ class Checkpoints:
                 return None
             entry, by = found, ", by its name alone"
         self._guesses.assume("config.json of a model", f"the catalog's {entry.id}{by}", name)
+        if "text_config" in entry.config_fields() and "vision_config" not in entry.config_fields():
+            # Transformers would build a tower of its default sizes.
+            self._guesses.refuse("has the text part alone in the catalog; name a folder with its config.json", name)
+            return None
         folder = Path(tempfile.mkdtemp())
         fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
         (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")

@@ -86,10 +86,14 @@ def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
     assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 1, False)
 
 
-def test_images_are_not_left_out_in_silence(tmp_path: Path) -> None:
-    """Rows of text would answer for less than the file trains on."""
-    with pytest.raises(NotModelledError, match="image_max_pixels"):
-        tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nimage_max_pixels: 262144\n"))
+def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
+    """As large as the file lets through; rows of text would answer for less.  Where there are none to lay, that is said."""
+    job = tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nimage_max_pixels: 4096\n"))
+    assert job.files[f"{FOLDER}/picture.pbm"].splitlines()[:2] == ["P1", "64 64"]
+    row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
+    assert (row["images"], row["prompt"].count("<image>")) == (["picture.pbm"], 1)
+    with pytest.raises(NotModelledError, match="processor_type"):
+        tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}processor_type: AutoProcessor\ndatasets: []\n"))
 
 
 def test_what_generates_text_is_refused(tmp_path: Path) -> None:
