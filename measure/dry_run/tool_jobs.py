@@ -189,7 +189,7 @@ def _trl(asked: _Asked) -> ToolJob:
     if len(named) != 1:
         said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
         raise UsageError(f"the file does not say which trainer of TRL it is for: give the whole command, {said}")
-    changed = {"dataset_name": f"{FOLDER}/{_ROWS}", "output_dir": "dry_run_output", "report_to": "none"}
+    changed: dict[str, Any] = {"dataset_name": f"{FOLDER}/{_ROWS}", "output_dir": "dry_run_output", "report_to": "none"}
     columns = _TRL_COLUMNS[named[0]]
     files = {f"{FOLDER}/{_ROWS}/train.jsonl": asked.rows(asked.n_rows, columns)}
     if asked.n_held_out:

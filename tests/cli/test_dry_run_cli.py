@@ -167,6 +167,27 @@ def test_what_a_launcher_starts_runs_in_the_dry_run(folder: Path) -> None:
     assert "a process that the program would start at python -u train.py" in out
 
 
+SEEING = """
+from transformers import AutoConfig, AutoTokenizer
+name = "Qwen/Qwen2.5-VL-3B-Instruct"
+words = AutoTokenizer.from_pretrained(name)
+picture = AutoConfig.from_pretrained(name).image_token_id
+assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, picture, 6]
+"""
+
+
+@needs("transformers")
+def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
+    """By the numbers of the model's configuration; one of the catalog's that lacks its tower is refused, and not made up."""
+    Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")
+    command = ("trace", "--gpu", "4090", "--data", "rows.jsonl", "--", "python")
+    code, _, err = run(*command, program(before=SEEING))
+    assert code == 0, err
+    code, _, err = run(*command, program(before=SEEING.replace("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it")))
+    assert code == 6
+    assert "google/gemma-3-4b-it has the text part alone in the catalog" in err.splitlines()[-1]
+
+
 # Replaces itself, and hands the very variables on that it has.
 REPLACING = """
 import os, sys
