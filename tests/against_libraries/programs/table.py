@@ -37,7 +37,7 @@ TRACED = ("--model", "qwen2.5-0.5b", "--seq", "512", "--batch", "2", "--optimize
 MIXED = ("--precision", "bf16-mixed", "--load-dtype", "bf16")
 ADAPTED = ("--lora-rank", "8", *MIXED)
 AGAIN = "--gradient-checkpointing"
-FILES = {"llama_factory.yaml": "llamafactory", "axolotl.yaml": "axolotl"}
+FILES = {"llama_factory.yaml": "llamafactory", "llama_factory_images.yaml": "llamafactory", "axolotl.yaml": "axolotl"}
 WITH_ROWS = ("trl_task.py", "no_trainer.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
