@@ -81,6 +81,8 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert large[rows].shape == (100, 512)
         assert large.masked_select(rows[:, None]).shape == (51200,)
         assert large.index_select(0, rows.nonzero().flatten()).shape == (100, 512)
+        strange = large.isnan().logical_or(large.isinf())
+        assert not strange.any() and strange.float().max().item() == 0 and strange.sum().item() == 0 and large.max().item() == 1
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             assert torch.cuda.current_stream() == side
