@@ -67,7 +67,7 @@ class Stages:
         self.places: list[tuple[Stage, int, str]] = []
         self.roles: dict[int, Role] = {}
         self.steps_done = self.micro_steps = 0
-        self.backwards = 0
+        self.backwards = self._counted = 0
         self.most_tokens = (0, 0)
         self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
@@ -157,7 +157,9 @@ class Stages:
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._mark(value, "optimizer_states")
-        self.steps_done += 1
+        # ZeRO-3 steps group by group, and layerwise optimizers parameter by parameter: one step of the program all the same.
+        if self.micro_steps > self._counted:
+            self.steps_done, self._counted = self.steps_done + 1, self.micro_steps
         if self.steps_done >= self._n_steps:
             raise StepsDone
 
