@@ -33,7 +33,10 @@ def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
     """
     left = sorted(name for name, value in said.items() if value is not None and name not in _TAKEN)
     if left:
-        raise UsageError(f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; leave it out")
+        raise UsageError(
+            f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; "
+            "leave it out"
+        )
     name, count = split_count(said.get("gpu") or _ASSUMED_GPU)
     if said.get("gpu") is None:
         write_remark(f"no --gpu was said: {_ASSUMED_GPU} is assumed")
@@ -44,7 +47,8 @@ def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
 
 
 def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
-    """The dry run of ``command``, or of the file in ``how.check`` by its own tool; ``how`` has the flags beside what the job is.
+    """The dry run of ``command``, or of the file in ``how.check`` by its own tool;
+    ``how`` has the flags beside what the job is.
 
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
@@ -65,10 +69,13 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
     multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    facts = CardFacts(f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards)
+    facts = CardFacts(
+        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
+    )
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
-        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code,
+        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
+        how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
         {} if job_of_file is None else dict(job_of_file.variables),
     )  # fmt: skip
@@ -80,7 +87,12 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         )
     if ran.allocator and not how.allocator:
         stood_in += (
-            Assumed("settings of torch's allocator", ran.allocator, "the program's variables", "--allocator says others"),
+            Assumed(
+                "settings of torch's allocator",
+                ran.allocator,
+                "the program's variables",
+                "--allocator says others",
+            ),
         )
     return replace(ran, assumed=(*stood_in, *ran.assumed))
 
@@ -90,7 +102,12 @@ def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:
     from measure.dry_run.tool_jobs import MICRO_STEPS
     from measure.trace.assumed import Assumed
 
-    rows = Assumed("data sets", f"rows of {job.n_tokens:,} tokens", file, "as long as its limit; --lengths says another length")
+    rows = Assumed(
+        "data sets",
+        f"rows of {job.n_tokens:,} tokens",
+        file,
+        "as long as its limit; --lengths says another length",
+    )
     if not job.n_micro_steps:
         return (rows,)
     instead = f"over {MICRO_STEPS} micro-steps instead of {job.n_micro_steps}, which repeat the second"

@@ -21,7 +21,8 @@ _ACCUMULATION = "gradient_accumulation_steps"
 _WORDS = 1000
 # As many rows as the steps of a dry run take, and never so few that a tool splits them to nothing.
 _FEWEST_ROWS, _ROWS_PER_STEP = 32, 2
-# Files, splits and places that lead to data, reports and copies elsewhere, and what depends on how an evaluation ends.
+# Files, splits and places that lead to data, reports and copies elsewhere,
+# and what depends on how an evaluation ends.
 _EVALUATION = (
     "eval_strategy",
     "evaluation_strategy",
@@ -32,16 +33,34 @@ _EVALUATION = (
 )
 _COPIES = ("push_to_hub", "hub_model_id", "resume_from_checkpoint")
 _LEFT_OUT = {
-    "llama-factory": (*_EVALUATION, *_COPIES, "eval_dataset", "val_size", "tokenized_path", "max_samples", "media_dir",
+    "llama-factory": (*_EVALUATION, *_COPIES, "eval_dataset", "val_size", "tokenized_path", "max_samples",
+    "media_dir",
                       "streaming", "mix_strategy"),
-    "trl": (*_EVALUATION, *_COPIES, "dataset_config", "dataset_name", "dataset_train_split", "dataset_test_split", "datasets",
+    "trl": (*_EVALUATION, *_COPIES, "dataset_config", "dataset_name", "dataset_train_split",
+    "dataset_test_split", "datasets",
             "dataset_mixture"),
-    "axolotl": (*_EVALUATION, *_COPIES, "evals_per_epoch", "val_set_size", "test_datasets", "early_stopping_patience",
-                "dataset_prepared_path", "push_dataset_to_hub", "hub_strategy", "do_bench_eval", "bench_dataset", "datasets",
+    "axolotl": (*_EVALUATION, *_COPIES, "evals_per_epoch", "val_set_size", "test_datasets",
+    "early_stopping_patience",
+                "dataset_prepared_path", "push_dataset_to_hub", "hub_strategy", "do_bench_eval",
+                "bench_dataset", "datasets",
                 "pretraining_dataset", "shuffle_merged_datasets", "dataset_processes", "dataset_num_proc"),
 }  # fmt: skip
-_REPORTS = ("wandb_", "use_wandb", "mlflow_", "use_mlflow", "comet_", "use_comet", "use_tensorboard", "trackio_", "use_trackio")
-_LIMITS = {"llama-factory": ("cutoff_len", 2048), "trl": ("max_length", 1024), "axolotl": ("sequence_len", 2048)}
+_REPORTS = (
+    "wandb_",
+    "use_wandb",
+    "mlflow_",
+    "use_mlflow",
+    "comet_",
+    "use_comet",
+    "use_tensorboard",
+    "trackio_",
+    "use_trackio",
+)
+_LIMITS = {
+    "llama-factory": ("cutoff_len", 2048),
+    "trl": ("max_length", 1024),
+    "axolotl": ("sequence_len", 2048),
+}
 _TRL_TASKS = ("sft", "dpo", "kto", "reward")
 _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
 # Keys of images that --check has no rows for.
@@ -58,8 +77,8 @@ _ROWS, _HELD_OUT = "rows", "held_out"
 class ToolJob:
     """``files`` by name below the folder that the program sees; ``n_tokens``: of each row.
 
-    ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as the file says.
-    ``variables``: that the tool reads.
+    ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as
+    the file says.  ``variables``: that the tool reads.
     """
 
     command: tuple[str, ...]
@@ -71,7 +90,9 @@ class ToolJob:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A file without what leads to data: its fields, and the rows that it gets; ``n_held_out``: 0 where it does not evaluate."""
+    """A file without what leads to data: its fields, and the rows that it gets; ``n_held_out``:
+    0 where it does not evaluate.
+    """
 
     path: Path
     fields: dict[str, Any]
@@ -83,13 +104,15 @@ class _Asked:
     def rows(self, count: int, columns: tuple[str, ...], prompt_share: int = 2, spared: int = 0) -> str:
         """Rows of words, of which the tool cuts off what is too much.
 
-        The prompt is one part in ``prompt_share``.  ``spared`` words are left out, where a tool adds tokens and does not cut.
+        The prompt is one part in ``prompt_share``.  ``spared`` words are left out,
+        where a tool adds tokens and does not cut.
         """
         return _rows(max(self.n_tokens - spared, 1), count, columns, self.n_tokens // prompt_share)
 
 
 def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJob:
-    """The job of ``path`` as its own tool runs it.  ``n_tokens``: of each row; ``None`` for as many as the file lets through.
+    """The job of ``path`` as its own tool runs it.  ``n_tokens``: of each row;
+    ``None`` for as many as the file lets through.
 
     Raises:
         InputFileError: the file cannot be read, or no tool can be told.
@@ -100,26 +123,38 @@ def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJ
     tool = recognise(document)
     if tool.name not in _LIMITS:
         raise NotModelledError(
-            f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace --gpu 4090 -- COMMAND"
+            f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace "
+            "--gpu 4090 -- COMMAND"
         )
     seen = next((key for key in _SEES[tool.name] if document.table.get(key)), None)
     if seen is not None:
         raise NotModelledError(
-            f"{path} trains on images ({seen}), and --check lays rows of text: give the whole command after --"
+            f"{path} trains on images ({seen}), and --check lays rows of text: give the whole "
+            "command after --"
         )
     asked = _asked(path, dict(document.table), tool.name, n_tokens, n_cards)
     return _MAKERS[tool.name](asked)
 
 
 def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n_cards: int) -> _Asked:
-    fields = {key: value for key, value in table.items() if key not in _LEFT_OUT[tool] and not key.startswith(_REPORTS)}
+    fields = {
+        key: value
+        for key, value in table.items()
+        if key not in _LEFT_OUT[tool] and not key.startswith(_REPORTS)
+    }
     key, default = _LIMITS[tool]
     length = n_tokens or _whole(fields.get(key), default)
     if n_tokens is not None and key in fields:
         fields[key] = max(n_tokens, _whole(fields[key], default))
     of_axolotl = tool == "axolotl"
-    batch = _whole(fields.get("micro_batch_size" if of_axolotl else "per_device_train_batch_size"), 1 if of_axolotl else 8)
-    evaluated = _whole(fields.get("eval_batch_size" if of_axolotl else "per_device_eval_batch_size"), batch if of_axolotl else 8)
+    batch = _whole(
+        fields.get("micro_batch_size" if of_axolotl else "per_device_train_batch_size"),
+        1 if of_axolotl else 8,
+    )
+    evaluated = _whole(
+        fields.get("eval_batch_size" if of_axolotl else "per_device_eval_batch_size"),
+        batch if of_axolotl else 8,
+    )
     accumulated, left_out = _whole(fields.get(_ACCUMULATION), 1), 0
     # A file of DeepSpeed may say it as well, and both have to agree.
     if accumulated > MICRO_STEPS and not fields.get("deepspeed"):
@@ -133,7 +168,8 @@ def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
     """Whether the file evaluates while it trains; it then does so after each step of a dry run."""
     strategy = table.get("eval_strategy") or table.get("evaluation_strategy") or "no"
     if tool == "axolotl":
-        # Without rows there is nothing to evaluate, and without steps or a strategy it never happens (core/builders/base.py).
+        # Without rows there is nothing to evaluate,
+        # and without steps or a strategy it never happens (core/builders/base.py).
         when = table.get("eval_steps") or table.get("evals_per_epoch") or strategy != "no"
         return bool(table.get("val_set_size") or table.get("test_datasets")) and bool(when)
     return strategy != "no"
@@ -153,12 +189,19 @@ def _llama_factory(asked: _Asked) -> ToolJob:
     elif stage in _MARKED:
         columns |= {"kto_tag": "label"}
     elif stage != "sft":
-        raise NotModelledError(f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow")
+        raise NotModelledError(
+            f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow"
+        )
     side = _side_of_images(asked.fields)
     if side:
         columns |= {"images": "images"}
     kept = tuple(columns.values())
-    changed: dict[str, Any] = {"dataset": _ROWS, "dataset_dir": FOLDER, "output_dir": "dry_run_output", "report_to": "none"}
+    changed: dict[str, Any] = {
+        "dataset": _ROWS,
+        "dataset_dir": FOLDER,
+        "output_dir": "dry_run_output",
+        "report_to": "none",
+    }
     changed |= {"do_train": True, "preprocessing_num_workers": 1}
     files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, kept)}
     if side:
@@ -166,7 +209,10 @@ def _llama_factory(asked: _Asked) -> ToolJob:
     if asked.n_held_out:
         changed |= {**_EVERY_STEP, "eval_dataset": _HELD_OUT}
         files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, kept)
-    described = {name: {"file_name": f"{name}.jsonl", "columns": columns, "ranking": ranking} for name in (_ROWS, _HELD_OUT)}
+    described = {
+        name: {"file_name": f"{name}.jsonl", "columns": columns, "ranking": ranking}
+        for name in (_ROWS, _HELD_OUT)
+    }
     files[f"{FOLDER}/dataset_info.json"] = json.dumps(described)
     job = _job(("llamafactory-cli", "train"), asked, changed, files)
     # Without this it refuses DeepSpeed on one card (llamafactory 0.9.5 hparams/parser.py).
@@ -174,12 +220,15 @@ def _llama_factory(asked: _Asked) -> ToolJob:
 
 
 def _side_of_images(fields: Mapping[str, Any]) -> int:
-    """Pixels of the side of a square image as large as the file lets through; 0 for a file that says nothing of images.
+    """Pixels of the side of a square image as large as the file lets through;
+    0 for a file that says nothing of images.
 
     Source: llamafactory 0.9.5 hparams/model_args.py, whose default is 768 x 768.
     """
     if any(fields.get(key) for key in _PIXELS):
-        return math.isqrt(next(_whole(fields.get(key), _DEFAULT_PIXELS) for key in _PIXELS if fields.get(key)))
+        return math.isqrt(
+            next(_whole(fields.get(key), _DEFAULT_PIXELS) for key in _PIXELS if fields.get(key))
+        )
     return 0
 
 
@@ -188,8 +237,14 @@ def _trl(asked: _Asked) -> ToolJob:
     named = [task for task in _TRL_TASKS if task in where]
     if len(named) != 1:
         said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
-        raise UsageError(f"the file does not say which trainer of TRL it is for: give the whole command, {said}")
-    changed: dict[str, Any] = {"dataset_name": f"{FOLDER}/{_ROWS}", "output_dir": "dry_run_output", "report_to": "none"}
+        raise UsageError(
+            f"the file does not say which trainer of TRL it is for: give the whole command, {said}"
+        )
+    changed: dict[str, Any] = {
+        "dataset_name": f"{FOLDER}/{_ROWS}",
+        "output_dir": "dry_run_output",
+        "report_to": "none",
+    }
     columns = _TRL_COLUMNS[named[0]]
     files = {f"{FOLDER}/{_ROWS}/train.jsonl": asked.rows(asked.n_rows, columns)}
     if asked.n_held_out:
@@ -205,7 +260,9 @@ def _axolotl(asked: _Asked) -> ToolJob:
     """
     kind = str(asked.fields.get("rl") or ("reward model" if asked.fields.get("reward_model") else ""))
     if asked.fields.get("process_reward_model") or kind not in _AXOLOTL_COLUMNS:
-        raise NotModelledError(f"--check has no rows for what {asked.path} trains: give the whole command after --")
+        raise NotModelledError(
+            f"--check has no rows for what {asked.path} trains: give the whole command after --"
+        )
     columns, form = _AXOLOTL_COLUMNS[kind], {"type": "completion"} if not kind else {}
     if kind == "reward model":
         form = {"type": "bradley_terry.chat_template"}
@@ -219,8 +276,12 @@ def _axolotl(asked: _Asked) -> ToolJob:
         "output_dir": "dry_run_output",
         "dataset_num_proc": 1,
     }
-    changed |= {"dataset_prepared_path": "dry_run_prepared", **({"excess_length_strategy": "truncate"} if kind else {})}
-    # A prompt is never cut, and a word may be several tokens.  ORPO cuts what is too long to less than half (trl 1.9.0).
+    changed |= {
+        "dataset_prepared_path": "dry_run_prepared",
+        **({"excess_length_strategy": "truncate"} if kind else {}),
+    }
+    # A prompt is never cut, and a word may be several tokens.
+    # ORPO cuts what is too long to less than half (trl 1.9.0).
     cut = 8, _ADDED_TOKENS if kind == "orpo" else 0
     files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, columns, *cut)}
     if asked.n_held_out:
@@ -229,7 +290,9 @@ def _axolotl(asked: _Asked) -> ToolJob:
     return _job(("axolotl", "train"), asked, changed, files)
 
 
-def _job(command: tuple[str, ...], asked: _Asked, changed: Mapping[str, Any], files: Mapping[str, str]) -> ToolJob:
+def _job(
+    command: tuple[str, ...], asked: _Asked, changed: Mapping[str, Any], files: Mapping[str, str]
+) -> ToolJob:
     name = f"{FOLDER}/train.yaml"
     return ToolJob(
         (*command, name),
@@ -239,7 +302,11 @@ def _job(command: tuple[str, ...], asked: _Asked, changed: Mapping[str, Any], fi
     )
 
 
-_MAKERS: dict[str, Callable[[_Asked], ToolJob]] = {"llama-factory": _llama_factory, "trl": _trl, "axolotl": _axolotl}
+_MAKERS: dict[str, Callable[[_Asked], ToolJob]] = {
+    "llama-factory": _llama_factory,
+    "trl": _trl,
+    "axolotl": _axolotl,
+}
 _AXOLOTL_COLUMNS = {
     "": ("text",),
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo"), ("prompt", "chosen", "rejected")),
@@ -262,7 +329,14 @@ def _rows(length: int, count: int, columns: tuple[str, ...], prompt: int) -> str
         said, rest = " ".join(words[:prompt]), " ".join(words[: length - prompt])
         if "images" in columns:
             said = f"<image>{said}"
-        row: dict[str, Any] = {"text": " ".join(words), "label": number % 2 == 0, "system": "", "images": [_PICTURE]}
-        row |= dict.fromkeys(("prompt", "input"), said) | dict.fromkeys(("completion", "chosen", "rejected"), rest)
+        row: dict[str, Any] = {
+            "text": " ".join(words),
+            "label": number % 2 == 0,
+            "system": "",
+            "images": [_PICTURE],
+        }
+        row |= dict.fromkeys(("prompt", "input"), said) | dict.fromkeys(
+            ("completion", "chosen", "rejected"), rest
+        )
         lines.append(json.dumps({key: row[key] for key in columns}))
     return "\n".join(lines) + "\n"

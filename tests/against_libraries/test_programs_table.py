@@ -1,4 +1,6 @@
-"""The stored tables of programs that were dry-run: each has an answer, and those that the trace knows have the same."""
+"""The stored tables of programs that were dry-run: each has an answer,
+and those that the trace knows have the same.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_every_program_has_an_answer() -> None:
     for row in rows:
         assert row["says"] == "", row["program"]
         if row["trace_bytes"]:
-            assert int(row["allocated_bytes"]) == pytest.approx(int(row["trace_bytes"]), rel=2e-3), row["program"]
+            assert int(row["allocated_bytes"]) == pytest.approx(int(row["trace_bytes"]), rel=2e-3), row[
+                "program"
+            ]
 
 
 def test_files_of_the_sample_have_an_answer_or_a_reason() -> None:

@@ -100,11 +100,17 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
 
 
 def test_the_peak_is_counted_by_hand(folder: Path) -> None:
-    """Weights, gradients and two states of four fp32 matrices; JSON lists each value that nobody has, with its line."""
-    code, out, err = run("trace", "--gpu", "4090", "--json", "--", "python", program(after="print(loss.item())"))
+    """Weights, gradients and two states of four fp32 matrices; JSON lists each value that nobody has,
+    with its line.
+    """
+    code, out, err = run(
+        "trace", "--gpu", "4090", "--json", "--", "python", program(after="print(loss.item())")
+    )
     assert code == 0, err
     document = json.loads(out)
-    terms = {each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]}
+    terms = {
+        each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]
+    }
     matrices = 4 * 1024 * 1024 * 4
     norm = 2 * 4096
     assert terms["weights"] == matrices + norm
@@ -112,7 +118,13 @@ def test_the_peak_is_counted_by_hand(folder: Path) -> None:
     assert terms["gradients"] == matrices + norm
     asked = [each for each in document["assumptions"] if each["name"] == "a value"]
     assert [each["origin"] for each in asked] == ["train.py:14 (<module>)"]
-    assert {phase["phase"] for phase in document["phases"]} >= {"load", "forward", "backward", "optimizer_step", "forward_2"}
+    assert {phase["phase"] for phase in document["phases"]} >= {
+        "load",
+        "forward",
+        "backward",
+        "optimizer_step",
+        "forward_2",
+    }
 
 
 def test_a_card_that_is_too_small_ends_with_exit_code_3(folder: Path) -> None:
@@ -144,7 +156,9 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
     ],
     ids=["compiled", "foreign kernel"],
 )
-def test_what_cannot_be_pretended_ends_with_exit_code_6(before: str, after: str, says: str, folder: Path) -> None:
+def test_what_cannot_be_pretended_ends_with_exit_code_6(
+    before: str, after: str, says: str, folder: Path
+) -> None:
     """With its place, even where the program itself goes on without."""
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before, after))
     assert (code, out) == (6, "")
@@ -180,12 +194,16 @@ assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, pict
 
 @needs("transformers")
 def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
-    """By the numbers of the model's configuration; one of the catalog's that lacks its tower is refused, and not made up."""
+    """By the numbers of the model's configuration; one of the catalog's that lacks its tower is refused,
+    and not made up.
+    """
     Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")
     command = ("trace", "--gpu", "4090", "--data", "rows.jsonl", "--", "python")
     code, _, err = run(*command, program(before=SEEING))
     assert code == 0, err
-    code, _, err = run(*command, program(before=SEEING.replace("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it")))
+    code, _, err = run(
+        *command, program(before=SEEING.replace("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it"))
+    )
     assert code == 6
     assert "google/gemma-3-4b-it has the text part alone in the catalog" in err.splitlines()[-1]
 
@@ -200,7 +218,9 @@ os.execvpe(sys.executable, [sys.executable, "train.py"], os.environ)
 
 def test_a_launcher_that_hands_its_own_variables_on_keeps_them(folder: Path) -> None:
     """The program has the home folder of the dry run, and not none at all."""
-    program(before="import os\nassert os.environ['SAID'] == 'yes' and 'measure-dry-run' in os.environ['HOME']")
+    program(
+        before="import os\nassert os.environ['SAID'] == 'yes' and 'measure-dry-run' in os.environ['HOME']"
+    )
     Path("launch.py").write_text(REPLACING, encoding="utf-8")
     code, _, err = run("trace", "--gpu", "4090", "--", "python", "launch.py")
     assert code == 0, err
@@ -223,9 +243,15 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
     script = program(before=SHARDED)
     text = Path(script).read_text(encoding="utf-8").replace("optimizer =", "fully_shard(net)\noptimizer =")
     Path(script).write_text(text, encoding="utf-8")
-    code, out, err = run("trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script)
+    code, out, err = run(
+        "trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script
+    )
     assert code == 0, err
-    terms = {each["name"]: each["bytes"] for phase in json.loads(out)["phases"] for each in phase["at_peak"]["terms"]}
+    terms = {
+        each["name"]: each["bytes"]
+        for phase in json.loads(out)["phases"]
+        for each in phase["at_peak"]["terms"]
+    }
     assert terms["optimizer_states"] == 2 * (4 * 1024 * 1024 * 4 + 2 * 4096) // 4
     code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
     assert code == 6
@@ -235,10 +261,14 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_dry_run_that_is_ended_leaves_nothing(number: int, folder: Path) -> None:
     """The program goes with it, whether it was asked or not; where it was asked, so does the folder."""
-    Path("waits.py").write_text("import os, time\nprint('at', os.getpid(), flush=True)\ntime.sleep(60)\n", encoding="utf-8")
+    Path("waits.py").write_text(
+        "import os, time\nprint('at', os.getpid(), flush=True)\ntime.sleep(60)\n", encoding="utf-8"
+    )
     command = [sys.executable, "-m", "measure", "trace", "--gpu", "4090", "--", "python", "waits.py"]
     variables = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as started:
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as started:
         assert started.stderr is not None
         child = next(int(line.split()[1]) for line in started.stderr if line.startswith("at "))
         started.send_signal(number)
@@ -258,14 +288,18 @@ def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
     code, _, err = run("trace", "--gpu", "4090", "--", "python", "none.py")
     assert code == 6
     assert "without an optimizer step" in err
-    Path("hangs.py").write_text("import time\ndef wait():\n    while True:\n        time.sleep(0.1)\nwait()\n", encoding="utf-8")
+    Path("hangs.py").write_text(
+        "import time\ndef wait():\n    while True:\n        time.sleep(0.1)\nwait()\n", encoding="utf-8"
+    )
     code, _, err = run("trace", "--gpu", "4090", "--timeout", "8", "--", "python", "hangs.py")
     assert code == 1
     assert "hangs.py:4 (wait)" in err.splitlines()[-1]
 
 
 def test_nothing_is_left_behind(folder: Path) -> None:
-    """Files that are there can be read, and written in a copy; new ones are gone; other places are refused."""
+    """Files that are there can be read, and written in a copy; new ones are gone;
+    other places are refused.
+    """
     Path("data").mkdir()
     Path("data/old.txt").write_text("old", encoding="utf-8")
     elsewhere = folder.parent / "elsewhere.txt"
@@ -300,7 +334,11 @@ def test_nothing_is_left_behind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--gpu", "4090", "--model", "7b", "--", "python", "train.py"], 2, "--model cannot be joined with a program"),
+        (
+            ["--gpu", "4090", "--model", "7b", "--", "python", "train.py"],
+            2,
+            "--model cannot be joined with a program",
+        ),
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),

@@ -1,4 +1,6 @@
-"""FlashAttention 2 where the package is not installed, for Transformers and from the Hub: torch has a copy of the kernel."""
+"""FlashAttention 2 where the package is not installed, for Transformers and from the Hub:
+torch has a copy of the kernel.
+"""
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
 
@@ -13,12 +15,15 @@ from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
 _NAME, _VERSION = "flash_attention_2", 2
-# What Transformers asks the package kernels for (5.16 modeling_flash_attention_utils.py, FLASH_ATTN_KERNEL_FALLBACK).
+# What Transformers asks the package kernels for (5.16 modeling_flash_attention_utils.py,
+# FLASH_ATTN_KERNEL_FALLBACK).
 _ON_THE_HUB = "kernels-community/flash-attn2"
 
 
 def install(imports: OnImport, guesses: Guesses) -> None:
-    """Change Transformers and the package kernels when the program imports them, and only what is asked for by name."""
+    """Change Transformers and the package kernels when the program imports them,
+    and only what is asked for by name.
+    """
     if find_spec("flash_attn") is None:
         imports.add("kernels", _from_hub(guesses))
         imports.add("transformers.modeling_flash_attention_utils", _as_package(guesses))

@@ -16,7 +16,9 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 class OnImport(importlib.abc.MetaPathFinder):
-    """Runs a change right after the code of a module has run.  Nothing is imported that the program does not import."""
+    """Runs a change right after the code of a module has run.
+    Nothing is imported that the program does not import.
+    """
 
     def __init__(self) -> None:
         self._changes: dict[str, list[Change]] = defaultdict(list)
@@ -41,7 +43,8 @@ class OnImport(importlib.abc.MetaPathFinder):
             return None
         self._looking.add(fullname)
         try:
-            # Programs also look for a package without importing it, so the change stays until the code has run.
+            # Programs also look for a package without importing it,
+            # so the change stays until the code has run.
             spec = importlib.util.find_spec(fullname)
         finally:
             self._looking.remove(fullname)

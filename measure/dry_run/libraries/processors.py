@@ -1,6 +1,8 @@
-"""Processors of models that see, where the user allowed others to stand in: the program's own classes, without their files.
+"""Processors of models that see, where the user allowed others to stand in:
+the program's own classes, without their files.
 
-Patches have the sizes of the model's configuration.  How many pixels an image may have at most is the default of its class.
+Patches have the sizes of the model's configuration.
+How many pixels an image may have at most is the default of its class.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from measure.dry_run.libraries.words import tokenizer_of_words
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Classes of Transformers, and the tokens of images: by name the attribute of the configuration that has the number."""
+    """Classes of Transformers, and the tokens of images:
+    by name the attribute of the configuration that has the number.
+    """
 
     processor: str
     image_processor: str
@@ -30,7 +34,8 @@ class _Family:
 
 _QWEN_TOKENS = {"<|image_pad|>": "image_token_id", "<|video_pad|>": "video_token_id",
                 "<|vision_start|>": "vision_start_token_id", "<|vision_end|>": "vision_end_token_id"}  # fmt: skip
-# transformers 5.23 models/auto/processing_auto.py, image_processing_auto.py, and what each processor asks its tokenizer.
+# transformers 5.23 models/auto/processing_auto.py, image_processing_auto.py,
+# and what each processor asks its tokenizer.
 _FAMILIES = {
     "qwen2_vl": _Family("Qwen2VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
     "qwen2_5_vl": _Family("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
@@ -49,7 +54,9 @@ def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
 
 
 def image_tokens(name: Any) -> dict[str, int]:
-    """Tokens of the model ``name`` that stand for images, with their numbers; none for a model that does not see."""
+    """Tokens of the model ``name`` that stand for images, with their numbers;
+    none for a model that does not see.
+    """
     try:
         config: Any = sys.modules["transformers"].AutoConfig.from_pretrained(name)
     except (OSError, ValueError):
@@ -99,7 +106,9 @@ def _folder(config: Any, family: _Family) -> str:
         "processor_config.json": {"processor_class": family.processor, **_options(config)},
     }
     for name, fields in files.items():
-        (folder / name).write_text(json.dumps({**fields, "processor_class": family.processor}), encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps({**fields, "processor_class": family.processor}), encoding="utf-8"
+        )
     return str(folder)
 
 
@@ -116,5 +125,8 @@ def _options(config: Any) -> dict[str, Any]:
     if config.model_type != "llava":
         return {}
     # The tower's first token is no patch.
-    kept = {"vision_feature_select_strategy": config.vision_feature_select_strategy, "num_additional_image_tokens": 1}
+    kept = {
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        "num_additional_image_tokens": 1,
+    }
     return {"patch_size": config.vision_config.patch_size, **kept}

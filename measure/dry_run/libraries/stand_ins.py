@@ -18,11 +18,17 @@ _FEWEST_WORDS = 256
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
     """Change Transformers and Datasets when the program imports them.
 
-    ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand in.  Transformers 5
-    makes one without words where no file is there, and all rows are then empty: that is refused in any case.
+    ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand
+    in.  Transformers 5 makes one without words where no file is there, and all rows are then empty: that is
+    refused in any case.
     """
-    imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, "AutoTokenizer", allowed=allowed))
-    imports.add("transformers.tokenization_utils_base", _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed))
+    imports.add(
+        "transformers.models.auto.tokenization_auto", _tokenizers(guesses, "AutoTokenizer", allowed=allowed)
+    )
+    imports.add(
+        "transformers.tokenization_utils_base",
+        _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
+    )
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
 
@@ -42,7 +48,10 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                 if Path(str(name)).is_dir() or len(found) >= _FEWEST_WORDS:
                     return found
             if not allowed:
-                guesses.refuse("is not in the Hub's cache; download it, or let one stand in with --data", f"tokenizer of {name}")
+                guesses.refuse(
+                    "is not in the Hub's cache; download it, or let one stand in with --data",
+                    f"tokenizer of {name}",
+                )
                 raise OSError(f"there is no tokenizer of {name} here")
             guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
             return tokenizer_of_words(kwargs.get("padding_side", "right"), image_tokens(name))

@@ -21,11 +21,15 @@ def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = No
     # Without holes, which Transformers warns of one by one.
     taken = set((numbers or {}).values())
     words += [f"unused{number}" for number in range(len(words), max(taken, default=0) + 1)]
-    vocabulary = {word: number for number, word in enumerate(words) if number not in taken} | dict(numbers or {})
+    vocabulary = {word: number for number, word in enumerate(words) if number not in taken} | dict(
+        numbers or {}
+    )
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     if numbers:
         backend.add_special_tokens(list(numbers))
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **_SPECIAL)
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
+    )
     made.chat_template = _TEMPLATE
     return made

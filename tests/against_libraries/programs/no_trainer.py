@@ -1,4 +1,6 @@
-"""Full fine-tuning with Accelerate and without a Trainer, as examples of Transformers do it: ``no_trainer.py MODEL``."""
+"""Full fine-tuning with Accelerate and without a Trainer,
+as examples of Transformers do it: ``no_trainer.py MODEL``.
+"""
 
 import math
 import sys
@@ -24,7 +26,10 @@ def in_blocks(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
     """All tokens in a line, cut into blocks."""
     joined = {name: list(chain(*rows[name])) for name in rows}
     whole = len(joined["input_ids"]) // BLOCK * BLOCK
-    cut = {name: [tokens[start : start + BLOCK] for start in range(0, whole, BLOCK)] for name, tokens in joined.items()}
+    cut = {
+        name: [tokens[start : start + BLOCK] for start in range(0, whole, BLOCK)]
+        for name, tokens in joined.items()
+    }
     return {**cut, "labels": cut["input_ids"].copy()}
 
 
@@ -35,7 +40,10 @@ with accelerator.main_process_first():
 loader = DataLoader(blocks, shuffle=True, collate_fn=default_data_collator, batch_size=BATCH)
 bare = ("bias", "layer_norm.weight", "layernorm.weight")
 groups = [
-    {"params": [each for name, each in model.named_parameters() if not name.endswith(bare)], "weight_decay": 0.1},
+    {
+        "params": [each for name, each in model.named_parameters() if not name.endswith(bare)],
+        "weight_decay": 0.1,
+    },
     {"params": [each for name, each in model.named_parameters() if name.endswith(bare)], "weight_decay": 0.0},
 ]
 optimizer = torch.optim.AdamW(groups, lr=1e-5)

@@ -1,8 +1,10 @@
-"""Training files of other projects by their own tools, and what ``plan`` says about them: writes ``sample.csv`` beside it.
+"""Training files of other projects by their own tools, and what ``plan`` says about them: writes
+``sample.csv`` beside it.
 
-``.venv-axolotl/bin/python -m tests.against_libraries.programs.sample CORPUS axolotl``: the folder has ``jobs.json`` with pairs of
-folder and file.  Files come in the order of the SHA-256 of their paths; those that the tool's own parser refuses are passed over,
-because they are for another version of it.  The first 20 of each tool are the sample.
+``.venv-axolotl/bin/python -m tests.against_libraries.programs.sample CORPUS
+axolotl``: the folder has ``jobs.json`` with pairs of folder and file.  Files come in the order of the SHA-256
+of their paths; those that the tool's own parser refuses are passed over, because they are for another version
+of it.  The first 20 of each tool are the sample.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from planner.errors import PlannerError
 from tests.against_libraries.programs.table import CARD
 
 PATH = Path(__file__).resolve().parent / "sample.csv"
-COLUMNS = ("tool", "file", "exit_code", "seconds", "allocated_bytes", "reserved_bytes", "plan_allocated_bytes",
+COLUMNS = ("tool", "file", "exit_code", "seconds", "allocated_bytes", "reserved_bytes",
+    "plan_allocated_bytes",
            "plan_reserved_bytes", "says")  # fmt: skip
 N_FILES, LIMIT_S = 20, 600
 # How the parsers of the tools say that a file is not for them: pydantic's, HfArgumentParser's and argparse's.
-REFUSED = ("ValidationError:", "Some keys are not used", "Some specified arguments are not used", "ended with exit code 2")
+REFUSED = (
+    "ValidationError:",
+    "Some keys are not used",
+    "Some specified arguments are not used",
+    "ended with exit code 2",
+)
 
 
 def main(corpus: Path, tool: str) -> None:
@@ -69,7 +77,12 @@ def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
     begun = time.monotonic()
     words = ("trace", "--gpu", CARD, "--json", "--timeout", str(LIMIT_S), "--check", file)
     done = _run("measure", words, corpus / folder)
-    row = {"tool": tool, "file": name, "exit_code": str(done.returncode), "seconds": str(round(time.monotonic() - begun))}
+    row = {
+        "tool": tool,
+        "file": name,
+        "exit_code": str(done.returncode),
+        "seconds": str(round(time.monotonic() - begun)),
+    }
     if done.returncode not in (0, 3):
         return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
     document = json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""A script with the Trainer of Transformers and LoRA, which evaluates and saves: ``trainer.py MODEL [liger]``."""
+"""A script with the Trainer of Transformers and LoRA, which evaluates and saves:
+``trainer.py MODEL [liger]``.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""Changes to modules of the program: they are made when its code runs, however often it was looked for before."""
+"""Changes to modules of the program: they are made when its code runs,
+however often it was looked for before.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import pytest
 from measure.dry_run.libraries.importing import OnImport
 
 
-def test_a_module_that_was_looked_for_before_is_changed_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_was_looked_for_before_is_changed_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Libraries ask whether a package is there before they import it."""
     (tmp_path / "looked_for_before.py").write_text("value = 1\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,7 +10,9 @@ import pytest
 from measure.dry_run.tool_jobs import FOLDER, tool_job
 from planner.errors import NotModelledError, UsageError
 
-LLAMA_FACTORY = "model_name_or_path: m\nfinetuning_type: lora\ntemplate: llama3\ndataset: mine\ncutoff_len: 64\n"
+LLAMA_FACTORY = (
+    "model_name_or_path: m\nfinetuning_type: lora\ntemplate: llama3\ndataset: mine\ncutoff_len: 64\n"
+)
 
 
 def written(tmp_path: Path, name: str, text: str) -> Path:
@@ -23,7 +25,9 @@ def written(tmp_path: Path, name: str, text: str) -> Path:
 def test_rows_are_as_long_as_the_file_lets_through(tmp_path: Path) -> None:
     """The file's own data set gives way; enough rows for the steps of a dry run; all else stays."""
     path = written(
-        tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n"
+        tmp_path,
+        "a.yaml",
+        f"{LLAMA_FACTORY}stage: sft\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n",
     )
     job = tool_job(path)
     assert job.command == ("llamafactory-cli", "train", f"{FOLDER}/train.yaml")
@@ -46,21 +50,34 @@ def test_another_length_moves_the_limit(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_file_says_the_trainer_of_trl(tmp_path: Path) -> None:
-    """A file of TRL does not say whether it is for SFT or DPO; where its name does not either, that is asked."""
+    """A file of TRL does not say whether it is for SFT or DPO; where its name does not either,
+    that is asked.
+    """
     text = "model_name_or_path: m\ndataset_name: d\nuse_peft: true\nlora_r: 8\nmax_length: 32\n"
     job = tool_job(written(tmp_path, "my_dpo.yaml", text))
     assert job.command[:2] == ("trl", "dpo")
-    assert set(json.loads(job.files[f"{FOLDER}/rows/train.jsonl"].splitlines()[0])) == {"prompt", "chosen", "rejected"}
+    assert set(json.loads(job.files[f"{FOLDER}/rows/train.jsonl"].splitlines()[0])) == {
+        "prompt",
+        "chosen",
+        "rejected",
+    }
     with pytest.raises(UsageError, match="trl sft --config"):
         tool_job(written(tmp_path, "train.yaml", text))
 
 
-AXOLOTL = "base_model: m\nsequence_len: 64\nadapter: lora\nmicro_batch_size: 2\ngradient_accumulation_steps: 3\n"
+AXOLOTL = (
+    "base_model: m\nsequence_len: 64\nadapter: lora\nmicro_batch_size: 2\ngradient_accumulation_steps: 3\n"
+)
 
 
 def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
-    """Text in whole pieces, preferences with a short prompt; reports and places of data are left out, all else stays."""
-    job = tool_job(written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: [{{path: d, type: alpaca}}]\nwandb_project: p\n"), n_cards=4)
+    """Text in whole pieces, preferences with a short prompt; reports and places of data are left out,
+    all else stays.
+    """
+    job = tool_job(
+        written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: [{{path: d, type: alpaca}}]\nwandb_project: p\n"),
+        n_cards=4,
+    )
     assert job.command == ("axolotl", "train", f"{FOLDER}/train.yaml")
     fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
     assert [each["type"] for each in fields["datasets"]] == ["completion"]
@@ -68,26 +85,40 @@ def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
     assert len(job.files[f"{FOLDER}/rows.jsonl"].splitlines()) >= 2 * 2 * 2 * 4
     job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: dpo\ndatasets: [{{path: d}}]\n"))
     row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
-    assert {name: len(text.split()) for name, text in row.items()} == {"prompt": 8, "chosen": 56, "rejected": 56}
+    assert {name: len(text.split()) for name, text in row.items()} == {
+        "prompt": 8,
+        "chosen": 56,
+        "rejected": 56,
+    }
 
 
 def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
-    """On rows of its own, because an evaluation may set the peak; a file that holds rows back and never looks does not."""
-    job = tool_job(written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\nevals_per_epoch: 4\n"))
+    """On rows of its own, because an evaluation may set the peak;
+    a file that holds rows back and never looks does not.
+    """
+    job = tool_job(
+        written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\nevals_per_epoch: 4\n")
+    )
     fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
     assert (fields["eval_steps"], "evals_per_epoch" in fields) == (1, False)
     assert fields["test_datasets"][0]["path"] == f"{FOLDER}/held_out.jsonl"
     job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\n"))
     assert "eval_steps" not in json.loads(job.files[f"{FOLDER}/train.yaml"])
     job = tool_job(
-        written(tmp_path, "c.yaml", f"{LLAMA_FACTORY}stage: sft\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n")
+        written(
+            tmp_path,
+            "c.yaml",
+            f"{LLAMA_FACTORY}stage: sft\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n",
+        )
     )
     fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
     assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 1, False)
 
 
 def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
-    """As large as the file lets through; rows of text would answer for less.  Where there are none to lay, that is said."""
+    """As large as the file lets through; rows of text would answer for less.
+    Where there are none to lay, that is said.
+    """
     job = tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nimage_max_pixels: 4096\n"))
     assert job.files[f"{FOLDER}/picture.pbm"].splitlines()[:2] == ["P1", "64 64"]
     row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
@@ -103,4 +134,8 @@ def test_what_generates_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotModelledError, match="has no rows"):
         tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: grpo\ndatasets: []\n"))
     with pytest.raises(NotModelledError, match="torchtune"):
-        tool_job(written(tmp_path, "c.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\nepochs: 1\n"))
+        tool_job(
+            written(
+                tmp_path, "c.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\nepochs: 1\n"
+            )
+        )
