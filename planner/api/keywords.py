@@ -38,6 +38,14 @@ class JobFlags(TypedDict, total=False):
     grad_accum: int | str
     padding: str
     tokens_per_sample: float | str
+    generations: int | str
+    completion_length: int | str
+    generation_steps: int | str
+    iterations: int | str
+    compare_reference: bool
+    generator: str
+    vllm_memory: float | str
+    vllm_sleep: bool
     data: Text
     tokenizer: Text
     images_per_sample: int | str
@@ -96,6 +104,14 @@ class SearchFlags(TypedDict, total=False):
     grad_accum: int | str | Sequence[int]
     padding: Names
     tokens_per_sample: float | str
+    generations: int | str
+    completion_length: int | str
+    generation_steps: int | str
+    iterations: int | str
+    compare_reference: bool
+    generator: str
+    vllm_memory: float | str
+    vllm_sleep: bool
     data: Text
     tokenizer: Text
     images_per_sample: int | str

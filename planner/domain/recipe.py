@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.rollout import Rollout
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
 from planner.domain.vision import FrozenPart, Images
@@ -46,7 +47,7 @@ Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "grpo"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -65,6 +66,8 @@ REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
 LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
 """Tasks whose loss is that of the next token alone."""
+GENERATING_TASKS: frozenset[Task] = frozenset({"grpo"})
+"""Tasks that train on completions which the model generates itself."""
 
 BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
 """Quantisations that loading makes of any checkpoint; the others come packed."""
@@ -216,7 +219,7 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
     ``frozen``: parts of a vision-language model that are not trained, and get no adapters.
-    ``optimizer_rank``: rows to which APOLLO projects gradients.
+    ``optimizer_rank``: rows to which APOLLO projects gradients.  ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
     """
@@ -239,6 +242,7 @@ class Recipe:
     caches_reference: bool = False
     frozen: tuple[FrozenPart, ...] = ()
     optimizer_rank: int | None = None
+    rollout: Rollout | None = None
 
     @property
     def steps_in_backward(self) -> bool:
@@ -247,18 +251,41 @@ class Recipe:
 
     @property
     def is_preference(self) -> bool:
-        """Whether it trains from preferences: pairs, or samples marked good and bad."""
+        """Whether it trains from preferences: pairs, samples marked good and bad, or rewards of what was generated."""
         return self.task not in LANGUAGE_TASKS
 
     @property
     def has_reference(self) -> bool:
         """Whether each micro-step runs the model as it was before, too, without gradients."""
+        if self.rollout is not None:
+            return self.rollout.has_reference
         return self.task in REFERENCE_TASKS and not self.caches_reference
 
     @property
     def has_reference_model(self) -> bool:
         """Whether that is a second model; adapters are switched off instead."""
         return self.has_reference and self.adapter is None
+
+    @property
+    def generation_micro_steps(self) -> Number:
+        """Micro-batches that are generated at once; 0 where nothing is."""
+        if self.rollout is None:
+            return 0
+        return self.batch.grad_accum if self.rollout.micro_steps is None else self.rollout.micro_steps
+
+    @property
+    def asks_old(self) -> bool:
+        """Whether log-probabilities of completions are computed before they are trained on.
+
+        They are where weights change between generation and training, and where another program generates.  In a grid: in any
+        of its scenarios.
+        Source: trl 1.16.0 trainer/grpo_trainer.py _generate_and_score_completions (``old_per_token_logps``).
+        """
+        if self.rollout is None:
+            return False
+        changes: Any = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
+        changed = changes if isinstance(changes, bool) else bool(changes.any())
+        return changed or self.rollout.generator != "transformers"
 
     @property
     def rebuilds_some(self) -> bool:

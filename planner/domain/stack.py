@@ -25,6 +25,7 @@ Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
+CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
 PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
 
 
@@ -111,6 +112,9 @@ class Stack:
     log-softmax and what is picked of it are one compiled kernel, which saves the logits.  ``rows``: row by row of the batch.
     ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position
     first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
+    ``completion_logps``: how its trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are
+    divided by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``); ``in_place``: of
+    logits that are divided in place.  ``tiles`` and ``none`` as above.
     ``caches_reference``: log-probabilities of the reference are computed once, before training.
     ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
     ``loss_weights``: the trainer takes the loss of each token from the logits that the model returns, and weighs it by the
@@ -185,6 +189,7 @@ class Stack:
     quantizes_experts: bool
     loss_pieces: LossPieces
     pair_logps: PairLogps
+    completion_logps: CompletionLogps
     caches_reference: bool
     reward_head: RewardHead
     loss_weights: LossWeights

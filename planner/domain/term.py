@@ -8,15 +8,29 @@ from typing import Literal, get_args
 from planner.domain.recipe import Number
 
 Phase = Literal[
-    "load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2", "eval", "save"
-]
-PHASES: tuple[Phase, ...] = (
     "load",
     "adapters",
+    "generation",
     "forward",
     "loss",
     "backward",
     "optimizer_step",
+    "generation_2",
+    "forward_2",
+    "loss_2",
+    "backward_2",
+    "eval",
+    "save",
+]
+PHASES: tuple[Phase, ...] = (
+    "load",
+    "adapters",
+    "generation",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer_step",
+    "generation_2",
     "forward_2",
     "loss_2",
     "backward_2",
@@ -28,10 +42,12 @@ PHASES: tuple[Phase, ...] = (
 PHASE_WORDS: dict[Phase, str] = {
     "load": "loading the model",
     "adapters": "adding the adapters",
+    "generation": "generation, 1st time",
     "forward": "forward, 1st micro-step",
     "loss": "loss, 1st micro-step",
     "backward": "backward, 1st micro-step",
     "optimizer_step": "optimizer step",
+    "generation_2": "generation, later",
     "forward_2": "forward, later micro-steps",
     "loss_2": "loss, later micro-steps",
     "backward_2": "backward, later micro-steps",
@@ -53,6 +69,7 @@ TermName = Literal[
     "saved_activations",
     "block_recompute",
     "logits_and_loss",
+    "kv_cache",
     "dequantization",
     "gathered_parameters",
     "other_temporaries",
@@ -60,12 +77,13 @@ TermName = Literal[
     "paged_optimizer_states",
     "context",
     "nccl",
+    "vllm_engine",
 ]
 TermKind = Literal["replicated", "sharded", "transient"]
 
 # Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
-DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states"})
+DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states", "vllm_engine"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
 # What stands on the device from setting up to saving, whatever the kernels and the allocator.
 STATE_TERMS: frozenset[TermName] = frozenset(

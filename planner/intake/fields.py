@@ -24,6 +24,7 @@ from planner.domain.recipe import (
     QUANTIZATIONS,
     TASKS,
 )
+from planner.domain.rollout import GENERATORS
 from planner.domain.sharding import SHARDING_NAMES
 from planner.errors import UnknownNameError, UsageError, show
 from planner.units import GIB, MEGA, MIB, TERA, format_bytes, parse_size_bytes
@@ -284,7 +285,7 @@ _FIELDS = (
     _one_of(
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a pair of sequences of up "
-        "to --seq tokens, but one sequence for kto",
+        "to --seq tokens, but one sequence for kto; or grpo, whose samples are a prompt and its completion, together --seq tokens",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
@@ -324,6 +325,23 @@ _FIELDS = (
         PADDINGS,
     ),
     _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS, of_tokens=True),
+    _count("generations", "Completions of each prompt (grpo)", 65_536),
+    RequestField(
+        "completion_length",
+        "integer",
+        "Most tokens of a completion, which are a part of --seq (grpo)",
+        low=1,
+        high=MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
+    _count("generation_steps", "Micro-batches that are generated at once; as many as --grad-accum, if not said (grpo)", 65_536),
+    _count("iterations", "How often each completion is trained on (grpo)", 65_536),
+    RequestField("compare_reference", "flag", "Ask the model as it was about each completion: a beta other than 0 (grpo)"),
+    _one_of("generator", "Who generates: transformers, vllm on the same cards, or vllm-server on others (grpo)", GENERATORS),
+    RequestField(
+        "vllm_memory", "number", "Share of the card's memory that vLLM takes (grpo)", low=0, high=1, above_low=True, below_high=True
+    ),
+    RequestField("vllm_sleep", "flag", "vLLM gives its memory back while the model is trained (grpo)"),
     RequestField(
         "data",
         "text",

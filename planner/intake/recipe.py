@@ -9,10 +9,10 @@ from planner.domain.model import ModelSpec
 from planner.domain.origin import CATALOG, DATA, stack_default
 from planner.domain.recipe import (
     BITSANDBYTES,
+    GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
     PAIR_TASKS,
-    REFERENCE_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
@@ -44,7 +44,8 @@ from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks,
 from planner.intake.ledger import Ledger
 from planner.intake.patterns import matched_targets
 from planner.intake.request import require
-from planner.intake.tasks import scores_by_value
+from planner.intake.rollout import resolve_rollout
+from planner.intake.tasks import scores_by_value, takes_tiles
 from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
@@ -105,6 +106,7 @@ def resolve_recipe(
         caches_reference=stack.caches_reference and task == "dpo",
         frozen=resolve_frozen(ledger, model),
         optimizer_rank=_resolve_optimizer_rank(ledger),
+        rollout=resolve_rollout(ledger, task),
     )
 
 
@@ -225,7 +227,7 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
 
 def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     """Trainers of preferences set every dropout to zero.  Source: trl 1.16.0 trainer/dpo_config.py ``disable_dropout``."""
-    if task in LANGUAGE_TASKS or scores_by_value(task, setting.stack):
+    if task in LANGUAGE_TASKS | GENERATING_TASKS or scores_by_value(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0
@@ -311,7 +313,7 @@ def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
     """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own way."""
     if task in LANGUAGE_TASKS:
         return ledger.choose("loss", setting.defaults.loss, setting.origin)
-    in_pieces = setting.stack.pair_logps == "tiles" and task in REFERENCE_TASKS
+    in_pieces = takes_tiles(task, setting.stack)
     return ledger.choose("loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from planner.program.activations import clamped
 from planner.program.eager import eager
+from planner.program.generation import cached
 from planner.program.heads import by_heads, fused_projection, head_norm, split
 from planner.program.kernels import fused_attention
 from planner.program.latent import latent_heads
@@ -21,6 +22,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
         query, key, value, held = heads(torch, view, x)
+        if torch.caches:
+            key, value = cached(torch, view, [key, value])
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)

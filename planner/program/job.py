@@ -118,6 +118,20 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     )
 
 
+def generation_job(job: Job) -> Job:
+    """The job of the passes that generate: with adapters they run without autocast, in the dtype of the weights.
+
+    Accelerate lays autocast around the forward of the model with adapters; PEFT's ``generate`` calls that of the model inside.
+    Source: accelerate 1.15 accelerator.py prepare_model, unwrap_model; peft 0.21 peft_model.py PeftModelForCausalLM.generate.
+    """
+    recipe = job.recipe
+    if recipe.adapter is None or not recipe.numerics.mixed or recipe.uses_deepspeed:
+        return job
+    numerics = replace(recipe.numerics, precision=recipe.numerics.load_dtype)
+    scenario = replace(job.scenario, recipe=replace(recipe, numerics=numerics))
+    return replace(job, scenario=scenario, regime=regime_of(scenario))
+
+
 def reference_job(job: Job) -> Job:
     """The job of the passes of the model as it was before: its adapters are switched off, or it is a second model.
 

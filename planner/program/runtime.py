@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
+from planner.program.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
 from planner.program.merge import merge_adapters
@@ -26,7 +27,7 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
-from planner.program.tensors import EVALUATED
+from planner.program.tensors import EVALUATED, PROMPTED, SAMPLED, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ class Part:
     count: int
 
 
-def _evaluated(parts: list[Part]) -> list[Part]:
-    """The same parts with the sizes of a batch that is evaluated."""
-    made = {id(part.template): part.template.in_units(EVALUATED) for part in parts}
+def _in_units(parts: Iterable[Part], units: Mapping[Unit, Unit]) -> list[Part]:
+    """The same parts with the sizes of another batch."""
+    parts = list(parts)
+    made = {id(part.template): part.template.in_units(units) for part in parts}
     return [replace(part, template=made[id(part.template)]) for part in parts]
 
 
@@ -52,6 +54,19 @@ class Pass:
     loss: Phase
     backward: Phase
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What runs before the micro-steps of a task that generates, all of it without gradients.
+
+    ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another program generates.
+    ``asides``: passes over a micro-batch of whole sequences.
+    """
+
+    prompts: Sequence[Part]
+    token: Sequence[Part]
+    asides: tuple[list[Part], ...]
 
 
 class Runtime:
@@ -138,15 +153,31 @@ class Runtime:
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
-        made = self.run_aside(_evaluated(parts))
-        asides = [self.run_aside(_evaluated(aside)) for aside in self.after]
+        made = self.run_aside(_in_units(parts, EVALUATED))
+        asides = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
         for each in (made, *asides):
             self.let_go(each)
 
-    def run_aside(self, parts: list[Part]) -> list[Instance]:
-        """A forward pass of parts that were made without gradients."""
+    def generate(self, generation: Generation | None, phase: Phase) -> None:
+        """Completions of the prompts, and what is asked about them before they are trained on."""
+        if generation is None:
+            return
+        self.stream.enter(phase)
+        if generation.prompts:
+            made = self.run_aside(_in_units(generation.prompts, PROMPTED))
+            token = _in_units(generation.token, SAMPLED)
+            for _ in range(2):
+                made = self.run_aside(token, made)
+            self.let_go(made)
+        for aside in generation.asides:
+            self.let_go(self.run_aside(aside))
+
+    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+        """A forward pass of parts that were made without gradients; ``cached``: the pass before, whose cache it goes on with."""
         made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
+        if cached is not None:
+            hand_over(cached, made)
         for each in made[:-1]:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)

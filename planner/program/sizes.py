@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.arrays import minimum
 from planner.domain.recipe import Number
 from planner.program.job import Job
-from planner.program.loss_pieces import piece_tokens
+from planner.program.loss_pieces import completion_tokens, piece_tokens
 from planner.program.tensors import EVALUATED, Unit
 
 
@@ -14,7 +15,8 @@ def unit_values(job: Job) -> dict[Unit, Number]:
     """The number of each unit in one micro-batch of ``job``, and in one that is evaluated: as many samples, if none are said."""
     trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
     evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
-    return trained | {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
+    evaluated = {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
+    return trained | evaluated | _generated_units(job)
 
 
 def _with_batch(job: Job, n_samples: int) -> Job:
@@ -42,5 +44,27 @@ def _units_of(job: Job) -> dict[Unit, Number]:
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
+        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
         Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
+    }
+
+
+def _generated_units(job: Job) -> dict[Unit, Number]:
+    """Sizes of the batch that is generated at once; the last token of a sequence is never cached."""
+    batch, completion = job.recipe.batch, completion_tokens(job)
+    rows, rank = batch.rows * job.recipe.generation_micro_steps, job.recipe.adapter.rank if job.recipe.adapter else 0
+    prompt, cached = batch.seq_len - completion, batch.seq_len - 1
+    windows = [group.block.attention.window_tokens for group in job.model.groups]
+    window = max((each for each in windows if each is not None), default=0)
+    return {
+        Unit.PROMPT_TOKENS: rows * prompt,
+        Unit.PROMPT_PAIRS: rows * prompt * prompt,
+        Unit.PROMPT_LENGTH: prompt,
+        Unit.PROMPT_LENGTH_PAIRS: prompt * prompt,
+        Unit.PROMPT_RANK_TOKENS: rank * rows * prompt,
+        Unit.GENERATED_ROWS: rows,
+        Unit.GENERATED_RANK_ROWS: rank * rows,
+        Unit.CACHED_TOKENS: rows * cached,
+        Unit.CACHED_SINK_TOKENS: rows * (cached + 1),
+        Unit.WINDOW_TOKENS: rows * minimum(cached, window),
     }

@@ -54,6 +54,23 @@ class Unit(IntEnum):
     EVAL_ROWS = 19
     EVAL_PATCHES = 20
     EVAL_RANK_PATCHES = 21
+    EVAL_COMPLETION_TOKENS = 22
+    COMPLETION_TOKENS = 23
+    """Tokens of a micro-batch that were generated."""
+    PROMPT_TOKENS = 24
+    """From here on: of the batch that is generated at once.  Its prompts come first."""
+    PROMPT_PAIRS = 25
+    PROMPT_LENGTH = 26
+    PROMPT_LENGTH_PAIRS = 27
+    PROMPT_RANK_TOKENS = 28
+    GENERATED_ROWS = 29
+    """Sequences, each of which is one token longer after every step."""
+    GENERATED_RANK_ROWS = 30
+    CACHED_TOKENS = 31
+    """Tokens that are cached when the last one is generated."""
+    CACHED_SINK_TOKENS = 32
+    WINDOW_TOKENS = 33
+    """Those of them that a layer with a window keeps."""
 
 
 EVALUATED = {
@@ -65,8 +82,29 @@ EVALUATED = {
     Unit.ROWS: Unit.EVAL_ROWS,
     Unit.PATCHES: Unit.EVAL_PATCHES,
     Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
+    Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
+PROMPTED = {
+    Unit.TOKENS: Unit.PROMPT_TOKENS,
+    Unit.PAIRS: Unit.PROMPT_PAIRS,
+    Unit.SINK_PAIRS: Unit.PROMPT_PAIRS,
+    Unit.LENGTH: Unit.PROMPT_LENGTH,
+    Unit.LENGTH_PAIRS: Unit.PROMPT_LENGTH_PAIRS,
+    Unit.RANK_TOKENS: Unit.PROMPT_RANK_TOKENS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""Units of a batch that is trained on -> those of the prompts of one that is generated."""
+SAMPLED = {
+    Unit.TOKENS: Unit.GENERATED_ROWS,
+    Unit.PAIRS: Unit.CACHED_TOKENS,
+    Unit.SINK_PAIRS: Unit.CACHED_SINK_TOKENS,
+    Unit.LENGTH: Unit.ONE,
+    Unit.LENGTH_PAIRS: Unit.ONE,
+    Unit.RANK_TOKENS: Unit.GENERATED_RANK_ROWS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""The same -> those of one more token of each sequence."""
 
 
 class Storage:

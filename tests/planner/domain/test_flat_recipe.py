@@ -50,7 +50,7 @@ def leaves(value: object) -> int:
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
-    without_column = ("is_paired", "packing", "caches_reference", "lengths", "images", "frozen")
+    without_column = ("is_paired", "packing", "caches_reference", "lengths", "images", "frozen", "rollout")
     return sum(leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column)
 
 
