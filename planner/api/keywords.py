@@ -45,7 +45,6 @@ class JobFlags(TypedDict, total=False):
     compare_reference: bool
     generator: str
     vllm_memory: float | str
-    vllm_sleep: bool
     data: Text
     tokenizer: Text
     images_per_sample: int | str
@@ -111,7 +110,6 @@ class SearchFlags(TypedDict, total=False):
     compare_reference: bool
     generator: str
     vllm_memory: float | str
-    vllm_sleep: bool
     data: Text
     tokenizer: Text
     images_per_sample: int | str

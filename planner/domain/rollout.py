@@ -17,7 +17,7 @@ class Rollout:
     ``completion_tokens``: those of ``seq_len`` that are generated; the rest is the prompt.  ``generations``: completions of one
     prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as many as an optimizer step takes.
     ``iterations``: how often each completion is trained on.  ``has_reference``: whether the model as it was before is asked.
-    ``vllm_share``: of the card's memory, which vLLM takes beside the training, with ``vllm_sleeps`` only while it generates.
+    ``vllm_share``: of the card's memory, which vLLM takes beside the training.
     """
 
     completion_tokens: int
@@ -27,4 +27,3 @@ class Rollout:
     has_reference: bool = False
     generator: Generator = "transformers"
     vllm_share: float = 0.0
-    vllm_sleeps: bool = False

@@ -341,7 +341,6 @@ _FIELDS = (
     RequestField(
         "vllm_memory", "number", "Share of the card's memory that vLLM takes (grpo)", low=0, high=1, above_low=True, below_high=True
     ),
-    RequestField("vllm_sleep", "flag", "vLLM gives its memory back while the model is trained (grpo)"),
     RequestField(
         "data",
         "text",

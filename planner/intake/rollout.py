@@ -9,7 +9,7 @@ from planner.intake.ledger import Ledger
 
 ROLLOUT_FIELDS = (
     *("generations", "completion_length", "generation_steps", "iterations"),
-    *("compare_reference", "generator", "vllm_memory", "vllm_sleep"),
+    *("compare_reference", "generator", "vllm_memory"),
 )
 """Flags of tasks that generate, which no other task takes."""
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
@@ -39,7 +39,6 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
         has_reference=ledger.choose("compare_reference", False, "assumed", f"{_CONFIG}: beta is 0"),
         generator=generator,
         vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization") if beside else 0.0,
-        vllm_sleeps=ledger.choose("vllm_sleep", False, "assumed", f"{_CONFIG}: vllm_enable_sleep_mode") if beside else False,
     )
 
 

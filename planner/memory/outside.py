@@ -24,6 +24,9 @@ _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
 _USUAL_THREADS = 108 * 2048
 
 
+_AFTER_LOADING = ALL_PHASES - {"load", "adapters"}
+
+
 def resident_threads(job: Job) -> int | None:
     """Threads that the whole GPU can hold at once; ``None`` where its multiprocessors or what each can hold are not known.
 
@@ -65,6 +68,19 @@ def nccl_bytes(job: Job) -> Number:
     return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
 
 
+def vllm_bytes(job: Job) -> Number:
+    """What vLLM takes on the same card: weights of its own and a cache that fills its share of the card's memory.
+
+    Formula: ``--vllm-memory`` x memory of the card.  Source: vllm 0.11 worker/gpu_worker.py init_device, determine_available_memory:
+    requested memory is total memory x gpu_memory_utilization, which must be free when the engine starts.
+    Ignored: what a sleeping engine keeps, and graphs that it records beyond its share.
+    """
+    rollout, visible = job.recipe.rollout, job.hardware.gpu.visible_memory_bytes
+    if rollout is None or rollout.generator != "vllm" or visible is None:
+        return 0
+    return rollout.vllm_share * visible
+
+
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """CUDA context, NCCL's buffers and paged optimizer states."""
     context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
@@ -72,6 +88,7 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
     return (
         *make_term("context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"),
         *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
+        *make_term("vllm_engine", "vLLM beside the training", vllm_bytes(job), _AFTER_LOADING, "outside:vllm_bytes", "replicated"),
         *make_term("paged_optimizer_states", "paged optimizer states", paged, AFTER_STEP, "outside:paged_bytes", shards),
     )
 

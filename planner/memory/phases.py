@@ -11,7 +11,6 @@ AFTER_STEP: frozenset[Phase] = frozenset(
     {"optimizer_step", "generation_2", "forward_2", "loss_2", "backward_2", "eval", "save"}
 )
 PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
-GENERATION: frozenset[Phase] = frozenset({"generation", "generation_2"})
 STEPS: frozenset[Phase] = PASSES | {"optimizer_step"}
 
 

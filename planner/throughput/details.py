@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.anatomy.work import matmul_flop
 from planner.domain.prediction import TimePrediction
 from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
 from planner.throughput.passes import passes_aside
@@ -52,6 +53,13 @@ def _adapters(job: Job) -> str:
 
 def _logits(job: Job) -> str:
     return f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, at {_memory(job)}"
+
+
+def _generation(job: Job) -> str:
+    rollout, rows = job.recipe.rollout, job.recipe.batch.rows * job.recipe.generation_micro_steps
+    tokens = rollout.completion_tokens if rollout else 0
+    cached = cache_bytes_per_token(job) / MEGA
+    return f"{rows} sequences, {tokens} tokens one after another, {cached:.2f} MB of cache per token at {_memory(job)}"
 
 
 def _quantized(job: Job) -> str:
@@ -115,6 +123,7 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,
+    "generation": _generation,
     "collectives": _collectives,
     "host_transfers": _transfers,
     "cpu_adam": _cpu_adam,

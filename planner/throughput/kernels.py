@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.anatomy.regime import WIDE_BYTES
 from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
-from planner.arrays import maximum, where
-from planner.domain.recipe import GPTQ, Number
+from planner.arrays import maximum, minimum, where
+from planner.domain.recipe import GPTQ, Number, Recipe
 from planner.throughput.job import Job
 from planner.throughput.rotations import rotation_seconds
 
@@ -78,6 +78,7 @@ def head_seconds(job: Job, tokens: Number) -> Number:
     tensor core requirements: all else is slower without them; rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to
     50,304 words saves 8.8 of 73 ms, as long as its head needs.
     """
+    tokens = tokens * scored_share(job.recipe)
     aligned = job.regime.compute == 4 or job.scenario.model.vocab_size * job.regime.compute % _ALIGNMENT_BYTES == 0
     seconds = product_seconds(job, job.work.head, tokens, 1.0) * (1.0 if aligned else _UNALIGNED)
     if job.regime.is_wide and job.regime.outside == WIDE_BYTES:
@@ -232,8 +233,19 @@ def logits_seconds(job: Job) -> Number:
     model = job.scenario.model
     words = 0 if job.recipe.task == "reward" and not model.value_head else model.vocab_size
     by_logit = 2 * job.regime.compute + 4 if model.value_head else job.profile.logits_bytes
-    moved = words * job.micro.computed * by_logit + job.profile.normhead_bytes
+    tokens = job.micro.computed * scored_share(job.recipe)
+    moved = words * tokens * by_logit + job.profile.normhead_bytes
     return moved / job.rates.memory_bytes_per_s
+
+
+def scored_share(recipe: Recipe) -> Number:
+    """Share of the tokens whose logits are made: those of completions, where these were generated.
+
+    Source: trl 1.16.0 trainer/grpo_trainer.py (``logits_to_keep``).
+    """
+    if recipe.rollout is None:
+        return 1.0
+    return minimum(recipe.rollout.completion_tokens / recipe.batch.seq_len, 1.0)
 
 
 # Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of which the threads of a

@@ -19,6 +19,7 @@ from planner.throughput.communication import (
     waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
+from planner.throughput.generation import generation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import (
     adapter_seconds,
@@ -137,6 +138,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms += _term("generation", generation_seconds(job), "generation:generation_seconds")
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
