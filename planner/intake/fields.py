@@ -285,7 +285,7 @@ _FIELDS = (
     _one_of(
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a pair of sequences of up "
-        "to --seq tokens, but one sequence for kto; or grpo, whose samples are a prompt and its completion, together --seq tokens",
+        "to --seq tokens, but one sequence for kto; or grpo, whose samples are prompt and completion, together --seq tokens",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
@@ -339,7 +339,13 @@ _FIELDS = (
     RequestField("compare_reference", "flag", "Ask the model as it was about each completion: a beta other than 0 (grpo)"),
     _one_of("generator", "Who generates: transformers, vllm on the same cards, or vllm-server on others (grpo)", GENERATORS),
     RequestField(
-        "vllm_memory", "number", "Share of the card's memory that vLLM takes (grpo)", low=0, high=1, above_low=True, below_high=True
+        "vllm_memory",
+        "number",
+        "Share of the card's memory that vLLM takes (grpo)",
+        low=0,
+        high=1,
+        above_low=True,
+        below_high=True,
     ),
     RequestField(
         "data",

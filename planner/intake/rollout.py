@@ -50,5 +50,7 @@ def _completion(ledger: Ledger) -> int:
     if ledger.said("completion_length"):
         ledger.remark("completion_length", _FULL)
     if tokens >= seq:
-        raise UsageError(f"completion_length of {tokens} leaves no room for a prompt in seq of {seq}: raise seq, which holds both")
+        raise UsageError(
+            f"completion_length of {tokens} leaves no room for a prompt in seq of {seq}: raise seq, which holds both"
+        )
     return tokens

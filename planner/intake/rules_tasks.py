@@ -66,7 +66,7 @@ TASK_RULES = (
     Rule(
         "generations-uneven",
         "refuse",
-        "Batch, GPUs and micro-steps of a generation must multiply to a multiple of --generations; change --batch or --generations",
+        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; change --batch or --generations",
         _uneven,
         _uneven_text,
     ),
@@ -80,8 +80,8 @@ TASK_RULES = (
     Rule(
         "generation-of-other-layers",
         "refuse",
-        "Generation is modelled of text with layers of attention: not of images, nor of layers that keep a state instead of keys; "
-        "use another model",
+        "Generation is modelled of text with layers of attention, not of images, nor of layers that keep a state instead of "
+        "keys; use another model",
         lambda case: (
             case.recipe.rollout is not None
             and (case.recipe.batch.images is not None or any(group.block.mixer is not None for group in case.model.groups))

@@ -71,9 +71,9 @@ def nccl_bytes(job: Job) -> Number:
 def vllm_bytes(job: Job) -> Number:
     """What vLLM takes on the same card: weights of its own and a cache that fills its share of the card's memory.
 
-    Formula: ``--vllm-memory`` x memory of the card.  Source: vllm 0.11 worker/gpu_worker.py init_device, determine_available_memory:
-    requested memory is total memory x gpu_memory_utilization, which must be free when the engine starts.
-    Ignored: what a sleeping engine keeps, and graphs that it records beyond its share.
+    Formula: ``--vllm-memory`` x memory of the card.  Source: vllm v1/worker/gpu_worker.py determine_available_memory,
+    ``requested_memory`` (total memory x gpu_memory_utilization) less ``non_kv_cache_memory``, without what was there before.
+    Ignored: graphs that it records beyond its share; vLLM up to 0.8 counted what was there before, and took that much less.
     """
     rollout, visible = job.recipe.rollout, job.hardware.gpu.visible_memory_bytes
     if rollout is None or rollout.generator != "vllm" or visible is None:
@@ -88,7 +88,9 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
     return (
         *make_term("context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"),
         *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
-        *make_term("vllm_engine", "vLLM beside the training", vllm_bytes(job), _AFTER_LOADING, "outside:vllm_bytes", "replicated"),
+        *make_term(
+            "vllm_engine", "vLLM beside the training", vllm_bytes(job), _AFTER_LOADING, "outside:vllm_bytes", "replicated"
+        ),
         *make_term("paged_optimizer_states", "paged optimizer states", paged, AFTER_STEP, "outside:paged_bytes", shards),
     )
 

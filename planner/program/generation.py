@@ -10,17 +10,13 @@ row of keys into; ids and masks.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
 from planner.program.operators import Operators
 from planner.program.stream import Instance
 from planner.program.template import SHARED_SLOTS, Shape
-from planner.program.tensors import Tensor, Unit
+from planner.program.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
-GenerationRole = Literal["prompt", "token"]
-"""What a pass of a generation reads: the prompts, or one more token of each sequence."""
 KEYS, VALUES = "cached keys", "cached values"
 _TERM = "kv_cache"
 CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KEYS, VALUES)}
@@ -30,13 +26,16 @@ CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KE
 def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Keys and values of all tokens so far: what is cached and the ``new`` ones, joined; the cache keeps them.
 
+    A cache begins as an empty tensor in the dtype of the keys, so that values come to it, too.
+
     ``new`` lives until both are joined, because the caller refers to it, and is emptied.
     """
     grown = Unit.CACHED_TOKENS if view.block.attention.window_tokens is None else Unit.WINDOW_TOKENS
+    dtype = promoted(new[0].dtype, new[1].dtype)
     made: list[Tensor] = []
     for name, each in zip((KEYS, VALUES), new, strict=True):
         before = torch.shared.pop(name, None)
-        whole = torch.new(each.unit if before is None else grown, each.count, each.dtype, "cat", _TERM)
+        whole = torch.new(each.unit if before is None else grown, each.count, dtype, "cat", _TERM)
         del before
         whole.head_by_head = True
         torch.outputs.append(whole.alias())

@@ -30,7 +30,8 @@ from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 Role = Literal["policy", "reference", "divergence", "prompt", "token"]
-"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on other completions; or which tokens a generation reads."""
+"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on other completions; or
+which tokens a generation reads."""
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Tokens and words of one tile of logits.  Source: trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py."""
 _ENTROPY_ROWS = 128
@@ -43,10 +44,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     ``passed`` holds the stream, and is emptied.
     """
     recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
-    if recipe.loss == "chunked":
-        return tiles(torch, ends, passed)
-    if recipe.rollout is not None:
-        return _completion_rows(torch, ends, passed, role)
+    if recipe.loss == "chunked" or recipe.rollout is not None:
+        return tiles(torch, ends, passed) if recipe.loss == "chunked" else _completion_rows(torch, ends, passed, role)
     logits = [_logits(torch, ends, passed)]
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
@@ -353,7 +352,10 @@ def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 
 def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
-    """``hidden[:, :-1][mask]``, a copy of tokens or of those of completions; gradients are written into zeros for each of both indices."""
+    """``hidden[:, :-1][mask]``, a copy of all tokens or of those of completions.
+
+    Gradients are written into zeros for each of both indices.
+    """
     part = torch.part(hidden, hidden.count)
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
     out = torch.new(picked, count, dtype, "index")

@@ -120,7 +120,8 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     before = _before_layers(job, ends, mode)
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
     grown = tuple(CACHE.items()) if role == "token" else ()
-    given = {view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items()) + grown for view in ends.kinds}
+    names = {view: names_for(job.model, view).items() for view in ends.kinds}
+    given = {view: (*((name, shares[known]) for name, known in found), *grown) for view, found in names.items()}
     for number, view in enumerate(layers):
         template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
         if parts[-1].template is template:
@@ -194,8 +195,8 @@ def _one_layer(view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[st
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
-    generates = mode.role in ("prompt", "token")
-    return run(partial(_caching_layer if generates else _kept_layer if keeps else _layer, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
+    runs = _caching_layer if mode.role in ("prompt", "token") else _kept_layer if keeps else _layer
+    return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 
 def _kept_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:

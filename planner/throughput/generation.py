@@ -17,7 +17,7 @@ _COPIED_ACCESSES, _KEPT_ACCESSES = 3, 1
 def generation_seconds(job: Job) -> Number:
     """Completions of all micro-batches of one optimizer step, each of its full length; seconds.
 
-    Formula: generations per step x (prompts in one pass + completion tokens x one more token of every sequence).  A pass takes its
+    Formula: generations per step x (prompts in one pass + completion tokens x one more token of each sequence).  A pass takes its
     kernels, or the host's time to issue its operators if that is longer; vLLM issues recorded graphs.  One more token reads all
     weights, and the cache of prompt and half a completion.
     Source: as :mod:`planner.throughput.evaluation`; transformers 5.23 cache_utils.py DynamicLayer.update.
