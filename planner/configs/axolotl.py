@@ -11,6 +11,7 @@ from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.preferences import axolotl_task, read_precomputed
+from planner.configs.rollouts import read_rollout
 from planner.configs.reading import Reading
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
 from planner.configs.trained import read_unfrozen
@@ -216,6 +217,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
     if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
         reading.said.pop("eval_batch", None)
+    if reading.value("task") == "grpo":
+        _read_generated(keys, reading)
     keys.skip(AXOLOTL_HARMLESS)
     keys.skip(TRAINER_HARMLESS)
 
@@ -234,6 +237,21 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+
+
+def _read_generated(keys: Keys, reading: Reading) -> None:
+    """What GRPO generates: the section ``trl``, and of ``vllm`` the share of the card.
+
+    Raises:
+        NotModelledError: what :func:`read_rollout` refuses.
+    """
+    reading.said.pop("padding", None)
+    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    engine = keys.part("vllm")
+    if engine is not None and reading.value("generator") == "vllm":
+        engine.refuse_above_one({"tensor_parallel_size": "vLLM that divides a model over cards is not modelled"})
+        reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
+        engine.skip(("max_model_len", "dtype", "enable_prefix_caching", "host", "port", "enforce_eager", "data_parallel_size"))
 
 
 def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:

@@ -10,6 +10,7 @@ row of keys into; ids and masks.
 
 from __future__ import annotations
 
+from planner.domain.term import TermName
 from planner.program.ends import EndsView, head_weight, last_norm, scaled_logits
 from planner.program.operators import Operators
 from planner.program.stream import Instance
@@ -18,7 +19,7 @@ from planner.program.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
 KEYS, VALUES = "cached keys", "cached values"
-_TERM = "kv_cache"
+_TERM: TermName = "kv_cache"
 CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KEYS, VALUES)}
 """What a layer gets from the pass before; its size is that of what it stands for."""
 
