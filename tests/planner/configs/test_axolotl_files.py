@@ -146,7 +146,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
-        ("rl: grpo\n", "rl: reinforcement learning (grpo)"),
+        ("rl: gdpo\n", "rl: reinforcement learning (gdpo)"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),

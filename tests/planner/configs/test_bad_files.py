@@ -97,7 +97,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
         (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
         (AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", NotModelledError, "what spectrum trains"),
-        (AXOLOTL + "rl: grpo\n", NotModelledError, "rl: reinforcement"),
+        (AXOLOTL + "rl: gdpo\n", NotModelledError, "rl: reinforcement"),
         (
             TRL + "lora_target_modules: [q_proj]\nlora_target_parameters: [22.mlp.experts.down_proj]\n",
             NotModelledError,
