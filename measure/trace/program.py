@@ -177,6 +177,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
             wider,
         ),
+        (recipe.rollout is not None, f"task '{recipe.task}'", "the dry run of its script (measure trace --gpu CARD -- PROGRAM)"),
         (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),

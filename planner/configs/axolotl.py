@@ -11,8 +11,8 @@ from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.preferences import axolotl_task, read_precomputed
-from planner.configs.rollouts import read_rollout
 from planner.configs.reading import Reading
+from planner.configs.rollouts import read_rollout
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
 from planner.configs.trained import read_unfrozen
 from planner.configs.trainer import (

@@ -251,6 +251,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "dpo", "sharding": "zero3", "gpus": 2},
         {"task": "orpo", "sharding": "zero3", "gpus": 2},
     ),
+    "generations-uneven": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
+    ),
+    "generation-divided": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero3", "gpus": 2},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero2", "gpus": 2},
+    ),
+    "generation-of-other-layers": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8},
+    ),
     "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
     "preference-loss-kernel": (
         {"task": "dpo", "loss": "liger", "stack": "llama-factory"},

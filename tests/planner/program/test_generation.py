@@ -32,10 +32,12 @@ def scenario_of(**flags: Any) -> Scenario:
 
 
 def made(**flags: Any) -> Job:
+    """The same, ready for formulas."""
     return job_of(scenario_of(**flags), Coefficients())
 
 
 def peaks(job: Job) -> dict[Phase, int]:
+    """The most that is allocated in each phase."""
     return {each.phase: int(each.allocated_bytes) for each in replayed_phases(job)}
 
 
