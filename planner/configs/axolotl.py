@@ -217,10 +217,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
     if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
         reading.said.pop("eval_batch", None)
-    if reading.value("task") == "grpo":
-        _read_generated(keys, reading)
-    keys.skip(AXOLOTL_HARMLESS)
-    keys.skip(TRAINER_HARMLESS)
+    _read_generated(keys, reading)
+    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:
@@ -240,11 +238,13 @@ def _read_task(keys: Keys, reading: Reading) -> None:
 
 
 def _read_generated(keys: Keys, reading: Reading) -> None:
-    """What GRPO generates: the section ``trl``, and of ``vllm`` the share of the card.
+    """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
 
     Raises:
         NotModelledError: what :func:`read_rollout` refuses.
     """
+    if reading.value("task") != "grpo":
+        return
     reading.said.pop("padding", None)
     read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
     engine = keys.part("vllm")

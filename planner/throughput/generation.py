@@ -60,7 +60,11 @@ def wide_weight_bytes(job: Job) -> Number:
 
 
 def cache_bytes_per_token(job: Job) -> Number:
-    """Keys and values of one token in all layers.  Ignored: windows, which cache no more than themselves."""
+    """Keys and values of one token in all layers.
+
+    Formula: layers x key heads x (key features + value features) x bytes of the compute dtype.
+    Source: transformers 5.23 cache_utils.py DynamicLayer.  Ignored: windows, which cache no more than themselves.
+    """
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype]
     groups = job.scenario.model.groups
     heads = ((group.count, group.block.attention) for group in groups)

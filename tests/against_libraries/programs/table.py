@@ -45,8 +45,8 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP, "--method=qlora", "--mixed", "--checkpointing=not"): ("--method=qlora", "--lora-rank=8", AGAIN),
     ("step.py", *STEP, "--method=int8", "--mixed", "--checkpointing=not"): ("--method=int8", "--lora-rank=8", AGAIN),
     **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
-    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
-    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
+    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
+    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
 }  # fmt: skip
 
 
