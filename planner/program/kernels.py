@@ -242,8 +242,7 @@ def _merged(torch: Operators, out: Tensor) -> Tensor:
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention by single operators in fp32, with the heads of keys and values broadcast.
 
-    Of one sample no head is copied for a product.  Rows without any key are looked for, a boolean for each score.  The
-    probabilities are cast to be returned, though nobody reads them.
+    Of one sample no head is copied for a product.  The probabilities are cast to be returned, though nobody reads them.
     Source: attention.cpp ``_scaled_dot_product_attention_math``.
     """
     spec, given = view.block.attention, query.dtype
@@ -257,8 +256,6 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     if view.masked:
         scores = torch.contiguous(scores, "add")
     scores = torch.softmax(scores)
-    _hidden = torch.new(Unit.PAIRS, spec.n_heads, "bool", "_safe_softmax")
-    del _hidden
     _returned = torch.like(scores, "to", given)
     out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)
