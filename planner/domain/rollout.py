@@ -1,4 +1,6 @@
-"""Training on completions that the model writes itself: how long they are, who generates them, and how often."""
+"""Training on completions that the model writes itself: how long they are, who generates them,
+and how often.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ GENERATORS: tuple[Generator, ...] = get_args(Generator)
 class Rollout:
     """What a task that generates adds to a recipe.
 
-    ``completion_tokens``: those of ``seq_len`` that are generated; the rest is the prompt.  ``generations``: completions of one
-    prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as many as an optimizer step takes.
-    ``iterations``: how often each completion is trained on.  ``has_reference``: whether the model as it was before is asked.
-    ``vllm_share``: of the card's memory, which vLLM takes beside the training.
+    ``completion_tokens``: those of ``seq_len`` that are generated; the rest is the prompt.  ``generations``:
+    completions of one prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as
+    many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
+    ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
+    which vLLM takes beside the training.
     """
 
     completion_tokens: int

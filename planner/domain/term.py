@@ -81,7 +81,8 @@ TermName = Literal[
 ]
 TermKind = Literal["replicated", "sharded", "transient"]
 
-# Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
+# Which of the three totals a term belongs to: allocator slack adds to reserved,
+# driver terms to the device total.
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states", "vllm_engine"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
@@ -101,8 +102,9 @@ ALLOCATED_TERM_ORDER: dict[str, int] = {
 class Term:
     """``n_bytes`` of one kind of thing alive on one GPU during ``phases``.
 
-    ``formula`` names the function that computes it (``planner.memory.outside:context_bytes``) or writes its operators down
-    (``planner.program.load:load``); ``detail`` gives its numbers, or its operators with their sizes.
+    ``formula`` names the function that computes it (``planner.memory.outside:context_bytes``) or writes its
+    operators down (``planner.program.load:load``); ``detail`` gives its numbers, or its operators with their
+    sizes.
     """
 
     name: TermName

@@ -26,19 +26,28 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
     if task not in GENERATING_TASKS:
         said = next((name for name in ROLLOUT_FIELDS if ledger.said(name)), None)
         if said is not None:
-            raise UsageError(f"{said} is of tasks that generate ({', '.join(sorted(GENERATING_TASKS))}), and the task is {task}")
+            raise UsageError(
+                f"{said} is of tasks that generate ({', '.join(sorted(GENERATING_TASKS))}), and the "
+                f"task is {task}"
+            )
         return None
-    generator: Generator = ledger.choose("generator", "transformers", "assumed", f"{_CONFIG}: use_vllm is off")
+    generator: Generator = ledger.choose(
+        "generator", "transformers", "assumed", f"{_CONFIG}: use_vllm is off"
+    )
     beside = generator == "vllm"
     iterations: int = ledger.choose("iterations", 1, "assumed", f"{_CONFIG}: num_iterations")
     return Rollout(
         completion_tokens=_completion(ledger),
         generations=ledger.choose("generations", 8, "assumed", f"{_CONFIG}: num_generations"),
-        micro_steps=ledger.choose("generation_steps", None, "assumed") if ledger.said("generation_steps") else None,
+        micro_steps=ledger.choose("generation_steps", None, "assumed")
+        if ledger.said("generation_steps")
+        else None,
         iterations=iterations,
         has_reference=ledger.choose("compare_reference", False, "assumed", f"{_CONFIG}: beta is 0"),
         generator=generator,
-        vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization") if beside else 0.0,
+        vllm_share=ledger.choose("vllm_memory", 0.3, "assumed", f"{_CONFIG}: vllm_gpu_memory_utilization")
+        if beside
+        else 0.0,
     )
 
 
@@ -51,6 +60,7 @@ def _completion(ledger: Ledger) -> int:
         ledger.remark("completion_length", _FULL)
     if tokens >= seq:
         raise UsageError(
-            f"completion_length of {tokens} leaves no room for a prompt in seq of {seq}: raise seq, which holds both"
+            f"completion_length of {tokens} leaves no room for a prompt in seq of {seq}: raise seq, "
+            "which holds both"
         )
     return tokens

@@ -1,11 +1,14 @@
-"""How completions are generated with Transformers: the prompts in one pass, then token after token, over a cache that grows.
+"""How completions are generated with Transformers: the prompts in one pass, then token after token,
+over a cache that grows.
 
-A cache that takes one more token is written anew, so that of one layer the old and the new keys are there together.  Three
-passes stand for all: the prompts, one more token, and the last token of the longest completions.
-Source: transformers 5.23 cache_utils.py DynamicLayer.update, DynamicSlidingWindowLayer.update; generation/utils.py _sample;
-trl 1.16.0 trainer/grpo_trainer.py _generate_single_turn; torch 2.13 ATen/native/Distributions.cpp multinomial.
-Ignored: what growing caches leave reserved, which the allocator gives back on a full card; what FlashAttention splits a long
-row of keys into; ids and masks.
+A cache that takes one more token is written anew, so that of one layer the old and the new keys are there
+together.  Three passes stand for all: the prompts, one more token, and the last token of the longest
+completions.
+Source: transformers 5.23 cache_utils.py DynamicLayer.update, DynamicSlidingWindowLayer.update;
+generation/utils.py _sample; trl 1.16.0 trainer/grpo_trainer.py _generate_single_turn; torch 2.13
+ATen/native/Distributions.cpp multinomial.
+Ignored: what growing caches leave reserved, which the allocator gives back on a full card; what
+FlashAttention splits a long row of keys into; ids and masks.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KE
 
 
 def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values of all tokens so far: what is cached and the ``new`` ones, joined; the cache keeps them.
+    """Keys and values of all tokens so far: what is cached and the ``new`` ones, joined;
+    the cache keeps them.
 
     A cache begins as an empty tensor in the dtype of the keys, so that values come to it, too.
 
@@ -46,7 +50,8 @@ def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor
 
 
 def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The next token of each sequence: logits of the last position, widened, copied, and turned to probabilities.
+    """The next token of each sequence: logits of the last position, widened, copied,
+    and turned to probabilities.
 
     ``passed`` holds the stream, and is emptied.
     """

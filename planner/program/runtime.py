@@ -1,4 +1,6 @@
-"""Who runs a step: plain PyTorch here; engines that divide weights, gradients or states override what they do otherwise."""
+"""Who runs a step: plain PyTorch here; engines that divide weights,
+gradients or states override what they do otherwise.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def _in_units(parts: Iterable[Part], units: Mapping[Unit, Unit]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One micro-step: the phases of its forward, loss and backward, and whether the optimizer steps after it."""
+    """One micro-step: the phases of its forward, loss and backward,
+    and whether the optimizer steps after it.
+    """
 
     forward: Phase
     loss: Phase
@@ -60,8 +64,8 @@ class Pass:
 class Generation:
     """What runs before the micro-steps of a task that generates, all of it without gradients.
 
-    ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another program generates.
-    ``asides``: passes over a micro-batch of whole sequences.
+    ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another
+    program generates.  ``asides``: passes over a micro-batch of whole sequences.
     """
 
     prompts: Sequence[Part]
@@ -72,9 +76,9 @@ class Generation:
 class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
-    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients that each micro-step
-    runs before the forward pass, and between it and the loss.
-    ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are added.
+    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
+    that each micro-step runs before the forward pass, and between it and the loss.  ``adds_gradients``:
+    gradients stay where the backward pass made them, and those of later micro-steps are added.
     """
 
     adds_gradients = True
@@ -127,7 +131,8 @@ class Runtime:
         return [*_trained(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
-        """The head and the loss; then the graph of the micro-step before goes, where the loop refers to it until now.
+        """The head and the loss; then the graph of the micro-step before goes,
+        where the loop refers to it until now.
 
         ``first``: passes that ran before this one.
         """
@@ -174,7 +179,9 @@ class Runtime:
             self.let_go(self.run_aside(aside))
 
     def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
-        """A forward pass of parts that were made without gradients; ``cached``: the pass before, whose cache it goes on with."""
+        """A forward pass of parts that were made without gradients; ``cached``: the pass before,
+        whose cache it goes on with.
+        """
         made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
         if cached is not None:
             hand_over(cached, made)

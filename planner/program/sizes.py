@@ -12,7 +12,9 @@ from planner.program.tensors import EVALUATED, Unit
 
 
 def unit_values(job: Job) -> dict[Unit, Number]:
-    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated: as many samples, if none are said."""
+    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
+    as many samples, if none are said.
+    """
     trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
     evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
     evaluated = {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
@@ -52,7 +54,10 @@ def _units_of(job: Job) -> dict[Unit, Number]:
 def _generated_units(job: Job) -> dict[Unit, Number]:
     """Sizes of the batch that is generated at once; the last token of a sequence is never cached."""
     batch, completion = job.recipe.batch, completion_tokens(job)
-    rows, rank = batch.rows * job.recipe.generation_micro_steps, job.recipe.adapter.rank if job.recipe.adapter else 0
+    rows, rank = (
+        batch.rows * job.recipe.generation_micro_steps,
+        job.recipe.adapter.rank if job.recipe.adapter else 0,
+    )
     prompt, cached = batch.seq_len - completion, batch.seq_len - 1
     windows = [group.block.attention.window_tokens for group in job.model.groups]
     window = max((each for each in windows if each is not None), default=0)

@@ -35,14 +35,20 @@ else:
     from trl.experimental.orpo import ORPOConfig as Config
     from trl.experimental.orpo import ORPOTrainer as Trainer
 columns = {"sft": ["text"], "reward": ["chosen", "rejected"], "kto": ["prompt", "completion", "label"]}
-rows = load_dataset("a-data-set-of-the-hub", split="train").select_columns(columns.get(task, ["prompt", "chosen", "rejected"]))
+rows = load_dataset("a-data-set-of-the-hub", split="train").select_columns(
+    columns.get(task, ["prompt", "chosen", "rejected"])
+)
 tokenizer = AutoTokenizer.from_pretrained(model)
 if task == "grpo":
-    said = {"num_generations": 4, "max_completion_length": 16} | (json.loads(sys.argv[-1]) if sys.argv[-1][0] == "{" else {})
+    said = {"num_generations": 4, "max_completion_length": 16} | (
+        json.loads(sys.argv[-1]) if sys.argv[-1][0] == "{" else {}
+    )
     adapters, words = "lora" in sys.argv, rows[0]["prompt"].split()
     model, words = said.pop("model", model), (words * 100)[: said.pop("prompt", 64)]
     rows = Dataset.from_list([{"prompt": " ".join(words)}] * 256)
-    args = Config(**{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": True, "report_to": "none"} | said)
+    args = Config(
+        **{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": True, "report_to": "none"} | said
+    )
     peft_config = LoraConfig(r=8, target_modules="all-linear") if adapters else None
     rewards = lambda completions, **_: [float(number) for number in range(len(completions))]  # noqa: E731
     Trainer(model, rewards, args, rows, processing_class=tokenizer, peft_config=peft_config).train()

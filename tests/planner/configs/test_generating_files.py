@@ -1,4 +1,6 @@
-"""Files that train on what the model generates: lengths, who generates, and what follows from the age of a file."""
+"""Files that train on what the model generates: lengths, who generates,
+and what follows from the age of a file.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,18 @@ from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 
-TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nnum_generations: 4\nper_device_train_batch_size: 4\n"
-AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_target_linear: true\nmicro_batch_size: 4\nbf16: true\nrl: grpo\n"
-OLD = "model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: bfloat16\nper_device_train_batch_size: 16\nnum_generations: 16\n"
+TRL = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nnum_generations: "
+    "4\nper_device_train_batch_size: 4\n"
+)
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_target_linear: true\nmicro_batch_size: "
+    "4\nbf16: true\nrl: grpo\n"
+)
+OLD = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: bfloat16\nper_device_train_batch_size: "
+    "16\nnum_generations: 16\n"
+)
 
 
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
@@ -44,8 +55,14 @@ def test_todays_defaults(tmp_path: Path) -> None:
 def test_what_is_said(tmp_path: Path) -> None:
     """Every key that moves bytes or time."""
     said = "max_completion_length: 300\nsteps_per_generation: 2\nnum_iterations: 3\nbeta: 0.01\n"
-    found = rollout_of(tmp_path, TRL + said + "use_vllm: true\nvllm_mode: colocate\nvllm_gpu_memory_utilization: 0.4\n", seq=1024)
-    assert found == Rollout(300, 4, micro_steps=2, iterations=3, has_reference=True, generator="vllm", vllm_share=0.4)
+    found = rollout_of(
+        tmp_path,
+        TRL + said + "use_vllm: true\nvllm_mode: colocate\nvllm_gpu_memory_utilization: 0.4\n",
+        seq=1024,
+    )
+    assert found == Rollout(
+        300, 4, micro_steps=2, iterations=3, has_reference=True, generator="vllm", vllm_share=0.4
+    )
 
 
 def test_a_file_of_an_older_trl(tmp_path: Path) -> None:
@@ -61,7 +78,10 @@ def test_a_file_of_an_older_trl(tmp_path: Path) -> None:
 
 def test_a_file_of_axolotl(tmp_path: Path) -> None:
     """Its section for TRL, and the share of the card in that for vLLM."""
-    said = "trl:\n  beta: 0.001\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n  max_completion_length: 256\n"
+    said = (
+        "trl:\n  beta: 0.001\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n  "
+        "max_completion_length: 256\n"
+    )
     found = rollout_of(tmp_path, AXOLOTL + said + "vllm:\n  gpu_memory_utilization: 0.5\n", seq=512)
     assert found == Rollout(256, 4, has_reference=True, generator="vllm", vllm_share=0.5)
 

@@ -1,4 +1,6 @@
-"""Training on completions that the model generates: the growing cache by hand, the step against the dry run of TRL's trainer."""
+"""Training on completions that the model generates: the growing cache by hand,
+the step against the dry run of TRL's trainer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from planner.program.tensors import Unit
 from planner.throughput.generation import cache_bytes_per_token
 
 DRY_RUNS = Path(__file__).parents[2] / "against_libraries/programs/grpo.csv"
-SAID: dict[str, Any] = {"gpu": "a100-80-sxm", "task": "grpo", "model": "qwen2.5-0.5b", "method": "lora", "seq": 128, "batch": 4}
+SAID: dict[str, Any] = {
+    "gpu": "a100-80-sxm",
+    "task": "grpo",
+    "model": "qwen2.5-0.5b",
+    "method": "lora",
+    "seq": 128,
+    "batch": 4,
+}
 
 
 def scenario_of(**flags: Any) -> Scenario:
@@ -41,7 +50,9 @@ def peaks(job: Job) -> dict[Phase, int]:
     return {each.phase: int(each.allocated_bytes) for each in replayed_phases(job)}
 
 
-@pytest.mark.parametrize("row", list(csv.DictReader(DRY_RUNS.open(encoding="utf-8"))), ids=lambda row: row["job"])
+@pytest.mark.parametrize(
+    "row", list(csv.DictReader(DRY_RUNS.open(encoding="utf-8"))), ids=lambda row: row["job"]
+)
 def test_allocated_is_that_of_the_trainer(row: dict[str, str]) -> None:
     """Within 1 % of the dry run of GRPOTrainer."""
     words = [word.partition("=") for word in row["job"].split()]
@@ -79,7 +90,9 @@ def test_sizes_of_a_generation() -> None:
 
 def test_gradients_are_there_where_generation_is_more_frequent_than_steps() -> None:
     """Of two generations for each step the second one finds the gradients of the first micro-step."""
-    aligned, often = (peaks(made(grad_accum=2, method="full", **more)) for more in ({}, {"generation_steps": 1}))
+    aligned, often = (
+        peaks(made(grad_accum=2, method="full", **more)) for more in ({}, {"generation_steps": 1})
+    )
     weights = 494_032_768 * 4
     assert often["generation_2"] - aligned["generation_2"] == pytest.approx(weights, rel=0.05)
 
