@@ -12,6 +12,7 @@ from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
+Side = Literal["no", "outputs", "inputs"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed"]
@@ -44,7 +45,7 @@ class LinearSpec:
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
     all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
     ``packed_as_head``: a head that k-bit quantisers replace like any other matrix.  ``left_whole``: a matrix that the
-    quantiser of the checkpoint left as it was.
+    quantiser of the checkpoint left as it was.  ``divided``: which side of the matrix lies in parts on several GPUs.
     """
 
     name: str
@@ -60,6 +61,7 @@ class LinearSpec:
     adaptable: bool = True
     packed_as_head: bool = False
     left_whole: bool = False
+    divided: Side = "no"
 
     @property
     def rank_factor(self) -> int:
@@ -323,6 +325,7 @@ class ModelSpec:
     ``rotary_by_kind``: layers with a window have tables of their own.
     ``vision``: the tower of a model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without
     its tower, where it has one.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
+    ``parts``: over how many GPUs its matrices are divided, of which this is one GPU's part.
     ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 
@@ -355,13 +358,14 @@ class ModelSpec:
     text_class: str = ""
     omits: str = ""
     stored: StoredWeights | None = None
+    parts: int = 1
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
     source: str = ""
 
     def __hash__(self) -> int:
         """Hash of the identifying fields: equality still compares all, and lookups in caches stay cheap."""
-        return hash((self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups)))
+        return hash((self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups), self.parts))
 
     def text_part(self) -> ModelSpec:
         """What ``text_class`` loads of a checkpoint that sees."""

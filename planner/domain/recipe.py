@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.parallel import ALONE, Parallel
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
 from planner.domain.vision import FrozenPart, Images
@@ -12,6 +13,8 @@ from planner.domain.vision import FrozenPart, Images
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from planner.domain.hardware import Hardware
 
     # A number, or an array of numbers when one call answers a grid of scenarios.
     Number = int | float | npt.NDArray[np.float64]
@@ -172,6 +175,7 @@ class Batch:
     ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a sample is two sequences, prompt and
     completion each.  ``lengths``: those of all samples, where the data set was read.
     ``images``: those of each sequence, whose tokens are among its own; ``None`` for text alone.
+    ``parts``: over how many GPUs each sequence is divided, where the lengths are those of one GPU's part.
     """
 
     micro_batch: Number
@@ -182,6 +186,7 @@ class Batch:
     is_paired: bool = False
     lengths: SampleLengths | None = None
     images: Images | None = None
+    parts: int = 1
 
     @property
     def rows(self) -> Number:
@@ -219,6 +224,7 @@ class Recipe:
     ``optimizer_rank``: rows to which APOLLO projects gradients.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
     matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
+    ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -239,6 +245,11 @@ class Recipe:
     caches_reference: bool = False
     frozen: tuple[FrozenPart, ...] = ()
     optimizer_rank: int | None = None
+    parallel: Parallel = ALONE
+
+    def shards(self, hardware: Hardware) -> Number:
+        """Over how many GPUs one copy of what is divided lies; those that divide a sequence are among them."""
+        return self.sharding.shards(hardware) // self.parallel.tensor
 
     @property
     def steps_in_backward(self) -> bool:

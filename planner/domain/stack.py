@@ -23,6 +23,7 @@ SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+ModelParallel = Literal["unread", "features", "tokens"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
 PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
@@ -112,6 +113,8 @@ class Stack:
     ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position
     first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
     ``caches_reference``: log-probabilities of the reference are computed once, before training.
+    ``model_parallel``: what GPUs that divide a model's matrices have of the stream between them: all ``features`` of each token,
+    or their own ``tokens`` (sequence parallel).
     ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
     ``loss_weights``: the trainer takes the loss of each token from the logits that the model returns, and weighs it by the
     probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's own.
@@ -186,6 +189,7 @@ class Stack:
     loss_pieces: LossPieces
     pair_logps: PairLogps
     caches_reference: bool
+    model_parallel: ModelParallel
     reward_head: RewardHead
     loss_weights: LossWeights
     offloaded_inputs_kept: int

@@ -383,9 +383,9 @@ _FIELDS = (
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
     _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
     _amount("price", "US dollars per GPU and hour", MEGA),
-    _degree("tensor_parallel", "Tensor-parallel degree (not modelled above 1)"),
+    _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
-    _degree("context_parallel", "Context-parallel degree (not modelled above 1)"),
+    _count("context_parallel", "GPUs that divide each sequence", 65_536),
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""

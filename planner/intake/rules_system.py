@@ -57,7 +57,7 @@ SYSTEM_RULES = (
         "many-gpus-without-ddp",
         "warn",
         "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, which is not modelled)",
-        lambda case: case.hardware.world_size > 1 and not case.recipe.sharding.communicates,
+        lambda case: case.hardware.world_size > case.recipe.parallel.gpus and not case.recipe.sharding.communicates,
     ),
     Rule(
         "recurrent-kernels",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
+from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.parameters import ParamCounts, as_built, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import parts_of, trained_counts
@@ -98,12 +99,12 @@ def _own_trained(scenario: Scenario, counts: ParamCounts) -> int:
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     """Work out dtype regime, counts and shard counts of a scenario."""
-    scenario = replace(scenario, model=as_built(scenario.model, scenario.stack))
+    scenario = on_one_gpu(replace(scenario, model=as_built(scenario.model, scenario.stack)))
     recipe, model = scenario.recipe, scenario.model
     counts = param_counts(model, scenario.stack.skips_experts)
     adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0
     saved = saved_module_params(model, recipe.adapter.modules_to_save) if recipe.adapter else 0
-    sharding, shards = recipe.sharding, recipe.sharding.shards(scenario.hardware)
+    sharding, shards = recipe.sharding, recipe.shards(scenario.hardware)
     return Job(
         scenario=scenario,
         coefficients=coefficients,

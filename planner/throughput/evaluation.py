@@ -88,7 +88,7 @@ def _weight_seconds(job: Job) -> Number:
     recipe, rates = job.recipe, job.rates
     seconds: Number = 0.0
     if recipe.sharding.gathers_weights:
-        shards = recipe.sharding.shards(job.scenario.hardware)
+        shards = recipe.shards(job.scenario.hardware)
         seconds = stored_param_bytes(job) * ring_fraction(shards) / rates.collective_bytes_per_s
     if recipe.offloads_params:
         seconds = seconds + stored_param_bytes(job) / job.world / rates.host_link_bytes_per_s

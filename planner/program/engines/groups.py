@@ -56,7 +56,7 @@ class Sizes:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.n = int(job.recipe.sharding.shards(job.hardware))
+        self.n = int(job.recipe.shards(job.hardware))
         self._rank = largest_rank(job)
 
     def divides(self, weight: Weight) -> bool:

@@ -1,0 +1,100 @@
+"""What GPUs that divide a model send one another in the passes: each collective gives a new tensor.
+
+The tensors are made on the stream of the kernels, which waits for the collective before its next kernel.
+Source: torch 2.13 distributed/_functional_collectives.py (all_reduce, all_gather_single, reduce_scatter_single),
+distributed/tensor/_redistribute.py; transformers 5.23 distributed/tensor_parallel.py; torchtitan 0.3.0
+protocols/module.py, spmd_types 0.2.3.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.autograd import record
+from planner.program.operators import Operators
+from planner.program.tensors import Tensor, Unit
+from planner.program.view import LayerView
+
+
+def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``x`` as a matrix reads it whose outputs are divided: each GPU makes a part of its gradient, and the parts are summed.
+
+    Where the stream is divided over tokens, ``x`` was gathered before, by :func:`gathered`.
+    """
+    return with_summed_gradient(torch, x) if spec.divided == "outputs" and not splits_tokens(view) else x
+
+
+def leaving(torch: Operators, view: LayerView, spec: LinearSpec, out: Tensor) -> Tensor:
+    """The sum of what all GPUs return of a matrix whose inputs are divided: whole, or this GPU's part of the tokens."""
+    if spec.divided != "inputs":
+        return out
+    return scattered(torch, view, out) if splits_tokens(view) else summed(torch, out)
+
+
+def splits_tokens(view: LayerView) -> bool:
+    """Whether norms and the stream between matrices are divided over tokens (sequence parallel)."""
+    return view.recipe.parallel.tensor > 1 and view.stack.model_parallel == "tokens"
+
+
+def summed(torch: Operators, x: Tensor) -> Tensor:
+    """All-reduce of the parts of a sum; the gradient of each part is that of the sum."""
+    return record(torch, torch.like(x, "all_reduce"), [x], [], lambda _, gradient: [gradient])
+
+
+def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
+    """``x``, the parts of whose gradient are summed."""
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "all_reduce")])
+
+
+def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The tokens of all GPUs; of the gradient each gets the sum for its own.
+
+    A gathered tensor lies GPU by GPU and is copied into the order of tokens; a gradient is copied so before it is sent.
+    """
+    parts = view.recipe.parallel.tensor
+    unit, count, dtype = x.unit, x.count, x.dtype
+    if not splits_tokens(view):
+        return x
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        ordered = torch.like(gradient, "cat")
+        del gradient
+        del ordered
+        return [torch.new(unit, count, dtype, "reduce_scatter")]
+
+    return record(torch, _gather(torch, unit, count * parts, x), [x], [], backward)
+
+
+def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """This GPU's tokens of the sum of all parts; the gradient of the whole is gathered."""
+    parts = view.recipe.parallel.tensor
+    unit, count = x.unit, x.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [_gather(torch, unit, count, gradient)]
+
+    ordered = torch.like(x, "cat")
+    out = torch.new(unit, count / parts, x.dtype, "reduce_scatter")
+    del ordered
+    return record(torch, out, [x], [], backward)
+
+
+def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
+    """The features of all GPUs for every token; of the gradient each copies its own.
+
+    ``part`` holds this GPU's, and is emptied.
+    """
+    x = part.pop()
+    unit, count = x.unit, x.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "clone")]
+
+    return record(torch, _gather(torch, unit, count * parts, x), [x], [], backward)
+
+
+def _gather(torch: Operators, unit: Unit, count: float, x: Tensor) -> Tensor:
+    """What arrives, and its copy in order."""
+    received = torch.new(unit, count, x.dtype, "all_gather")
+    out = torch.new(unit, count, x.dtype, "cat")
+    del received
+    return out
