@@ -80,10 +80,17 @@ def check_parallel(scenario: Scenario) -> None:
     Raises:
         NotModelledError: it was not, or the libraries refuse it; says why.
     """
-    if scenario.recipe.parallel.divides:
-        reasons = [*_of_job(scenario), *_of_model(scenario), *_of_stack(scenario)]
-        if reasons:
-            raise NotModelledError(f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}")
+    reason = why_not_parallel(scenario)
+    if reason:
+        raise NotModelledError(reason)
+
+
+def why_not_parallel(scenario: Scenario) -> str:
+    """What was not read, or what the libraries refuse; empty where nothing is in the way."""
+    if not scenario.recipe.parallel.divides:
+        return ""
+    reasons = (*_of_job(scenario), *_of_model(scenario), *_of_stack(scenario))
+    return f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}" if reasons else ""
 
 
 def _asked(parallel: Parallel) -> str:

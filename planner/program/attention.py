@@ -6,6 +6,7 @@ Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attent
 from __future__ import annotations
 
 from planner.program.activations import clamped
+from planner.program.collectives import gathered, gathered_keys
 from planner.program.eager import eager
 from planner.program.heads import by_heads, fused_projection, head_norm, split
 from planner.program.kernels import fused_attention
@@ -20,7 +21,10 @@ from planner.program.view import LayerView
 def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
-        query, key, value, held = heads(torch, view, x)
+        query, key, value, held = heads(torch, view, gathered(torch, view, x))
+        if view.recipe.parallel.context > 1:
+            held += [key, value]
+            key, value = (gathered_keys(torch, view, each) for each in (key, value))
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.operators import Operators
-from planner.program.tensors import Tensor, Unit
+from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 
@@ -46,36 +46,38 @@ def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
 
 
 def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The tokens of all GPUs; of the gradient each gets the sum for its own.
+    """The tokens of all GPUs where the stream is divided over them; each GPU gets the sum of the gradient of its own."""
+    return _gathered_tokens(torch, view, x, view.recipe.parallel.tensor) if splits_tokens(view) else x
 
-    A gathered tensor lies GPU by GPU and is copied into the order of tokens; a gradient is copied so before it is sent.
+
+def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
+    """Keys or values of the whole sequence, for the queries of this GPU's part of it.
+
+    Source: torchtitan 0.3.0 models/common/decoder_sharding.py set_gqa_inner_attention_local_map.
     """
-    parts = view.recipe.parallel.tensor
+    whole = _gathered_tokens(torch, view, keys, view.recipe.parallel.context)
+    whole.head_by_head = keys.head_by_head
+    return whole
+
+
+def _gathered_tokens(torch: Operators, view: LayerView, x: Tensor, parts: int) -> Tensor:
+    """A gradient is copied GPU by GPU before it is sent."""
     unit, count, dtype = x.unit, x.count, x.dtype
-    if not splits_tokens(view):
-        return x
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        ordered = torch.like(gradient, "cat")
-        del gradient
-        del ordered
-        return [torch.new(unit, count, dtype, "reduce_scatter")]
+        return [_scatter(torch, gradient, count, dtype)]
 
-    return record(torch, _gather(torch, unit, count * parts, x), [x], [], backward)
+    return record(torch, _gather(torch, unit, count * parts, x, in_order=view.single), [x], [], backward)
 
 
 def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """This GPU's tokens of the sum of all parts; the gradient of the whole is gathered."""
-    parts = view.recipe.parallel.tensor
     unit, count = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_gather(torch, unit, count, gradient)]
+        return [_gather(torch, unit, count, gradient, in_order=view.single)]
 
-    ordered = torch.like(x, "cat")
-    out = torch.new(unit, count / parts, x.dtype, "reduce_scatter")
-    del ordered
-    return record(torch, out, [x], [], backward)
+    return record(torch, _scatter(torch, x, count / view.recipe.parallel.tensor, x.dtype), [x], [], backward)
 
 
 def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
@@ -92,9 +94,19 @@ def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tenso
     return record(torch, _gather(torch, unit, count * parts, x), [x], [], backward)
 
 
-def _gather(torch: Operators, unit: Unit, count: float, x: Tensor) -> Tensor:
-    """What arrives, and its copy in order."""
+def _gather(torch: Operators, unit: Unit, count: float, x: Tensor, *, in_order: bool = False) -> Tensor:
+    """What arrives GPU by GPU, which is the order of tokens in one sample, and else copied into it."""
     received = torch.new(unit, count, x.dtype, "all_gather")
+    if in_order:
+        return received
     out = torch.new(unit, count, x.dtype, "cat")
     del received
+    return out
+
+
+def _scatter(torch: Operators, whole: Tensor, count: float, dtype: Dtype) -> Tensor:
+    """The part of a sum that is this GPU's, which is sent from a copy in the order of GPUs."""
+    ordered = torch.like(whole, "cat")
+    out = torch.new(whole.unit, count, dtype, "reduce_scatter")
+    del ordered
     return out

@@ -12,7 +12,7 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
-from planner.program.collectives import entering, gathered_features, scattered, splits_tokens, summed
+from planner.program.collectives import entering, gathered, gathered_features, scattered, splits_tokens, summed
 from planner.program.inputs import make_masks, make_tables
 from planner.program.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
@@ -264,7 +264,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for linear_spec in model.extra_linears:
         if linear_spec.reads != "embed":
             hidden = linear(torch, view, linear_spec, hidden)
-    return hidden
+    return gathered(torch, view, hidden)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:

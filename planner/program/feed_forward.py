@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearGroup
 from planner.program.activations import activation, fused_gate
+from planner.program.collectives import gathered
 from planner.program.every_expert import every_expert
 from planner.program.experts import experts, router
 from planner.program.fused_adapters import fused_feed_forward, is_fused
@@ -49,7 +50,7 @@ def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     with torch.inside("mlp"):
         if view.block.mlp.n_experts:
             return _mixture(torch, view, x)
-        out = dense(torch, view, x)
+        out = dense(torch, view, gathered(torch, view, x))
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 
