@@ -5,6 +5,7 @@ Tensor parallelism is that of Transformers, with its plan for the model; the fir
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,8 +18,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -28,7 +37,7 @@ from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.labels import to_events
 from measure.trace.sharding.step import note_parameters
-from measure.trace.step import run_step
+from measure.trace.step import Inputs, run_step
 from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent
 from planner.domain.scenario import Scenario
@@ -66,9 +75,7 @@ def trace_divided(scenario: Scenario, tensor: int = 1) -> list[AllocEvent]:
     with ExitStack() as stack:
         mesh = stack.enter_context(group_of(tensor))
         built = build_on_meta(scenario, make_config(scenario))
-        config = DistributedConfig(tp_size=tensor)
-        plan, _, _ = built.model._resolve_parallel_plans(config)
-        apply_tensor_parallelism(built.model, mesh, plan)
+        _divide(built.model, mesh, tensor, by_tokens=scenario.stack.model_parallel == "tokens")
         products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
         recorder = LocalRecorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
         batch = scenario.recipe.batch
@@ -76,9 +83,51 @@ def trace_divided(scenario: Scenario, tensor: int = 1) -> list[AllocEvent]:
         with FakeTensorMode(), shims(situation), recorder.modules.watching([built.model], built.layer_list):
             _materialize(built.model, recorder)
             note_parameters(built.model, recorder, [])
-            with mock.patch.object(nn.utils, "clip_grad_norm_", _clip), _shapes_unseen(recorder):
+            by_tokens = scenario.stack.model_parallel == "tokens"
+            with mock.patch.object(nn.utils, "clip_grad_norm_", _clip), _shapes_unseen(recorder), _lengths(built.model, by_tokens):
                 run_step(built.model, scenario, recorder)
         return to_events(recorder.trace.records)
+
+
+def _divide(model: Any, mesh: DeviceMesh, size: int, *, by_tokens: bool) -> None:
+    """By the plan of Transformers; or with norms and the stream over tokens, as torchtitan does it."""
+    if not by_tokens:
+        plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))
+        apply_tensor_parallelism(model, mesh, plan)
+        return
+    tokens, whole = Shard(1), Replicate()
+    attention = PrepareModuleInput(input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole})
+    layer: dict[str, ParallelStyle] = {"input_layernorm": SequenceParallel(), "post_attention_layernorm": SequenceParallel()}
+    layer |= {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"self_attn": attention}
+    layer |= {"mlp": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))}
+    layer |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+    layer |= {name: RowwiseParallel(output_layouts=tokens) for name in ("self_attn.o_proj", "mlp.down_proj")}
+    for each in model.model.layers:
+        parallelize_module(each, mesh, layer)
+    ends: dict[str, ParallelStyle] = {"model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=tokens)}
+    ends |= {"model.norm": SequenceParallel(), "lm_head": ColwiseParallel(output_layouts=whole)}
+    parallelize_module(model, mesh, ends)
+    parallelize_module(model, mesh, {"lm_head": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))})
+
+
+_make = Inputs.make
+
+
+def _with_positions(inputs: Inputs) -> dict[str, torch.Tensor]:
+    made = _make(inputs)
+    del made["attention_mask"]
+    return {**made, "position_ids": torch.arange(inputs.shape[1]).unsqueeze(0)}
+
+
+@contextmanager
+def _lengths(model: Any, by_tokens: bool) -> Iterator[None]:
+    """Positions are given and no mask is made: where embeddings are divided over tokens, their length does not say them."""
+    code = importlib.import_module(type(model).__module__)
+    if not by_tokens:
+        yield
+        return
+    with mock.patch.object(Inputs, "make", _with_positions), mock.patch.object(code, "create_causal_mask", lambda **_: None):
+        yield
 
 
 @contextmanager
