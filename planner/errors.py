@@ -114,6 +114,10 @@ class NotModelledError(PlannerError):
     exit_code = ExitCode.NOT_MODELLED
 
 
+class UnreadCombinationError(NotModelledError, RefusedCombinationError):
+    """Settings that some library may run together, and whose code nobody read: no verdict, and a search passes over them."""
+
+
 class UnknownArchitectureError(NotModelledError):
     """A model whose architecture (``model_type``) has no formulas; ``known`` are those that do."""
 

@@ -13,7 +13,7 @@ from planner.anatomy.divided import can_divide
 from planner.domain.hardware import Hardware
 from planner.domain.parallel import Parallel
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError, UsageError
+from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.ledger import Ledger
 from planner.intake.request import ScenarioRequest
 
@@ -70,7 +70,9 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
                 f"{parallel.tensor} x context_parallel {parallel.context} asks for"
             )
         if parallel.gpus > hardware.gpus_per_node:
-            raise NotModelledError(f"{parallel.gpus} GPUs that share a batch across nodes are not modelled; a node at most is")
+            raise UnreadCombinationError(
+                f"{parallel.gpus} GPUs that share a batch across nodes are not modelled; a node at most is"
+            )
     return parallel
 
 
@@ -78,19 +80,12 @@ def check_parallel(scenario: Scenario) -> None:
     """Whether this way to divide a model was read.
 
     Raises:
-        NotModelledError: it was not, or the libraries refuse it; says why.
+        UnreadCombinationError: it was not, or the libraries refuse it; says why.
     """
-    reason = why_not_parallel(scenario)
-    if reason:
-        raise NotModelledError(reason)
-
-
-def why_not_parallel(scenario: Scenario) -> str:
-    """What was not read, or what the libraries refuse; empty where nothing is in the way."""
-    if not scenario.recipe.parallel.divides:
-        return ""
-    reasons = (*_of_job(scenario), *_of_model(scenario), *_of_stack(scenario))
-    return f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}" if reasons else ""
+    if scenario.recipe.parallel.divides:
+        reasons = (*_of_job(scenario), *_of_model(scenario), *_of_stack(scenario))
+        if reasons:
+            raise UnreadCombinationError(f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}")
 
 
 def _asked(parallel: Parallel) -> str:

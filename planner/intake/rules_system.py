@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_bf16, lacks_flash2, widest_head
-from planner.intake.parallel import why_not_parallel
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -73,13 +72,6 @@ SYSTEM_RULES = (
         "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
         lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
-    ),
-    Rule(
-        "parallel-not-read",
-        "refuse",
-        "GPUs that share a batch are modelled where the code of the stack was read for the model and the rest of the recipe",
-        lambda case: bool(why_not_parallel(case.scenario)),
-        lambda case: why_not_parallel(case.scenario),
     ),
     Rule(
         "hsdp-on-one-node",

@@ -222,7 +222,7 @@ def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned:
 
 def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     """Host RAM per process and per node.  Mapped checkpoint files are shared by the processes of a node and counted once."""
-    mapped, saved, gpus = mapped_checkpoint_bytes(job), saved_copy_bytes(job), job.hardware.gpus_per_node
+    mapped, saved, gpus = mapped_checkpoint_bytes(job) * job.model.parts, saved_copy_bytes(job), job.hardware.gpus_per_node
     parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
     private = (
         *_kept_terms(job),

@@ -60,9 +60,14 @@ def context_bytes(job: Job) -> Number:
 def nccl_bytes(job: Job) -> Number:
     """Channel buffers of NCCL communicators; none with one process.
 
-    Coefficient ``nccl_bytes``.  Source: NCCL src/init.cc: about 9.2 MiB per channel and peer.
+    Coefficient ``nccl_bytes`` for each kind of group that a GPU is in: of those that divide weights or gradients, matrices, or
+    sequences.
+    Source: NCCL src/init.cc: about 9.2 MiB per channel and peer; torch 2.13 distributed/device_mesh.py, which has a group for
+    each dimension.
     """
-    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
+    recipe = job.recipe
+    groups = recipe.sharding.communicates + (recipe.parallel.tensor > 1) + (recipe.parallel.context > 1)
+    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes * max(groups, 1), 0)
 
 
 def driver_terms(job: Job) -> tuple[Term, ...]:

@@ -11,8 +11,12 @@ from __future__ import annotations
 from planner.domain.model import LinearSpec
 from planner.program.autograd import record
 from planner.program.operators import Operators
-from planner.program.tensors import Dtype, Tensor, Unit
+from planner.program.tensors import Tensor
 from planner.program.view import LayerView
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+GATHERED_KEYS, SCATTERED_KEYS = "all_gather of keys", "reduce_scatter of keys"
+"""Names of collectives as operators; the last two are among GPUs that divide a sequence."""
 
 
 def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -37,17 +41,19 @@ def splits_tokens(view: LayerView) -> bool:
 
 def summed(torch: Operators, x: Tensor) -> Tensor:
     """All-reduce of the parts of a sum; the gradient of each part is that of the sum."""
-    return record(torch, torch.like(x, "all_reduce"), [x], [], lambda _, gradient: [gradient])
+    return record(torch, torch.like(x, ALL_REDUCE), [x], [], lambda _, gradient: [gradient])
 
 
 def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
     """``x``, the parts of whose gradient are summed."""
-    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "all_reduce")])
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, ALL_REDUCE)])
 
 
 def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The tokens of all GPUs where the stream is divided over them; each GPU gets the sum of the gradient of its own."""
-    return _gathered_tokens(torch, view, x, view.recipe.parallel.tensor) if splits_tokens(view) else x
+    if not splits_tokens(view):
+        return x
+    return _gathered_tokens(torch, view, x, view.recipe.parallel.tensor, (ALL_GATHER, REDUCE_SCATTER))
 
 
 def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
@@ -55,29 +61,29 @@ def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
 
     Source: torchtitan 0.3.0 models/common/decoder_sharding.py set_gqa_inner_attention_local_map.
     """
-    whole = _gathered_tokens(torch, view, keys, view.recipe.parallel.context)
+    whole = _gathered_tokens(torch, view, keys, view.recipe.parallel.context, (GATHERED_KEYS, SCATTERED_KEYS))
     whole.head_by_head = keys.head_by_head
     return whole
 
 
-def _gathered_tokens(torch: Operators, view: LayerView, x: Tensor, parts: int) -> Tensor:
-    """A gradient is copied GPU by GPU before it is sent."""
-    unit, count, dtype = x.unit, x.count, x.dtype
+def _gathered_tokens(torch: Operators, view: LayerView, x: Tensor, parts: int, ops: tuple[str, str]) -> Tensor:
+    """A gradient is copied GPU by GPU before it is sent; ``ops``: names of both collectives."""
+    count = x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_scatter(torch, gradient, count, dtype)]
+        return [_scatter(torch, gradient, count, ops[1])]
 
-    return record(torch, _gather(torch, unit, count * parts, x, in_order=view.single), [x], [], backward)
+    return record(torch, _gather(torch, count * parts, x, ops[0], in_order=view.single), [x], [], backward)
 
 
 def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """This GPU's tokens of the sum of all parts; the gradient of the whole is gathered."""
-    unit, count = x.unit, x.count
+    count = x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_gather(torch, unit, count, gradient, in_order=view.single)]
+        return [_gather(torch, count, gradient, ALL_GATHER, in_order=view.single)]
 
-    return record(torch, _scatter(torch, x, count / view.recipe.parallel.tensor, x.dtype), [x], [], backward)
+    return record(torch, _scatter(torch, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER), [x], [], backward)
 
 
 def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
@@ -91,22 +97,22 @@ def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tenso
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [torch.new(unit, count, gradient.dtype, "clone")]
 
-    return record(torch, _gather(torch, unit, count * parts, x), [x], [], backward)
+    return record(torch, _gather(torch, count * parts, x, ALL_GATHER), [x], [], backward)
 
 
-def _gather(torch: Operators, unit: Unit, count: float, x: Tensor, *, in_order: bool = False) -> Tensor:
+def _gather(torch: Operators, count: float, x: Tensor, op: str, *, in_order: bool = False) -> Tensor:
     """What arrives GPU by GPU, which is the order of tokens in one sample, and else copied into it."""
-    received = torch.new(unit, count, x.dtype, "all_gather")
+    received = torch.new(x.unit, count, x.dtype, op)
     if in_order:
         return received
-    out = torch.new(unit, count, x.dtype, "cat")
+    out = torch.new(x.unit, count, x.dtype, "cat")
     del received
     return out
 
 
-def _scatter(torch: Operators, whole: Tensor, count: float, dtype: Dtype) -> Tensor:
+def _scatter(torch: Operators, whole: Tensor, count: float, op: str) -> Tensor:
     """The part of a sum that is this GPU's, which is sent from a copy in the order of GPUs."""
     ordered = torch.like(whole, "cat")
-    out = torch.new(whole.unit, count, dtype, "reduce_scatter")
+    out = torch.new(whole.unit, count, whole.dtype, op)
     del ordered
     return out

@@ -24,7 +24,7 @@ def run_evaluation_seconds(job: Job) -> Number:
     run = job.scenario.run
     if run.eval_samples is None:
         return 0.0
-    steps = ceil_div(run.eval_samples, job.world * _micro_batch(job))
+    steps = ceil_div(run.eval_samples, job.world / job.recipe.parallel.gpus * _micro_batch(job))
     return run.epochs * steps * evaluation_step_seconds(job)
 
 
@@ -91,5 +91,5 @@ def _weight_seconds(job: Job) -> Number:
         shards = recipe.shards(job.scenario.hardware)
         seconds = stored_param_bytes(job) * ring_fraction(shards) / rates.collective_bytes_per_s
     if recipe.offloads_params:
-        seconds = seconds + stored_param_bytes(job) / job.world / rates.host_link_bytes_per_s
+        seconds = seconds + stored_param_bytes(job) / (job.world / recipe.parallel.tensor) / rates.host_link_bytes_per_s
     return seconds

@@ -15,6 +15,7 @@ from planner.anatomy.adapters import (
     rotation_sums,
     saved_module_params,
 )
+from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
@@ -150,6 +151,7 @@ class Job:
 
 def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
     """The job of a scenario, whose regime may be ``known``, or ``None`` when the card's rates are unknown."""
+    scenario = on_one_gpu(scenario)
     recipe, regime = scenario.recipe, known or regime_of(scenario)
     rates = rates_of(scenario, regime, coefficients)
     if rates is None:

@@ -338,7 +338,7 @@ def optimizer_seconds(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / job.world if recipe.sharding.divides_optimizer else params
+    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

@@ -15,6 +15,7 @@ class MicroStep:
     """Tokens of one micro-step on one GPU.
 
     ``computed``: tokens that pass the model, padding included, ``length`` per sample; ``real``: without padding.
+    Of samples that several GPUs divide, ``length`` is that of the whole sample, whose keys every token attends to.
     ``has_mask``: whether a padding mask reaches attention; an array of truth values on a grid.
     ``spread``: standard deviation of ``length`` from one micro-step to the next, over its mean; 0 where all are alike.
     """
@@ -36,7 +37,7 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     batch = recipe.batch
     if batch.padding == "packed":
         tokens = batch.rows * batch.seq_len
-        return MicroStep(tokens, tokens, batch.seq_len, False)
+        return MicroStep(tokens, tokens, batch.seq_len * batch.parts, False)
     natural = mean_tokens(batch)
     real = batch.rows * natural
     if batch.padding == "max_length":

@@ -84,7 +84,11 @@ def trace_divided(scenario: Scenario, tensor: int = 1) -> list[AllocEvent]:
             _materialize(built.model, recorder)
             note_parameters(built.model, recorder, [])
             by_tokens = scenario.stack.model_parallel == "tokens"
-            with mock.patch.object(nn.utils, "clip_grad_norm_", _clip), _shapes_unseen(recorder), _lengths(built.model, by_tokens):
+            with (
+                mock.patch.object(nn.utils, "clip_grad_norm_", _clip),
+                _shapes_unseen(recorder),
+                _lengths(built.model, by_tokens),
+            ):
                 run_step(built.model, scenario, recorder)
         return to_events(recorder.trace.records)
 
@@ -96,7 +100,9 @@ def _divide(model: Any, mesh: DeviceMesh, size: int, *, by_tokens: bool) -> None
         apply_tensor_parallelism(model, mesh, plan)
         return
     tokens, whole = Shard(1), Replicate()
-    attention = PrepareModuleInput(input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole})
+    attention = PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole}
+    )
     layer: dict[str, ParallelStyle] = {"input_layernorm": SequenceParallel(), "post_attention_layernorm": SequenceParallel()}
     layer |= {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"self_attn": attention}
     layer |= {"mlp": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))}
@@ -126,7 +132,7 @@ def _lengths(model: Any, by_tokens: bool) -> Iterator[None]:
     if not by_tokens:
         yield
         return
-    with mock.patch.object(Inputs, "make", _with_positions), mock.patch.object(code, "create_causal_mask", lambda **_: None):
+    with mock.patch.object(Inputs, "make", _with_positions), mock.patch.object(code, "create_causal_mask", return_value=None):
         yield
 
 

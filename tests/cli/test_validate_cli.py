@@ -22,7 +22,7 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
 ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
 EXPLAINED = "003-t2-r03"
-FILLED = ("id", "source", "source_group", "model", "gpu", "method", "seq_len", "outcome", "peak_memory_mib", "tensor_parallel")
+FILLED = ("id", "source", "source_group", "model", "gpu", "method", "seq_len", "outcome", "peak_memory_mib", "pipeline_parallel")
 
 Captured = pytest.CaptureFixture[str]
 
@@ -191,9 +191,9 @@ def test_rows_that_are_not_modelled_are_listed(capsys: Captured, tmp_path: Path)
     (source,) = document_of(capsys, write_rows(tmp_path, good, bad))["sources"]  # type: ignore[misc]
     assert (source["n_rows"], source["not_modelled"], source["memory"]["n"]) == (2, 1, 1)
     assert source["not_modelled_rows"][0]["id"] == "b"
-    assert "tensor parallel" in source["not_modelled_rows"][0]["reason"]
+    assert "pipeline parallel" in source["not_modelled_rows"][0]["reason"]
     assert main(["validate", write_rows(tmp_path, bad)]) == 6
-    assert "tensor parallel of 2 is not modelled" in capsys.readouterr().out
+    assert "pipeline parallel of 2 is not modelled" in capsys.readouterr().out
 
 
 def test_an_unfinished_last_line_is_reported(capsys: Captured, tmp_path: Path) -> None:
