@@ -60,10 +60,3 @@ def _divided(linear: LinearSpec, side: Side, parts: int) -> LinearSpec:
     if side == "outputs":
         return replace(linear, out_features=-(-linear.out_features // parts), divided=side)
     return replace(linear, in_features=linear.in_features // parts, divided=side)
-
-
-def can_divide(model: ModelSpec, parts: int) -> bool:
-    """Whether heads and feed-forward features divide evenly."""
-    blocks = [group.block for group in model.groups]
-    counts = [n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)]
-    return all(n % parts == 0 for n in counts)

@@ -72,6 +72,8 @@ class JobFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchFlags(TypedDict, total=False):
@@ -130,6 +132,8 @@ class SearchFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str | Sequence[float]
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

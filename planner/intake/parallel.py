@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.anatomy.divided import can_divide
 from planner.domain.hardware import Hardware
+from planner.domain.model import ModelSpec
 from planner.domain.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.ledger import Ledger
 from planner.intake.request import ScenarioRequest
 
-PARALLEL_STACK = "torchtitan"
-"""Where nothing is said: the Trainer of Transformers cannot divide matrices and batches or sequences at once."""
 FIELDS = ("tensor_parallel", "context_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs, and the two matrices behind them by inputs.
 _PLANNED = frozenset(
@@ -122,7 +120,7 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         yield f"for architecture '{model.architecture}'; {', '.join(sorted(known))} are"
     elif model.vision is not None or model.is_moe:
         yield "for mixtures of experts and models that see"
-    elif not can_divide(model, parallel.tensor):
+    elif not _divides(model, parallel.tensor):
         yield f"for '{model.id}': its heads or features do not divide by {parallel.tensor}, which the libraries refuse, too"
     elif parallel.tensor > 1 and model.tied:
         yield "for models whose head is their token table"
@@ -134,13 +132,20 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
 def _of_stack(scenario: Scenario) -> Iterator[str]:
     recipe, stack, hardware = scenario.recipe, scenario.stack, scenario.hardware
     if stack.model_parallel == "unread":
-        yield f"on stack '{stack.id}': nobody read how it divides a model; --stack {PARALLEL_STACK} is"
+        yield f"on stack '{stack.id}', of which nobody read how it divides a model"
     elif stack.model_parallel == "features":
         if recipe.parallel.context > 1:
-            yield f"on stack '{stack.id}'; --stack {PARALLEL_STACK} is"
+            yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
         if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
-            yield f"on stack '{stack.id}' beside other batches or sharding {recipe.sharding.name}; --stack {PARALLEL_STACK} is"
+            yield f"on stack '{stack.id}' beside other batches; without --stack the answer is for one that has it"
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
     elif recipe.sharding.name not in ("fsdp", "hsdp"):
         yield f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone"
+
+
+def _divides(model: ModelSpec, parts: int) -> bool:
+    """Whether heads and feed-forward features divide evenly."""
+    blocks = [group.block for group in model.groups]
+    counts = [n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)]
+    return all(n % parts == 0 for n in counts)

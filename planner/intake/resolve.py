@@ -22,7 +22,7 @@ from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger
 from planner.intake.linears import with_parameters
-from planner.intake.parallel import PARALLEL_STACK, check_parallel, degrees
+from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
@@ -32,6 +32,8 @@ from planner.intake.versions import enter_own_versions, resolve_versions
 DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
 """Where nothing is said: the Trainer of Transformers has no loss of preferences."""
+PARALLEL_STACK = "torchtitan"
+"""Where nothing is said: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
 
 
 def resolve(

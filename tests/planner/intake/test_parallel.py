@@ -19,6 +19,7 @@ BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-
 
 
 def scenario_of(**flags: object) -> Scenario:
+    """The job with these flags."""
     return resolve(from_flags(BASE | flags))
 
 
