@@ -293,12 +293,12 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
     def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
         if view.quantized(spec):
             return base_product(torch, view, spec, x)
+        x = entering(torch, view, spec, x)
         bias = None
         if spec.bias:
             bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name))
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
-        x = entering(torch, view, spec, x)
         out = torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
         del x
         if ends.model.parts == 1 or splits_tokens(view):
