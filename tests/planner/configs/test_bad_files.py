@@ -213,7 +213,7 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
         ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
-        ("distributed_type: NO\nparallelism_config: {parallelism_config_tp_size: 2}\n", "of 2 is not modelled"),
+        ("distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n", "of 2 is not modelled"),
     ],
 )
 def test_what_accelerate_does_beyond_the_formulas_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
@@ -221,6 +221,14 @@ def test_what_accelerate_does_beyond_the_formulas_is_refused(tmp_path: Path, tex
     beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
     with pytest.raises(PlannerError, match=sentence):
         read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+
+
+def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:
+    """Whether its trainer has them is asked when the stack is known."""
+    text = "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2, parallelism_config_cp_size: 4}\n"
+    beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
+    reading = read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+    assert (reading.value("tensor_parallel"), reading.value("context_parallel")) == (2, 4)
 
 
 def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
