@@ -22,8 +22,8 @@ def on_one_gpu(scenario: Scenario) -> Scenario:
     recipe, batch, parts = scenario.recipe, scenario.recipe.batch, scenario.recipe.parallel.context
     model = divided_model(scenario.model, recipe.parallel.tensor)
     if batch.parts != parts:
-        lengths = {"seq_len": batch.seq_len // parts, "tokens_per_sample": batch.tokens_per_sample / parts}
-        recipe = replace(recipe, batch=replace(batch, parts=parts, **lengths))
+        mean = batch.tokens_per_sample / parts
+        recipe = replace(recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean))
     return replace(scenario, model=model, recipe=recipe) if recipe.parallel.divides else scenario
 
 

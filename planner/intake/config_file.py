@@ -15,6 +15,7 @@ from planner.configs.torchtitan import is_torchtitan
 from planner.domain.origin import tool_default
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
+from planner.intake.parallel import degrees
 from planner.intake.request import Given, ScenarioRequest, from_toml, merge
 
 OWN_TOOL = "plan"
@@ -154,6 +155,7 @@ def _beside(config: Path, model: object) -> object:
 def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
     """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation, or checked against it.
 
+    GPUs that share a batch count as one.
     As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder, accumulation is 1
     where neither is given, and the product must be the batch.
 
@@ -161,7 +163,7 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
         UsageError: micro-batch x accumulation x GPUs is another number.
     """
     samples, where = total
-    gpus = _gpus(request)
+    gpus = max(_gpus(request) // degrees(request).gpus, 1)
     micro, accum = request.get("batch"), request.get("grad_accum")
     if micro is None:
         accum = accum or 1

@@ -168,7 +168,7 @@ def _has_unknown_operators(case: Case) -> bool:
 
 def _samples_per_step(case: Case) -> int:
     batch = case.recipe.batch
-    return int(batch.micro_batch * batch.grad_accum * case.hardware.world_size)
+    return int(batch.micro_batch * batch.grad_accum * case.scenario.batches_at_once)
 
 
 RECIPE_RULES = (
