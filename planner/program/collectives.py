@@ -3,7 +3,9 @@
 The tensors are made on the stream of the kernels, which waits for the collective before its next kernel.
 Source: torch 2.13 distributed/_functional_collectives.py (all_reduce, all_gather_single, reduce_scatter_single),
 distributed/tensor/_redistribute.py; transformers 5.23 distributed/tensor_parallel.py; torchtitan 0.3.0
-protocols/module.py, spmd_types 0.2.3.
+protocols/module.py, spmd_types 0.2.3 _collectives.py (_AllGatherShard, _ReduceScatterShard), run on fake tensors.
+torchtitan's selective checkpoint keeps the sums of another operator (``_c10d_functional.reduce_scatter_tensor``), so these run
+again with their layer.
 """
 
 from __future__ import annotations
@@ -67,13 +69,13 @@ def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
 
 
 def _gathered_tokens(torch: Operators, view: LayerView, x: Tensor, parts: int, ops: tuple[str, str]) -> Tensor:
-    """A gradient is copied GPU by GPU before it is sent; ``ops``: names of both collectives."""
+    """The tokens of all ``parts``; ``ops``: names of both collectives."""
     count = x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_scatter(torch, gradient, count, ops[1])]
+        return [_scatter(torch, view, gradient, count, ops[1])]
 
-    return record(torch, _gather(torch, count * parts, x, ops[0], in_order=view.single), [x], [], backward)
+    return record(torch, _gather(torch, count * parts, x, ops[0]), [x], [], backward)
 
 
 def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -81,9 +83,9 @@ def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     count = x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_gather(torch, count, gradient, ALL_GATHER, in_order=view.single)]
+        return [_gather(torch, count, gradient, ALL_GATHER)]
 
-    return record(torch, _scatter(torch, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER), [x], [], backward)
+    return record(torch, _scatter(torch, view, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER), [x], [], backward)
 
 
 def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
@@ -100,19 +102,17 @@ def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tenso
     return record(torch, _gather(torch, count * parts, x, ALL_GATHER), [x], [], backward)
 
 
-def _gather(torch: Operators, count: float, x: Tensor, op: str, *, in_order: bool = False) -> Tensor:
-    """What arrives GPU by GPU, which is the order of tokens in one sample, and else copied into it."""
+def _gather(torch: Operators, count: float, x: Tensor, op: str) -> Tensor:
+    """What arrives GPU by GPU, and its copy in order."""
     received = torch.new(x.unit, count, x.dtype, op)
-    if in_order:
-        return received
     out = torch.new(x.unit, count, x.dtype, "cat")
     del received
     return out
 
 
-def _scatter(torch: Operators, whole: Tensor, count: float, op: str) -> Tensor:
-    """The part of a sum that is this GPU's, which is sent from a copy in the order of GPUs."""
-    ordered = torch.like(whole, "cat")
+def _scatter(torch: Operators, view: LayerView, whole: Tensor, count: float, op: str) -> Tensor:
+    """The part of a sum that is this GPU's; of several samples it is sent from a copy in the order of GPUs."""
+    ordered = None if view.single else torch.like(whole, "clone")
     out = torch.new(whole.unit, count, whole.dtype, op)
     del ordered
     return out

@@ -163,7 +163,7 @@ class Parameter:
     module: int
 
 
-COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attention", "reduce_scatter"})
+COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attention"})
 """Operators whose outputs a selective checkpoint may keep."""
 
 

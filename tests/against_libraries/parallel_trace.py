@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -126,13 +127,39 @@ def _with_positions(inputs: Inputs) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
+def _copies() -> Iterator[None]:
+    """As spmd_types 0.2.3 makes them: of what is gathered always, of what is scattered where there are several samples.
+
+    Source: spmd_types 0.2.3 _collectives.py _AllGatherShard, _ReduceScatterShard.
+    """
+
+    def in_order(received: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+        return torch.cat(torch.chunk(received, size, dim=0), dim=dim)
+
+    def by_process(whole: torch.Tensor, size: int, narrow_dim: int, cat_dim: int = 0) -> torch.Tensor:
+        if whole.shape[0] == 1:
+            return whole.reshape(size, whole.shape[1] // size, -1)
+        return torch.cat(torch.chunk(whole, size, dim=narrow_dim), dim=cat_dim)
+
+    with (
+        mock.patch.object(functional, "_maybe_view_chunk_cat", in_order),
+        mock.patch.object(functional, "_chunk_or_narrow_cat", by_process),
+    ):
+        yield
+
+
+@contextmanager
 def _lengths(model: Any, by_tokens: bool) -> Iterator[None]:
     """Positions are given and no mask is made: where embeddings are divided over tokens, their length does not say them."""
     code = importlib.import_module(type(model).__module__)
     if not by_tokens:
         yield
         return
-    with mock.patch.object(Inputs, "make", _with_positions), mock.patch.object(code, "create_causal_mask", return_value=None):
+    with (
+        mock.patch.object(Inputs, "make", _with_positions),
+        _copies(),
+        mock.patch.object(code, "create_causal_mask", return_value=None),
+    ):
         yield
 
 
