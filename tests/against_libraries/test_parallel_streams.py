@@ -16,6 +16,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.domain.stack import ModelParallel
+from planner.errors import NotModelledError
 from planner.program.job import job_of
 from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace
 from tests.extras import import_or_skip
@@ -68,6 +69,16 @@ def test_the_stream_divided_over_tokens(batch: int) -> None:
     program, trace = (_inside(requests) for requests in sides)
     assert len(program) > 200
     assert differences(program, trace) == []
+
+
+def test_the_dry_run_says_that_it_does_not_divide() -> None:
+    """It would trace the whole model on each GPU."""
+    import_or_skip("torch")
+    from measure.trace.program import trace_events
+
+    cell = Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", 1, 512)
+    with pytest.raises(NotModelledError, match="share a batch"):
+        trace_events(_divided(scenario_of(cell), 2, "features"))
 
 
 def _inside(requests: list[Request]) -> list[Request]:
