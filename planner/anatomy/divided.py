@@ -1,7 +1,8 @@
 """What one GPU has of a model whose matrices are divided over several, and of a sequence that is divided.
 
-Source: transformers 5.23 distributed/tensor_parallel.py (``colwise``, ``rowwise``, ``embedding_rowwise``) and the
-``base_model_tp_plan`` of models/llama/configuration_llama.py; torchtitan 0.3.0 models/common/decoder_sharding.py.
+Source: transformers 5.23 distributed/tensor_parallel.py (``colwise``, ``rowwise``, ``embedding_rowwise``) and
+the ``base_model_tp_plan`` of models/llama/configuration_llama.py; torchtitan 0.3.0
+models/common/decoder_sharding.py.
 Ignored: a vocabulary that does not divide evenly, of which the first GPUs have a row more.
 """
 
@@ -14,7 +15,12 @@ from functools import lru_cache
 from planner.domain.model import BlockSpec, InputTensor, LinearSpec, ModelSpec, Side
 from planner.domain.scenario import Scenario
 
-_SIDES: Mapping[InputTensor, Side] = {"attn_in": "outputs", "mlp_in": "outputs", "attn_out": "inputs", "mlp_mid": "inputs"}
+_SIDES: Mapping[InputTensor, Side] = {
+    "attn_in": "outputs",
+    "mlp_in": "outputs",
+    "attn_out": "inputs",
+    "mlp_mid": "inputs",
+}
 
 
 def on_one_gpu(scenario: Scenario) -> Scenario:
@@ -23,7 +29,9 @@ def on_one_gpu(scenario: Scenario) -> Scenario:
     model = divided_model(scenario.model, recipe.parallel.tensor)
     if batch.parts != parts:
         mean = batch.tokens_per_sample / parts
-        recipe = replace(recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean))
+        recipe = replace(
+            recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean)
+        )
     return replace(scenario, model=model, recipe=recipe) if recipe.parallel.divides else scenario
 
 
@@ -45,7 +53,8 @@ def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
 def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
     heads = block.attention
     norms = tuple(
-        replace(norm, rows_per_token=max(norm.rows_per_token // parts, 1)) if norm.on == "heads" else norm for norm in block.norms
+        replace(norm, rows_per_token=max(norm.rows_per_token // parts, 1)) if norm.on == "heads" else norm
+        for norm in block.norms
     )
     return replace(
         block,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``: those that divide each sequence."""
+    """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
+    those that divide each sequence.
+    """
 
     tensor: int = 1
     context: int = 1

@@ -1,8 +1,9 @@
 """GPUs that share a batch: which stacks divide a model so, and which of their combinations were read.
 
-Source: transformers 5.23 distributed/configuration_utils.py, distributed/utils.py initialize_distributed_mesh, trainer.py
-(``dp_shard_size = model_dp_size``); accelerate 1.15 parallelism_config.py ``__post_init__`` and ``_validate_accelerator``;
-torchtitan 0.3.0 models/llama3/parallelize.py, models/qwen3/parallelize.py.
+Source: transformers 5.23 distributed/configuration_utils.py, distributed/utils.py
+initialize_distributed_mesh, trainer.py (``dp_shard_size = model_dp_size``); accelerate 1.15
+parallelism_config.py ``__post_init__`` and ``_validate_accelerator``; torchtitan 0.3.0
+models/llama3/parallelize.py, models/qwen3/parallelize.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from planner.intake.ledger import Ledger
 from planner.intake.request import ScenarioRequest
 
 FIELDS = ("tensor_parallel", "context_parallel")
-# Models whose plan divides query, key, value, gate and up by outputs, and the two matrices behind them by inputs.
+# Models whose plan divides query, key, value, gate and up by outputs,
+# and the two matrices behind them by inputs.
 _PLANNED = frozenset(
     (
         "apertus",
@@ -64,8 +66,8 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
             ledger.choose(name, degree, "assumed")
         if hardware.world_size % parallel.gpus:
             raise UsageError(
-                f"{hardware.world_size} GPUs cannot be divided into groups of {parallel.gpus}, which tensor_parallel "
-                f"{parallel.tensor} x context_parallel {parallel.context} asks for"
+                f"{hardware.world_size} GPUs cannot be divided into groups of {parallel.gpus}, which "
+                f"tensor_parallel {parallel.tensor} x context_parallel {parallel.context} asks for"
             )
         if parallel.gpus > hardware.gpus_per_node:
             raise UnreadCombinationError(
@@ -110,7 +112,10 @@ def _of_job(scenario: Scenario) -> Iterator[str]:
     if recipe.parallel.context > 1 and recipe.attention != "sdpa":
         yield f"with attention {recipe.attention}; sdpa is"
     if recipe.batch.seq_len % (2 * recipe.parallel.context):
-        yield f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by {2 * recipe.parallel.context}"
+        yield (
+            f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
+            f"{2 * recipe.parallel.context}"
+        )
 
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
@@ -121,7 +126,10 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
     elif model.vision is not None or model.is_moe:
         yield "for mixtures of experts and models that see"
     elif not _divides(model, parallel.tensor):
-        yield f"for '{model.id}': its heads or features do not divide by {parallel.tensor}, which the libraries refuse, too"
+        yield (
+            f"for '{model.id}': its heads or features do not divide by {parallel.tensor}, which the "
+            "libraries refuse, too"
+        )
     elif parallel.tensor > 1 and model.tied:
         yield "for models whose head is their token table"
     windows = any(group.block.attention.window_tokens for group in model.groups)
@@ -137,7 +145,10 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         if recipe.parallel.context > 1:
             yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
         if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
-            yield f"on stack '{stack.id}' beside other batches; without --stack the answer is for one that has it"
+            yield (
+                f"on stack '{stack.id}' beside other batches; without --stack the answer is for "
+                "one that has it"
+            )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
     elif recipe.sharding.name not in ("fsdp", "hsdp"):
@@ -147,5 +158,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
 def _divides(model: ModelSpec, parts: int) -> bool:
     """Whether heads and feed-forward features divide evenly."""
     blocks = [group.block for group in model.groups]
-    counts = [n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)]
+    counts = [
+        n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)
+    ]
     return all(n % parts == 0 for n in counts)

@@ -1,11 +1,11 @@
 """What GPUs that divide a model send one another in the passes: each collective gives a new tensor.
 
 The tensors are made on the stream of the kernels, which waits for the collective before its next kernel.
-Source: torch 2.13 distributed/_functional_collectives.py (all_reduce, all_gather_single, reduce_scatter_single),
-distributed/tensor/_redistribute.py; transformers 5.23 distributed/tensor_parallel.py; torchtitan 0.3.0
-protocols/module.py, spmd_types 0.2.3 _collectives.py (_AllGatherShard, _ReduceScatterShard), run on fake tensors.
-torchtitan's selective checkpoint keeps the sums of another operator (``_c10d_functional.reduce_scatter_tensor``), so these run
-again with their layer.
+Source: torch 2.13 distributed/_functional_collectives.py (all_reduce, all_gather_single,
+reduce_scatter_single), distributed/tensor/_redistribute.py; transformers 5.23 distributed/tensor_parallel.py;
+torchtitan 0.3.0 protocols/module.py, spmd_types 0.2.3 _collectives.py (_AllGatherShard, _ReduceScatterShard),
+run on fake tensors. torchtitan's selective checkpoint keeps the sums of another operator
+(``_c10d_functional.reduce_scatter_tensor``), so these run again with their layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ GATHERED_KEYS, SCATTERED_KEYS = "all_gather of keys", "reduce_scatter of keys"
 
 
 def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``x`` as a matrix reads it whose outputs are divided: each GPU makes a part of its gradient, and the parts are summed.
+    """``x`` as a matrix reads it whose outputs are divided: each GPU makes a part of its gradient,
+    and the parts are summed.
 
     Where the stream is divided over tokens, ``x`` was gathered before, by :func:`gathered`.
     """
@@ -30,7 +31,9 @@ def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 
 def leaving(torch: Operators, view: LayerView, spec: LinearSpec, out: Tensor) -> Tensor:
-    """The sum of what all GPUs return of a matrix whose inputs are divided: whole, or this GPU's part of the tokens."""
+    """The sum of what all GPUs return of a matrix whose inputs are divided: whole,
+    or this GPU's part of the tokens.
+    """
     if spec.divided != "inputs":
         return out
     return scattered(torch, view, out) if splits_tokens(view) else summed(torch, out)
@@ -52,7 +55,9 @@ def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
 
 
 def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The tokens of all GPUs where the stream is divided over them; each GPU gets the sum of the gradient of its own."""
+    """The tokens of all GPUs where the stream is divided over them;
+    each GPU gets the sum of the gradient of its own.
+    """
     if not splits_tokens(view):
         return x
     return _gathered_tokens(torch, view, x, view.recipe.parallel.tensor, (ALL_GATHER, REDUCE_SCATTER))
@@ -68,7 +73,9 @@ def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
     return whole
 
 
-def _gathered_tokens(torch: Operators, view: LayerView, x: Tensor, parts: int, ops: tuple[str, str]) -> Tensor:
+def _gathered_tokens(
+    torch: Operators, view: LayerView, x: Tensor, parts: int, ops: tuple[str, str]
+) -> Tensor:
     """The tokens of all ``parts``; ``ops``: names of both collectives."""
     count = x.count
 
@@ -85,7 +92,13 @@ def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [_gather(torch, count, gradient, ALL_GATHER)]
 
-    return record(torch, _scatter(torch, view, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER), [x], [], backward)
+    return record(
+        torch,
+        _scatter(torch, view, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER),
+        [x],
+        [],
+        backward,
+    )
 
 
 def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
@@ -111,7 +124,9 @@ def _gather(torch: Operators, count: float, x: Tensor, op: str) -> Tensor:
 
 
 def _scatter(torch: Operators, view: LayerView, whole: Tensor, count: float, op: str) -> Tensor:
-    """The part of a sum that is this GPU's; of several samples it is sent from a copy in the order of GPUs."""
+    """The part of a sum that is this GPU's;
+    of several samples it is sent from a copy in the order of GPUs.
+    """
     ordered = None if view.single else torch.like(whole, "clone")
     out = torch.new(whole.unit, count, whole.dtype, op)
     del ordered

@@ -1,7 +1,8 @@
-"""What lies around the layers: the token table and its inputs before them; the last norm, the head and the loss behind.
+"""What lies around the layers: the token table and its inputs before them; the last norm,
+the head and the loss behind.
 
-Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each model and of its
-``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
+Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each
+model and of its ``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
-from planner.program.collectives import entering, gathered, gathered_features, scattered, splits_tokens, summed
+from planner.program.collectives import (
+    entering,
+    gathered,
+    gathered_features,
+    scattered,
+    splits_tokens,
+    summed,
+)
 from planner.program.inputs import make_masks, make_tables
 from planner.program.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
@@ -30,8 +38,9 @@ HEAD_GRADIENT = "head gradient"
 class EndsView:
     """The model around its layers; ``kinds``: the views of all kinds of layers.
 
-    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the layers, with the tables
-    and with the head; each says whether these are trained.  ``needs_entry``: the input of the first layer requires a gradient.
+    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the
+    layers, with the tables and with the head; each says whether these are trained.  ``needs_entry``: the
+    input of the first layer requires a gradient.
     """
 
     model: ModelSpec
@@ -42,9 +51,13 @@ class EndsView:
     needs_entry: bool
 
     def trains(self, part: LayerView, name: str) -> bool:
-        """Whether the table or the head of this name is trained: itself, or as a copy in ``modules_to_save``."""
+        """Whether the table or the head of this name is trained: itself,
+        or as a copy in ``modules_to_save``.
+        """
         adapter = part.recipe.adapter
-        saved = adapter is not None and any(each.rpartition(".")[2] == name for each in adapter.modules_to_save)
+        saved = adapter is not None and any(
+            each.rpartition(".")[2] == name for each in adapter.modules_to_save
+        )
         return part.trains_base or saved
 
     @property
@@ -56,7 +69,11 @@ class EndsView:
     def given(self) -> dict[str, Shape]:
         """What the embeddings get from the head."""
         table, dtype = self.model.token_embedding, self.embed.dtypes.table
-        return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)} if self.tied else {}
+        return (
+            {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}
+            if self.tied
+            else {}
+        )
 
 
 def embeddings(torch: Operators, ends: EndsView) -> Tensor:
@@ -105,7 +122,11 @@ def _whole_rows(torch: Operators, ends: EndsView, rows: list[Tensor]) -> Tensor:
     if ends.model.parts == 1:
         return rows.pop()
     with torch.inside(ends.model.token_embedding.name):
-        return scattered(torch, ends.layer, rows.pop()) if splits_tokens(ends.layer) else summed(torch, rows.pop())
+        return (
+            scattered(torch, ends.layer, rows.pop())
+            if splits_tokens(ends.layer)
+            else summed(torch, rows.pop())
+        )
 
 
 def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
@@ -123,13 +144,20 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
         seen = weight.alias()
         seen.node, seen.count = weight.node, n_given
-        return record(torch, out, [seen], [], lambda *_: [torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward")])
+        return record(
+            torch,
+            out,
+            [seen],
+            [],
+            lambda *_: [torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward")],
+        )
 
 
 def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
     """The tied weight, to whose gradient that of the head is added.
 
-    The head's is a view of a product, to which autograd does not add in place, unless a cast or a sum of pieces made it.
+    The head's is a view of a product, to which autograd does not add in place,
+    unless a cast or a sum of pieces made it.
     """
     dtypes = ends.embed.dtypes
     in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
@@ -142,7 +170,9 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
 
 
 def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
-    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it, and it to its gradient."""
+    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it,
+    and it to its gradient.
+    """
     kept = [out.alias()]
 
     def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -154,7 +184,8 @@ def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
 
 
 def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss, from the stream after the last layer; under autocast accelerate then widens the logits that Transformers returns.
+    """The loss, from the stream after the last layer;
+    under autocast accelerate then widens the logits that Transformers returns.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -176,10 +207,12 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 
 def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss of a trainer that weighs tokens, from the logits that the model returns and that are there until it is done.
+    """The loss of a trainer that weighs tokens,
+    from the logits that the model returns and that are there until it is done.
 
     All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
-    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func; transformers 5.23 trainer.py compute_loss.
+    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func;
+    transformers 5.23 trainer.py compute_loss.
     Ignored: the twenty largest logits of each token.
     """
     model, view = ends.model, ends.layer
@@ -207,19 +240,24 @@ def _widens(view: LayerView) -> bool:
 
 
 def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
-    """Logits as a variable of the training loop has them; ``outputs`` loses them.  Backward frees what their graph has saved."""
+    """Logits as a variable of the training loop has them; ``outputs`` loses them.
+    Backward frees what their graph has saved.
+    """
     found = outputs.pop()
     return (torch.to(found, "fp32") if _widens(view) else found).alias()
 
 
 def _keeps_logits(view: LayerView) -> bool:
-    """Whether the training loop refers to the logits during backward, and no kernel writes their gradient over them."""
+    """Whether the training loop refers to the logits during backward,
+    and no kernel writes their gradient over them.
+    """
     copies = view.stack.loss_backward
     return "log_softmax" in copies and ("compute" in copies or "float" in copies)
 
 
 def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Last norm, head and loss, and the logits that the model returns.  The inner model returns before the head runs.
+    """Last norm, head and loss, and the logits that the model returns.
+    The inner model returns before the head runs.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -272,7 +310,9 @@ def head_weight(torch: Operators, ends: EndsView) -> Tensor:
     spec, dtype = ends.model.head, ends.head.dtypes.table
     if ends.head.quantized(spec):
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)  # packed: its product makes the parameter
-    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied)
+    weight = torch.parameter(
+        Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied
+    )
     if not ends.tied:
         return weight
 
@@ -296,7 +336,9 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
         x = entering(torch, view, spec, x)
         bias = None
         if spec.bias:
-            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name))
+            bias = torch.parameter(
+                Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name)
+            )
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
         out = torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
@@ -313,8 +355,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
 def _normalised(torch: Operators, weight: Tensor) -> Tensor:
     """``normalize(weight)``: divided by the norms of its rows, which are spread out again in backward.
 
-    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and ``linalg_vector_norm`` in
-    tools/autograd/derivatives.yaml.
+    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and
+    ``linalg_vector_norm`` in tools/autograd/derivatives.yaml.
     """
     out = torch.like(weight, "div")
 

@@ -17,8 +17,8 @@ from planner.throughput.rates import intra_node_bytes_per_s
 def parallel_bytes(job: Job) -> Number:
     """Bytes that each GPU receives in one micro-step from those that share its batch.
 
-    Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an all-gather, twice that
-    for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
+    Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
+    all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
     Source: :mod:`planner.program.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
     Ignored: sums for each token that a loss over a divided vocabulary takes.
     """

@@ -1,6 +1,8 @@
-"""The dry run of a model that is divided over GPUs: DTensors of torch on fake tensors and a fake process group.
+"""The dry run of a model that is divided over GPUs:
+DTensors of torch on fake tensors and a fake process group.
 
-Tensor parallelism is that of Transformers, with its plan for the model; the first process of the group is recorded.
+Tensor parallelism is that of Transformers, with its plan for the model;
+the first process of the group is recorded.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ from planner.domain.scenario import Scenario
 
 
 class LocalRecorder(Recorder):
-    """Sees what DTensors do to their own part of a tensor; waiting for a collective gives its result and no new tensor."""
+    """Sees what DTensors do to their own part of a tensor;
+    waiting for a collective gives its result and no new tensor.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor | AsyncCollectiveTensor) for each in types):
@@ -104,17 +108,24 @@ def _divide(model: Any, mesh: DeviceMesh, size: int, *, by_tokens: bool) -> None
     attention = PrepareModuleInput(
         input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole}
     )
-    layer: dict[str, ParallelStyle] = {"input_layernorm": SequenceParallel(), "post_attention_layernorm": SequenceParallel()}
+    layer: dict[str, ParallelStyle] = {
+        "input_layernorm": SequenceParallel(),
+        "post_attention_layernorm": SequenceParallel(),
+    }
     layer |= {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"self_attn": attention}
     layer |= {"mlp": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))}
     layer |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
     layer |= {name: RowwiseParallel(output_layouts=tokens) for name in ("self_attn.o_proj", "mlp.down_proj")}
     for each in model.model.layers:
         parallelize_module(each, mesh, layer)
-    ends: dict[str, ParallelStyle] = {"model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=tokens)}
+    ends: dict[str, ParallelStyle] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=tokens)
+    }
     ends |= {"model.norm": SequenceParallel(), "lm_head": ColwiseParallel(output_layouts=whole)}
     parallelize_module(model, mesh, ends)
-    parallelize_module(model, mesh, {"lm_head": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))})
+    parallelize_module(
+        model, mesh, {"lm_head": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,))}
+    )
 
 
 _make = Inputs.make
@@ -128,7 +139,8 @@ def _with_positions(inputs: Inputs) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _copies() -> Iterator[None]:
-    """As spmd_types 0.2.3 makes them: of what is gathered always, of what is scattered where there are several samples.
+    """As spmd_types 0.2.3 makes them: of what is gathered always,
+    of what is scattered where there are several samples.
 
     Source: spmd_types 0.2.3 _collectives.py _AllGatherShard, _ReduceScatterShard.
     """
@@ -150,7 +162,9 @@ def _copies() -> Iterator[None]:
 
 @contextmanager
 def _lengths(model: Any, by_tokens: bool) -> Iterator[None]:
-    """Positions are given and no mask is made: where embeddings are divided over tokens, their length does not say them."""
+    """Positions are given and no mask is made: where embeddings are divided over tokens,
+    their length does not say them.
+    """
     code = importlib.import_module(type(model).__module__)
     if not by_tokens:
         yield
@@ -177,13 +191,17 @@ def _shapes_unseen(recorder: Recorder) -> Iterator[None]:
 
 
 def _clip(parameters: Iterable[Any], max_norm: float, **_: object) -> None:
-    """Gradients of DTensors and of tensors apart.  Source: transformers 5.23 trainer.py ``_mixed_mesh_grad_norm``."""
+    """Gradients of DTensors and of tensors apart.  Source: transformers 5.23 trainer.py
+    ``_mixed_mesh_grad_norm``.
+    """
     kinds: dict[bool, list[Any]] = defaultdict(list)
     for each in parameters:
         if each.grad is not None:
             kinds[isinstance(each.grad, DTensor)].append(each)
     norms = [nn.utils.get_total_norm([each.grad for each in some]) for some in kinds.values()]
-    total = torch.linalg.vector_norm(torch.stack([each.full_tensor() if isinstance(each, DTensor) else each for each in norms]))
+    total = torch.linalg.vector_norm(
+        torch.stack([each.full_tensor() if isinstance(each, DTensor) else each for each in norms])
+    )
     for some in kinds.values():
         nn.utils.clip_grads_with_norm_(some, max_norm, total)
 
@@ -208,4 +226,6 @@ def _fake(tensor: Any, recorder: Recorder) -> Any:
     recorder.mark(fake, "weights")
     if isinstance(tensor, DTensor):
         fake = DTensor(fake, tensor._spec, requires_grad=False)
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+    return (
+        nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+    )

@@ -1,7 +1,9 @@
-"""One GPU of several that divide a model: the step program asks for memory request by request as the divided modules do.
+"""One GPU of several that divide a model:
+the step program asks for memory request by request as the divided modules do.
 
-``features`` is the plan of Transformers.  ``tokens`` is sequence parallelism as torchtitan has it, over the modules of
-Transformers; there the ends differ, because torchtitan's loss reads divided logits and its tables are no DTensors.
+``features`` is the plan of Transformers.  ``tokens`` is sequence parallelism as torchtitan has it, over the
+modules of Transformers; there the ends differ, because torchtitan's loss reads divided logits and its tables
+are no DTensors.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tests.extras import import_or_skip
 LATER = ("forward_2", "loss_2", "backward_2")
 
 
-def both(cell: Cell, size: int, way: ModelParallel, phases: Sequence[str]) -> tuple[list[Request], list[Request]]:
+def both(
+    cell: Cell, size: int, way: ModelParallel, phases: Sequence[str]
+) -> tuple[list[Request], list[Request]]:
     """Requests of the program and of the trace on one of ``size`` GPUs."""
     from parallel_trace import trace_divided
 
@@ -82,6 +86,8 @@ def test_the_dry_run_says_that_it_does_not_divide() -> None:
 
 
 def _inside(requests: list[Request]) -> list[Request]:
-    """From the first norm to the last gradient of a layer: the embeddings around them are other modules there."""
+    """From the first norm to the last gradient of a layer:
+    the embeddings around them are other modules there.
+    """
     layers = [number for number, each in enumerate(requests) if "layer" in f"{each.part} {each.module}"]
     return requests[layers[0] : layers[-1]]

@@ -27,8 +27,14 @@ def read(folder: Path, text: str) -> Reading:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (BASE + "[parallelism]\ntensor_parallel_degree = 2\ndisable_loss_parallel = true\n", "a loss over whole logits"),
-        (BASE + "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n", "send while they run"),
+        (
+            BASE + "[parallelism]\ntensor_parallel_degree = 2\ndisable_loss_parallel = true\n",
+            "a loss over whole logits",
+        ),
+        (
+            BASE + "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n",
+            "send while they run",
+        ),
         (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
         (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
         (BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n", "2 replicas of FSDP's shards"),
@@ -56,7 +62,9 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: st
 
 def test_the_degree_of_tensor_parallelism_is_read(tmp_path: Path) -> None:
     """It is the degree of the job; FSDP2 is over the GPUs that are left."""
-    reading = read(tmp_path, BASE + "[parallelism]\ntensor_parallel_degree = 4\nenable_async_tensor_parallel = false\n")
+    reading = read(
+        tmp_path, BASE + "[parallelism]\ntensor_parallel_degree = 4\nenable_async_tensor_parallel = false\n"
+    )
     assert reading.value("tensor_parallel") == 4
     assert reading.several is not None
     assert reading.several[0] == "fsdp"
@@ -92,7 +100,9 @@ def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
     assert [found.value(name) for name in ("stack", "batch", "optimizer", "sharding", "seq")] == [
         "torchtitan@2024", 2, "adamw_torch", "fsdp", 2048,
     ]  # fmt: skip
-    assert read(tmp_path, MODEL + old + "[optimizer]\nfused = true\n").value("optimizer") == "adamw_torch_fused"
+    assert (
+        read(tmp_path, MODEL + old + "[optimizer]\nfused = true\n").value("optimizer") == "adamw_torch_fused"
+    )
     assert read(tmp_path, MODEL + old.replace("false", "true")).value("stack") == "torchtitan-compile@2024"
 
 
@@ -106,10 +116,13 @@ def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
         ('[activation_checkpoint]\nselective_ac_option = "3"\n', True, "full", 3),
     ],
 )
-def test_checkpoints(tmp_path: Path, text: str, checkpointing: bool, policy: str | None, every: int | None) -> None:
+def test_checkpoints(
+    tmp_path: Path, text: str, checkpointing: bool, policy: str | None, every: int | None
+) -> None:
     """Without the table every second layer."""
     found = read(tmp_path, BASE + text)
-    assert [found.value(name) for name in ("gradient_checkpointing", "checkpoint_policy", "checkpoint_every")] == [
+    assert [found.value(name) for name in ("gradient_checkpointing", "checkpoint_policy",
+        "checkpoint_every")] == [
         checkpointing, policy, every,
     ]  # fmt: skip
 

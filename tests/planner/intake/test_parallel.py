@@ -24,7 +24,9 @@ def scenario_of(**flags: object) -> Scenario:
 
 
 def test_both_degrees_take_the_stack_that_has_them() -> None:
-    """Where nothing else is said: torchtitan with FSDP2 over all GPUs that have the same part of the matrices."""
+    """Where nothing else is said:
+    torchtitan with FSDP2 over all GPUs that have the same part of the matrices.
+    """
     scenario = scenario_of(tensor_parallel=2, context_parallel=2)
     assert (scenario.stack.id, scenario.recipe.sharding.name) == ("torchtitan", "fsdp")
     assert scenario.recipe.parallel == Parallel(2, 2)
@@ -42,7 +44,11 @@ def test_a_job_is_the_part_of_one_gpu() -> None:
     scenario = scenario_of(tensor_parallel=2, context_parallel=2)
     job = job_of(scenario, Coefficients())
     whole, part = scenario.model.groups[0].block, job.model.groups[0].block
-    assert (part.attention.n_heads, part.attention.n_kv_heads, part.mlp.width) == (16, 4, whole.mlp.width // 2)
+    assert (part.attention.n_heads, part.attention.n_kv_heads, part.mlp.width) == (
+        16,
+        4,
+        whole.mlp.width // 2,
+    )
     matrices = whole.param_count - sum(norm.param_count for norm in whole.norms)
     assert part.param_count == matrices // 2 + sum(norm.param_count for norm in whole.norms)
     assert (job.model.token_embedding.rows, job.model.head.out_features) == (128256 // 2, 128256 // 2)

@@ -20,7 +20,13 @@ KEYS = 8 * 128
 
 def job(**flags: Any) -> Job:
     """Llama 3.1 8B in bf16 on H100 cards."""
-    base = {"model": "llama-3.1-8b", "method": "full", "seq": TOKENS, "padding": "packed", "gradient_checkpointing": False}
+    base = {
+        "model": "llama-3.1-8b",
+        "method": "full",
+        "seq": TOKENS,
+        "padding": "packed",
+        "gradient_checkpointing": False,
+    }
     made = job_of(resolve(from_flags(base | flags)), Coefficients())
     assert made is not None
     return made
@@ -35,7 +41,9 @@ def test_sums_of_whole_streams() -> None:
 
 
 def test_parts_of_tokens_and_keys() -> None:
-    """Torchtitan: two gathers and two sums in each pass of a layer, one of each at the ends; keys and values twice."""
+    """Torchtitan: two gathers and two sums in each pass of a layer, one of each at the ends;
+    keys and values twice.
+    """
     found = job(gpu="h100-sxm:4", tensor_parallel=2, context_parallel=2)
     stream = TOKENS // 2 * HIDDEN * 2
     keys = TOKENS * 2 * (KEYS // 2) * 2
