@@ -103,7 +103,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
     read_vision(keys, reading, keys.text("template"))
-    if "model" not in reading.needs:
+    if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
     _read_packing(keys, reading, stage)
@@ -271,16 +271,16 @@ def _read_apollo(keys: Keys, reading: Reading) -> None:
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
-    """On NVIDIA cards only experts get a kernel, by the class of the model (v1/plugins/model_plugins/kernels/ops/mlp).
+    """Kernels for Ascend's cards alone (ff6d4d12e of 2026-08 v1/plugins/model_plugins/kernels/interface.py ``_AUTO_KERNELS``).
 
-    Raises:
-        NotModelledError: such a model.
+    0.9.5 takes all that are registered, so that experts of some models get a Triton kernel on NVIDIA cards, too.
     """
     if not keys.flag("use_v1_kernels"):
         return
+    text = "has no effect on NVIDIA cards"
     if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
-        raise keys.not_modelled("use_v1_kernels", "LLaMA-Factory's kernel for experts is not modelled")
-    reading.remark(keys.where("use_v1_kernels"), "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5")
+        text += " since 2026-07; before, 0.9.5 included, experts of Mixtral, Qwen3 and Qwen3.5 get a Triton kernel, not counted"
+    reading.remark(keys.where("use_v1_kernels"), text)
 
 
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:

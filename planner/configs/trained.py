@@ -21,6 +21,9 @@ _OF_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 # Names of Mixtral's modules before Transformers 5; experts have numbers.
 _EXPERTS = tuple(f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3"))
 _OF_MIXTURE = ("block_sparse_moe.gate", *_EXPERTS)
+# What LLaMA-Factory's own example expands Llama 3 8B to (examples/extras/llama_pro/expand.sh of 2024-04 to 2026-08).
+_EXPANDED_BY_EXAMPLE = ("models/llama3-8b-pro", "models/llama3-8b-instruct-pro")
+_ADDED_LAYERS = 8
 # Patterns such as 2[0-9]+ also mean layers 200 to 299, which no model has.
 _MOST_LAYERS = 128
 
@@ -55,11 +58,19 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
 def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
     """Ask for the model where it is a folder with a model that the tool's script expanded, and that is not here.
 
+    The folder of the tool's own example is known.
+
     The Hub has no owner called models; such a name is what the script writes to (llamafactory 0.9.5 scripts/llama_pro.py).
     """
     name = keys.text("model_name_or_path") or ""
     folder = name.startswith(("models/", "saves/", "./", "../", "/", "~"))
-    if folder and not (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
+    if not folder or (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
+        return
+    if name.rstrip("/") in _EXPANDED_BY_EXAMPLE and count == _ADDED_LAYERS:
+        text = f"counted as examples/extras/llama_pro/expand.sh makes it: Llama 3 8B with {_ADDED_LAYERS} layers added"
+        reading.say("model", "llama-3-8b-plus-8-layers", keys.where("model_name_or_path"), text)
+        reading.remark(keys.where("model_name_or_path"), f"{show(name)} is not here: {text}")
+    else:
         expanded = f"{show(name)} is a model expanded for LLaMA-Pro, which is not here"
         reading.needs["model"] = (
             f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the expanded layers the file "

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from planner.anatomy.trained import parts_of
 from planner.configs.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.config_file import read_config_file, with_flags
@@ -133,6 +134,17 @@ def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
 
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
-    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro") + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
-    with pytest.raises(UsageError, match=r"models/llama3-8b-pro is a model expanded .* --model .* trains 8"):
+    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/mine-pro") + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    with pytest.raises(UsageError, match=r"models/mine-pro is a model expanded .* --model .* trains 8"):
         recipe_of(tmp_path, text)
+
+
+def test_the_expanded_model_of_the_tools_own_example_is_known(tmp_path: Path) -> None:
+    """Its script adds 8 layers to Llama 3 8B, of which the file trains every fifth; with another count it says too little."""
+    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro") + "use_llama_pro: true\n"
+    scenario = recipe_of(tmp_path, text + "freeze_trainable_layers: 8\n")
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert scenario.model.param_count == 8_030_261_248 + 8 * layer
+    assert sorted(parts_of(scenario.model, scenario.recipe).layers) == [4, 9, 14, 19, 24, 29, 34, 39]
+    with pytest.raises(UsageError, match="is a model expanded"):
+        recipe_of(tmp_path, text + "freeze_trainable_layers: 4\n")
