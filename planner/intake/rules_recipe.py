@@ -221,9 +221,8 @@ RECIPE_RULES = (
     Rule(
         "train-layers-divided",
         "refuse",
-        "Training some layers only is modelled where every GPU holds everything; use --sharding ddp, or none on one GPU",
-        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.engine != "native",
-        lambda case: case.recipe.sharding.name,
+        "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is FSDP2, ZeRO or ddp",
+        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name == "fsdp1",
     ),
     Rule(
         "train-layers-checkpointing-unread",
@@ -247,7 +246,7 @@ RECIPE_RULES = (
         "refuse",
         "Training some layers only is not modelled with activations in host RAM, nor where the model has projections "
         "around its layers",
-        lambda case: bool(case.recipe.train_layers) and (case.recipe.offload != "none" or bool(case.model.extra_linears)),
+        lambda case: bool(case.recipe.train_layers) and (case.recipe.offload == "activations" or bool(case.model.extra_linears)),
     ),
     Rule(
         "train-layers-ends-in-pieces",

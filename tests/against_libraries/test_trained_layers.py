@@ -109,6 +109,18 @@ def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
     assert buckets == 2 * block.param_count * DTYPE_BYTES[scenario.recipe.numerics.load_dtype]
 
 
+@pytest.mark.parametrize("layers", [("last:2",), ("1", "embed", "head"), ("1:mlp", "3")], ids="+".join)
+@pytest.mark.parametrize(
+    ("sharding", "offload"), [("zero1", None), ("zero2", None), ("zero3", None), ("zero3", "optimizer+params"), ("fsdp", None)]
+)
+def test_engines_that_divide_a_model(sharding: str, offload: str | None, layers: tuple[str, ...], tmp_path: Path) -> None:
+    """Frozen layers have parts and units, but no gradients, masters and states: the peak is that of the trace."""
+    said = {"sharding": sharding, "gpus": 4, "seq": 1024, "batch": 4} | ({"offload": offload} if offload else {})
+    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, gradient_checkpointing=True, **said)
+    trace = summarize(trace_events(scenario)).allocated_peak_bytes
+    assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
+
+
 @pytest.mark.parametrize("layers", [("last:2",), ("first:2", "head")], ids="+".join)
 def test_the_quick_reading_is_near_the_replay(layers: tuple[str, ...], tmp_path: Path) -> None:
     """A deep model whose layers differ is not read from two shallow ones."""

@@ -57,8 +57,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "train-layers-match-nothing": ({"method": "full", "train_layers": "32-35"}, {"method": "full", "train_layers": "31-35"}),
     "train-layers-divided": (
-        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero2"},
-        {"method": "full", "train_layers": "last:8", "gpus": 2},
+        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "fsdp1"},
+        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero3", "offload": "optimizer+params"},
     ),
     "train-layers-checkpointing-unread": (
         {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
