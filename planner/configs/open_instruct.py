@@ -255,7 +255,8 @@ def _read_precision(keys: Keys, reading: Reading, beside: Beside) -> None:
         return
     if reading.value("method") == "qlora" and beside.look and not (reading.launch or beside.given):
         script = "scripts/finetune_qlora_with_accelerate.sh"
-        reading.remark(str(keys.path), f"counted as {script} launches it, without --mixed_precision; --accelerate FILE says another")
+        text = f"counted as {script} launches it, without --mixed_precision; --accelerate FILE says another"
+        reading.remark(str(keys.path), text)
         reading.default("precision", "bf16", f"allenai/open-instruct {script}: no --mixed_precision")
         return
     without = "the launch line says no --mixed_precision" if reading.launch or beside.given else "the launch line is not known"

@@ -33,6 +33,18 @@ class Remark:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A key with which the tool trains on one GPU only, and what it says on several.
+
+    ``otherwise``: why one GPU is not modelled either; empty where it is.
+    """
+
+    origin: str
+    refused: str
+    otherwise: str = ""
+
+
 @dataclass(slots=True)
 class Reading:
     """What was read so far.  ``tool`` is the program that the file is for, with the version whose defaults are taken.
@@ -43,6 +55,7 @@ class Reading:
     the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
     ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
     ``several``: the sharding where the job has several GPUs and nothing says one, with the place that settles it.
+    ``alone``: a key that the tool takes on one GPU only.
     """
 
     path: Path
@@ -57,6 +70,7 @@ class Reading:
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
+    alone: Alone | None = None
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

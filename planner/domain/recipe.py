@@ -38,6 +38,7 @@ Optimizer = Literal[
     "muon",
     "apollo_adamw",
     "apollo_adamw_layerwise",
+    "badam",
 ]
 Offload = Literal[
     "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"

@@ -273,6 +273,14 @@ RECIPE_RULES = (
         lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
     ),
     Rule(
+        # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
+        "badam-of-one-layer",
+        "refuse",
+        "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, which is not "
+        "modelled; use --train-layers first:1 with --method full, and --gpu X:1",
+        lambda case: case.recipe.optimizer == "badam" and (case.hardware.world_size > 1 or not case.recipe.train_layers),
+    ),
+    Rule(
         "optimizer-rank-unused",
         "warn",
         "optimizer_rank is for apollo_adamw; this optimizer has none",

@@ -47,7 +47,7 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
         if first:
             for each in group:
                 states += make_states(stream, job, each)
-        if job.recipe.optimizer in ("adamw_torch", "rmsprop"):
+        if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
             _foreach_roots(stream, job, group)
     return states
 

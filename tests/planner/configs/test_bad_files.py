@@ -79,7 +79,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             InputFileError,
             "which ends in none of .json, .yaml, .yml, .conf; say where it is: --deepspeed",
         ),
-        (LLAMA_FACTORY + "use_badam: true\n", NotModelledError, "use_badam: BAdam"),
+        (LLAMA_FACTORY + "use_badam: true\n", UsageError, "use_badam: LLaMA-Factory refuses it beside adapters"),
         (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage 'ppo' is not modelled"),
         (LLAMA_FACTORY.replace("lora", "vera"), NotModelledError, "finetuning_type: 'vera'"),
         (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),

@@ -106,6 +106,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
         {"method": "full", "optimizer": "apollo_adamw_layerwise"},
     ),
+    "badam-of-one-layer": (
+        {"method": "full", "optimizer": "badam"},
+        {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
+    ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
     "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
