@@ -28,8 +28,8 @@ _ADDED_LAYERS = 8
 _MOST_LAYERS = 128
 
 
-def read_freeze(keys: Keys, reading: Reading) -> None:
-    """``finetuning_type: freeze``: the last layers, the first ones where the number is below zero, or some evenly apart.
+def read_freeze(keys: Keys, reading: Reading, name: str = "finetuning_type") -> None:
+    """What ``name`` calls ``freeze``: the last layers, the first ones where the number is below zero, or some evenly apart.
 
     Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1.
 
@@ -49,7 +49,7 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
     extra = keys.names("freeze_extra_modules")
     if unknown := [name for name in extra if name not in _ENDS]:
         raise keys.not_modelled("freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are")
-    place = keys.where("finetuning_type" if said is None else "freeze_trainable_layers")
+    place = keys.where(name if said is None else "freeze_trainable_layers")
     if spread:
         _need_expanded(keys, reading, count)
     reading.say("train_layers", (layers, *(_ENDS[name] for name in extra)), place)
