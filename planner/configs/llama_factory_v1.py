@@ -174,7 +174,7 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
     dist, widens = keys.get("dist_config"), part.flag("cast_trainable_params_to_fp32")
     if not isinstance(dist, dict):
         raise UsageError(
-            f"{part.where('name')}: without dist_config layers in fp32 meet a stream in 16 bits, which torch refuses"
+            f"{part.where('name')}: without dist_config layers in fp32 meet 16 bits, which torch refuses"
         )
     if widens is False:
         reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
