@@ -173,9 +173,7 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
     read_freeze(part, reading, "name")
     dist, widens = keys.get("dist_config"), part.flag("cast_trainable_params_to_fp32")
     if not isinstance(dist, dict):
-        raise UsageError(
-            f"{part.where('name')}: without dist_config layers in fp32 meet 16 bits, which torch refuses"
-        )
+        raise UsageError(f"{part.where('name')}: without dist_config layers in fp32 meet 16 bits, which torch refuses")
     if widens is False:
         reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
     kind = "differentiated" if dist.get("name") == "fsdp2" else "skipped"

@@ -21,7 +21,7 @@ from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger
-from planner.intake.linears import with_parameters
+from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
@@ -120,6 +120,8 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack)
+    if not found.stack.fused_experts:
+        model = with_separate_experts(model)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)
