@@ -64,7 +64,7 @@ def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
     """
     name = keys.text("model_name_or_path") or ""
     folder = name.startswith(("models/", "saves/", "./", "../", "/", "~"))
-    if not folder or (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
+    if not folder or _has_config(keys.path.parent, name):
         return
     if name.rstrip("/") in _EXPANDED_BY_EXAMPLE and count == _ADDED_LAYERS:
         text = f"counted as examples/extras/llama_pro/expand.sh makes it: Llama 3 8B with {_ADDED_LAYERS} layers added"
@@ -76,6 +76,14 @@ def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
             f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the expanded layers the file "
             f"trains {count}"
         )
+
+
+def _has_config(parent: Path, folder: str) -> bool:
+    """Whether the model is there; a name that is no path, or of no user, is not."""
+    try:
+        return (parent / Path(folder).expanduser() / "config.json").is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def read_unfrozen(keys: Keys, reading: Reading) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.anatomy.trained import parts_of
 from planner.configs.sharding import Beside
-from planner.errors import InputFileError, NotModelledError, UsageError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
@@ -161,6 +161,14 @@ def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None
     """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
     text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/mine-pro") + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
     with pytest.raises(UsageError, match=r"models/mine-pro is a model expanded .* --model .* trains 8"):
+        recipe_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/pro", "models/" + "x" * 5000, "models/\\0"])
+def test_the_folder_of_an_expanded_model_may_be_no_path(name: str, tmp_path: Path) -> None:
+    """It is asked for all the same."""
+    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", f'"{name}"') + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    with pytest.raises(PlannerError):
         recipe_of(tmp_path, text)
 
 
