@@ -213,13 +213,18 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(keys.where(name), text)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
+    _read_evaluation(keys, reading)
+    keys.skip(AXOLOTL_HARMLESS)
+    keys.skip(TRAINER_HARMLESS)
+
+
+def _read_evaluation(keys: Keys, reading: Reading) -> None:
+    """As many samples at once as it trains on, unless the file says otherwise; none where none are held back."""
     if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
         place = "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the same in 2023-11"
         reading.default("eval_batch", reading.value("batch"), place)
     else:
         reading.said.pop("eval_batch", None)
-    keys.skip(AXOLOTL_HARMLESS)
-    keys.skip(TRAINER_HARMLESS)
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:
