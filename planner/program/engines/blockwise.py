@@ -1,9 +1,11 @@
 """BAdam: one layer after the other is trained, with copies of its parameters and gradients in fp32.
 
 The layer that is counted is the one of ``train_layers``.
-Source: badam 1.4 block_optim.py BlockOptimizer (``_switch_trainable_params_single_gpu``, ``_grad_to_hp``, ``_update_param``,
-``step``); llamafactory 0.9.5 train/trainer_utils.py _create_badam_optimizer, whose base is torch's AdamW.
-Ignored: that copies and states of the layer before are there while the next layer is copied, which is less than a step takes.
+Source: badam 1.4 block_optim.py BlockOptimizer (``_switch_trainable_params_single_gpu``, ``_grad_to_hp``,
+``_update_param``, ``step``); llamafactory 0.9.5 train/trainer_utils.py _create_badam_optimizer, whose base is
+torch's AdamW.
+Ignored: that copies and states of the layer before are there while the next layer is copied,
+which is less than a step takes.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ class Blockwise(Runtime):
         for each in self.weights:
             if each.trained:
                 clone = self._take(each.unit, each.unit_bytes, each.name, "clone")
-                copy = self.stream.allocate(each.unit, _FP32 * each.count, "master_weights", ("optimizer", each.name, "float"))
+                copy = self.stream.allocate(
+                    each.unit, _FP32 * each.count, "master_weights", ("optimizer", each.name, "float")
+                )
                 self.stream.free(clone)
                 self._copies.append(replace(each, dtype="fp32", slot=copy))
 
     def optimizer_step(self, trained: list[Trained]) -> None:
-        """Gradients become fp32, one after the other; new weights are copied back; then the cache is emptied."""
+        """Gradients become fp32, one after the other; new weights are copied back;
+        then the cache is emptied.
+        """
         self.stream.enter("optimizer_step")
         gradients = []
         for each in trained:

@@ -22,7 +22,10 @@ def scenario(**flags: Any) -> Scenario:
 
 def trained(subject: Scenario) -> float:
     """Elements of all adapters."""
-    return sum(each.count * (8 if each.unit.name == "RANK" else 1) for each in adapter_weights(job_of(subject, Coefficients())))
+    return sum(
+        each.count * (8 if each.unit.name == "RANK" else 1)
+        for each in adapter_weights(job_of(subject, Coefficients()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,8 @@ def trained(subject: Scenario) -> float:
     [
         # Two matrices of 4,096 to 14,336 and one back in each of 8 experts.
         ("mixtral-8x7b", "w1;w2;w3", 32, 8 * 3 * (4096 + 14336)),
-        # 60 experts of 2,048 to 1,408, shared ones of 2,048 to 5,632; PEFT of today has no table for this architecture.
+        # 60 experts of 2,048 to 1,408, shared ones of 2,048 to 5,632;
+        # PEFT of today has no table for this architecture.
         ("qwen1.5-moe-a2.7b", "gate_proj;up_proj;down_proj", 24, 60 * 3 * (2048 + 1408) + 3 * (2048 + 5632)),
         ("qwen1.5-moe-a2.7b", "q_proj", 24, 2 * 2048),
     ],
@@ -50,16 +54,26 @@ def test_all_linear_reaches_routers_and_shared_experts() -> None:
 def test_fused_ones_are_as_they_were() -> None:
     """Transformers 5 fuses them, and Granite's were fused before."""
     assert scenario(model="mixtral-8x7b").model.groups[0].block.linears[-1].kind == "parameter"
-    assert scenario(model="granite-3.1-1b-a400m", stack="hf-trainer@4").model.groups[0].block.linears[-1].kind == "parameter"
+    assert (
+        scenario(model="granite-3.1-1b-a400m", stack="hf-trainer@4").model.groups[0].block.linears[-1].kind
+        == "parameter"
+    )
 
 
 def test_a_step_has_the_same_weights_either_way() -> None:
-    """The program runs the three matrices of an expert; the elements of the base are those of two fused tensors."""
+    """The program runs the three matrices of an expert;
+    the elements of the base are those of two fused tensors.
+    """
     frozen = [
         sum(size for size, term in zip(stream.unit_bytes, stream.terms, strict=True) if term == "weights")
         for stream in (
             step_of(
-                job_of(scenario(model="qwen1.5-moe-a2.7b", stack=stack, load_dtype="bf16", lora_targets="q_proj"), Coefficients())
+                job_of(
+                    scenario(
+                        model="qwen1.5-moe-a2.7b", stack=stack, load_dtype="bf16", lora_targets="q_proj"
+                    ),
+                    Coefficients(),
+                )
             )
             for stack in ("hf-trainer@4", "hf-trainer@5")
         )

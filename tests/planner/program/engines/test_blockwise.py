@@ -9,13 +9,21 @@ from planner.program.job import Job, job_of
 from planner.program.sizes import unit_values
 from planner.program.step import step_of
 
-# A layer of Llama 3.1 8B: query, output, key, value, the three matrices of the feed-forward part and two norms.
+# A layer of Llama 3.1 8B: query, output, key, value,
+# the three matrices of the feed-forward part and two norms.
 LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
 
 
 def job(optimizer: str) -> Job:
     """The first layer, trained in bf16."""
-    flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm", "seq": 512, "precision": "bf16", "load_dtype": "bf16"}
+    flags = {
+        "model": "llama-3.1-8b",
+        "method": "full",
+        "gpu": "h100-sxm",
+        "seq": 512,
+        "precision": "bf16",
+        "load_dtype": "bf16",
+    }
     said = {**flags, "optimizer": optimizer, "train_layers": "first:1", "switches": "trainable_fp32=false"}
     return job_of(resolve(from_flags(said)), Coefficients())
 
@@ -29,7 +37,9 @@ def at_the_end(subject: Job, phase: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for event in stream.events[:end]:
         slot = event if event >= 0 else ~event
-        found[stream.terms[slot]] = found.get(stream.terms[slot], 0) + (sizes[slot] if event >= 0 else -sizes[slot])
+        found[stream.terms[slot]] = found.get(stream.terms[slot], 0) + (
+            sizes[slot] if event >= 0 else -sizes[slot]
+        )
     return found
 
 
@@ -38,7 +48,11 @@ def highest(subject: Job, phase: str) -> float:
     stream = step_of(subject)
     sizes = stream.sizes(unit_values(subject))
     starts = [start for start, _ in stream.phases] + [len(stream.events)]
-    spans = [(start, after) for (start, name), after in zip(stream.phases, starts[1:], strict=True) if name == phase]
+    spans = [
+        (start, after)
+        for (start, name), after in zip(stream.phases, starts[1:], strict=True)
+        if name == phase
+    ]
     now = most = 0.0
     for index, event in enumerate(stream.events):
         slot = event if event >= 0 else ~event
@@ -50,7 +64,9 @@ def highest(subject: Job, phase: str) -> float:
 
 
 def test_copies_and_states_of_one_layer_stay() -> None:
-    """After the step: a copy of 4 bytes and two states of 4 bytes for each parameter of the layer, and no gradient."""
+    """After the step: a copy of 4 bytes and two states of 4 bytes for each parameter of the layer,
+    and no gradient.
+    """
     found = at_the_end(job("badam"), "optimizer_step")
     assert found["master_weights"] == 4 * LAYER
     assert found["optimizer_states"] == 8 * LAYER
@@ -60,6 +76,8 @@ def test_copies_and_states_of_one_layer_stay() -> None:
 
 
 def test_the_step_holds_gradients_and_roots_in_fp32() -> None:
-    """States, gradients in fp32 and the roots of the matrices' second moments; norms are stepped after the matrices."""
+    """States, gradients in fp32 and the roots of the matrices' second moments;
+    norms are stepped after the matrices.
+    """
     norms = 2 * 4096
     assert highest(job("badam"), "optimizer_step") == 16 * LAYER - 4 * norms
