@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -92,10 +93,13 @@ _NONE = -1
 
 
 class Memory:
-    """One card while a program runs: blocks by number, and the free ones of each stream and size class."""
+    """One card while a program runs: blocks by number, and the free ones of each stream and size class.
 
-    def __init__(self, limit_bytes: int | None, n_slots: int) -> None:
-        self.limit_bytes = limit_bytes
+    ``keeps_cache``: a request beyond the limit fails at once, and all is as it was before.
+    """
+
+    def __init__(self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False) -> None:
+        self.limit_bytes, self.keeps_cache = limit_bytes, keeps_cache
         self.live = [_NONE] * n_slots
         self.size: list[int] = []
         self.address: list[int] = []
@@ -109,6 +113,15 @@ class Memory:
         self.next_address = LARGE_ROUNDING_BYTES
         self.n_retries = 0
 
+    def under(self, limit_bytes: int) -> Memory:
+        """A card with this limit in the same state."""
+        made = copy(self)
+        made.limit_bytes, made.keeps_cache = limit_bytes, False
+        for name in ("live", "size", "address", "before", "after", "free", "at"):
+            setattr(made, name, getattr(self, name).copy())
+        made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
+        return made
+
     def pool(self, stream: int, is_small: bool) -> list[int]:
         """Free blocks of one stream and size class."""
         if stream not in self.pools:
@@ -119,6 +132,8 @@ class Memory:
         """A block of new memory for a rounded request, after giving the cache back if need be; ``-1`` where there is none."""
         n_bytes = segment_bytes(want)
         if self.limit_bytes is not None and self.reserved + n_bytes > self.limit_bytes:
+            if self.keeps_cache:
+                return _NONE
             self.release_cached()
             self.n_retries += 1
             if self.reserved + n_bytes > self.limit_bytes:
@@ -234,13 +249,15 @@ class Memory:
         return failed, place
 
 
-def _memory(program: SlotEvents, limit_bytes: int | None) -> Memory | CompiledMemory:
-    return (CompiledMemory if isinstance(program.sizes, array) else Memory)(limit_bytes, len(program.sizes))
+def _memory(program: SlotEvents, limit_bytes: int | None, *, keeps_cache: bool = False) -> Memory | CompiledMemory:
+    is_packed = isinstance(program.sizes, array)
+    return (CompiledMemory if is_packed else Memory)(limit_bytes, len(program.sizes), keeps_cache=keeps_cache)
 
 
 def for_replay(program: SlotEvents) -> SlotEvents:
     """The program as it is replayed fastest; one that is replayed more than once is best kept so."""
-    arrays = None if isinstance(program.sizes, array) else packed(program.events, program.sizes, program.streams)
+    columns = program.events, program.sizes, program.streams
+    arrays = None if all(isinstance(each, array) for each in columns) else packed(*columns)
     return program if arrays is None else SlotEvents(*arrays, program.begins, program.empties)
 
 
@@ -291,6 +308,34 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     return reserved[1:]
 
 
+class _Begun:
+    """``program`` up to the first request for which more than ``limit_bytes`` would be reserved.
+
+    Until then it is the same under every larger limit, so it runs once for all that are tried.
+    """
+
+    def __init__(self, program: SlotEvents, limit_bytes: int) -> None:
+        self._program, self._bounds = program, [*pairwise((*program.begins, len(program.events)))]
+        self._memory = _memory(program, limit_bytes, keeps_cache=True)
+        self._stopped = self._first_failure(self._memory, 0, self._bounds[0][0])
+
+    def ends_under(self, limit_bytes: int) -> bool:
+        """Whether the program ends under this limit."""
+        return self._stopped is None or self._first_failure(self._memory.under(limit_bytes), *self._stopped) is None
+
+    def _first_failure(self, memory: Memory | CompiledMemory, phase: int, event: int) -> tuple[int, int] | None:
+        """The phase and the event that fails, from ``event`` of ``phase`` on."""
+        program = self._program
+        for number, (begin, end) in enumerate(self._bounds[phase:], phase):
+            start = event if number == phase else begin
+            if number > phase and number in program.empties:
+                memory.release_cached()
+            failed, _ = memory.run(program.events[start:end], program.sizes, program.streams)
+            if failed is not None:
+                return number, start + failed
+        return None
+
+
 def least_limit(program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None) -> int:
     """The smallest limit, to within ``step_bytes``, under which ``program`` ends; ``done`` is its replay without one.
 
@@ -300,8 +345,11 @@ def least_limit(program: SlotEvents, done: SlotReplay, step_bytes: int, limit_by
     program = for_replay(program)
     low, high = done.allocated_bytes, done.reserved_bytes
     guess = low + step_bytes if limit_bytes is None or not low <= limit_bytes < high else limit_bytes
+    if high - low <= step_bytes:
+        return high
+    begun = _Begun(program, low)
     while high - low > step_bytes:
-        if replay_slots(program, guess).failure is None:
+        if begun.ends_under(guess):
             high = guess
         else:
             low = guess

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from planner.printing import in_short, prepare_streams, printable
 
 _INTERRUPTED = 130
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
+# New objects between two looks for cycles that nothing refers to: a command makes few of those, and is soon over.
+_OBJECTS = 500_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(_OBJECTS)
     prepare_streams()
     try:
         return _run_or_tell(arguments)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.domain.term import TermName
 
@@ -140,8 +140,7 @@ MARK = 1_000_000_000_000
 """Where engines read events, one from here on is no allocation but a mark: the number of a :class:`Mark`, plus this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment at which the hooks of an engine run.
 
     ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.

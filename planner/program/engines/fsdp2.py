@@ -35,7 +35,7 @@ class Fsdp2(Fsdp):
         """
         model, peft = self.job.model, self.job.recipe.adapter is not None
         groups = {ROOT: Group([], stays=True), TABLE: Group([])}
-        groups |= {part_of(each): Group([]) for each in weights if part_of(each)}
+        groups |= {part: Group([]) for part in map(part_of, weights) if part}
         groups[TAIL] = Group([], stays=True)
         tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:

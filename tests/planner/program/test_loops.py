@@ -89,5 +89,5 @@ def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_o
 def test_zero3_gives_its_cache_back_before_training() -> None:
     """DeepSpeed's ``defragment`` empties the cache while it copies the parts to the host; not where they lie there anyway."""
     said: dict[str, Any] = {"method": "full", "gpu": "a100-80-sxm:8", "sharding": "zero3"}
-    assert program_of(job(**said)).stream.emptied
-    assert not program_of(job(**said, offload="optimizer+params")).stream.emptied
+    assert program_of(job(**said)).emptied
+    assert not program_of(job(**said, offload="optimizer+params")).emptied
