@@ -70,6 +70,17 @@ class Stream:
         self.events.append(slot)
         return slot
 
+    def allocate_all(self, sizes: Sequence[float], term: TermName, place: tuple[str, str, str]) -> list[int]:
+        """The slots of allocations of so many bytes each, one after the other, at one place."""
+        slots = range(len(self.units), len(self.units) + len(sizes))
+        self._places.update(dict.fromkeys(slots, place))
+        self.units += array("B", [Unit.ONE]) * len(sizes)
+        self.unit_bytes.extend(sizes)
+        self.kinds += array("B", [TERM_NUMBERS[term]]) * len(sizes)
+        self.streams += array("B", [0]) * len(sizes)
+        self.events += slots
+        return [*slots]
+
     def free(self, slot: int) -> None:
         """Free an allocation."""
         self.events.append(~slot)
@@ -83,7 +94,7 @@ class Stream:
         self.units += columns.units
         self.unit_bytes += columns.unit_bytes
         self.kinds += columns.kinds
-        self.streams += array("B", bytes(len(columns.units)))
+        self.streams += array("B", [0]) * len(columns.units)
         return base
 
     def close(self) -> None:

@@ -63,6 +63,9 @@ class Fsdp(Runtime):
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():
             group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
+            group.whole_bytes = sum(group.seen_bytes)
+            group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
+            group.narrows = any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""
@@ -201,6 +204,4 @@ class Fsdp(Runtime):
 
     def free(self, *slots: int | None) -> None:
         """Free what there is of ``slots``."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.free(slot)
+        self.stream.events += [~slot for slot in slots if slot is not None]

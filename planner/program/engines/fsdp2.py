@@ -73,7 +73,7 @@ class Fsdp2(Fsdp):
                 uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / sizes.n, "all_gather_input")
                 self.free(uploaded)
             given.append(shard)
-        whole = sum(group.seen_bytes)
+        whole = group.whole_bytes
         if self.mixed and not self.offloads:
             given.append(self._gather(whole / sizes.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
@@ -85,7 +85,8 @@ class Fsdp2(Fsdp):
             return
         if forward:
             self.free(self._kept)
-        group.whole = [self.take(n_bytes, "gathered_parameters", "unsharded parameter") for n_bytes in group.seen_bytes]
+        place = ("fsdp", "", "unsharded parameter")
+        group.whole = self.stream.allocate_all(group.seen_bytes, "gathered_parameters", place)
         if forward:
             self._kept = group.received
         else:

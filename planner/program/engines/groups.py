@@ -36,7 +36,8 @@ class Gradient:
 class Group:
     """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
 
-    ``seen_bytes``: of each whole parameter.  ``gradients`` wait to be reduced.
+    ``seen_bytes``: of each whole parameter, ``whole_bytes`` of all of them, ``shard_bytes`` of this GPU's part; ``narrows``: that is
+    wider than what layers see.  ``gradients`` wait to be reduced.
     Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one
     tensor; ``reduced``, this GPU's part of them.
     """
@@ -44,6 +45,9 @@ class Group:
     weights: list[Weight]
     stays: bool = False
     seen_bytes: list[float] = field(default_factory=list)
+    whole_bytes: float = 0.0
+    shard_bytes: float = 0.0
+    narrows: bool = False
     received: int | None = None
     whole: list[int] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
