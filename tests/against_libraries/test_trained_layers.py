@@ -104,7 +104,7 @@ def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
     assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
     stream = step_of(job_of(scenario, Coefficients()))
     sizes = stream.sizes(dict.fromkeys(Unit, 1.0))
-    buckets = sum(size for size, term in zip(sizes, map(stream.term, range(len(sizes))), strict=True) if term == "gradient_buckets")
+    buckets = sum(size for slot, size in enumerate(sizes) if stream.term(slot) == "gradient_buckets")
     block = scenario.model.groups[0].block
     assert buckets == 2 * block.param_count * DTYPE_BYTES[scenario.recipe.numerics.load_dtype]
 

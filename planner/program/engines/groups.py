@@ -36,8 +36,8 @@ class Gradient:
 class Group:
     """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
 
-    ``seen_bytes``: of each whole parameter, ``whole_bytes`` of all of them, ``shard_bytes`` of this GPU's part; ``narrows``: that is
-    wider than what layers see.  ``gradients`` wait to be reduced.
+    ``seen_bytes``: of each whole parameter; ``whole_bytes``: of all of them; ``shard_bytes``: of this GPU's part.
+    ``narrows``: shards are wider than what layers see.  ``gradients`` wait to be reduced.
     Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one
     tensor; ``reduced``, this GPU's part of them.
     """

@@ -96,6 +96,19 @@ def test_the_least_limit_is_enough_and_a_little_less_is_not(program: SlotEvents)
     assert done.allocated_bytes <= least <= done.reserved_bytes
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), limit_bytes=st.integers(0, 800 * MIB))
+def test_limits_that_share_their_beginning_are_tried_as_from_the_start(loop: str, program: SlotEvents, limit_bytes: int) -> None:
+    """The minimum is what whole replays under each limit that is tried lead to."""
+    done = replay_slots(program)
+    low, high = done.allocated_bytes, done.reserved_bytes
+    guess = limit_bytes if low <= limit_bytes < high else low + MIB
+    while high - low > MIB:
+        low, high = (low, guess) if replay_slots(program, guess).failure is None else (guess, high)
+        guess = (low + high) // 2
+    assert least_limit(program, done, MIB, limit_bytes) == high
+
+
 def test_the_peak_of_a_phase_is_found_at_its_event() -> None:
     """Most is allocated after the second allocation; the next phase begins with what is left."""
     program = SlotEvents([0, 1, ~1, 2], [2 * MIB, 4 * MIB, MIB], (), [0, 3])
