@@ -1,4 +1,6 @@
-"""The loops that ``replay.c`` has, where a C compiler was there when the package was installed (``build_hook.py``)."""
+"""The loops that ``replay.c`` has,
+where a C compiler was there when the package was installed (``build_hook.py``).
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,16 @@ class _State(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("limit", "keeps_cache", "allocated", "reserved", "most_allocated", "most_reserved", "n_retries")
+        for name in ("limit", "keeps_cache", "allocated", "reserved", "most_allocated", "most_reserved",
+        "n_retries")
     ]  # fmt: skip
 
 
 @cache
 def _library() -> Any:
-    """The library; ``None`` where there is none, none for this machine, or one that was built before a function came."""
+    """The library; ``None`` where there is none, none for this machine,
+    or one that was built before a function came.
+    """
     try:
         library = ctypes.CDLL(str(LIBRARY))
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -58,8 +63,12 @@ def is_compiled() -> bool:
     return _library() is not None
 
 
-def packed(events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]) -> tuple[Any, Any, Any] | None:
-    """The lists as arrays of the machine; ``None`` where the library is not there, or numbers are too large for it."""
+def packed(
+    events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+) -> tuple[Any, Any, Any] | None:
+    """The lists as arrays of the machine; ``None`` where the library is not there,
+    or numbers are too large for it.
+    """
     if _library() is None or sum(sizes) > _MOST_BYTES or max(streams, default=0) >= N_STREAMS:
         return None
     return _as_array("q", events), _as_array("q", sizes), _as_array("B", streams)
@@ -76,12 +85,16 @@ def _start(numbers: Any) -> int:
 
 
 def in_bytes(units: array[int], unit_bytes: array[float], values: Sequence[float]) -> array[int] | None:
-    """As :func:`planner.allocator.columns.in_bytes`; ``None`` where the library is not there, or numbers are too large for it."""
+    """As :func:`planner.allocator.columns.in_bytes`; ``None`` where the library is not there,
+    or numbers are too large for it.
+    """
     library = _library()
     if library is None:
         return None
     counts, sizes = array("d", values), array("q", bytes(_NUMBER_BYTES * len(units)))
-    found = library.in_bytes(_start(units), _start(unit_bytes), len(units), _start(counts), _MOST_BYTES, _start(sizes))
+    found = library.in_bytes(
+        _start(units), _start(unit_bytes), len(units), _start(counts), _MOST_BYTES, _start(sizes)
+    )
     return None if found < 0 else sizes
 
 
@@ -101,13 +114,16 @@ def fullest(events: Any, sizes: Any, begins: Sequence[int]) -> list[int]:
 
 
 class CompiledMemory:
-    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slots`, for packed programs.
+    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slots`,
+    for packed programs.
 
     Raises:
         MemoryError: the host has no room for the list of blocks.
     """
 
-    def __init__(self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False, begun: int | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False, begun: int | None = None
+    ) -> None:
         """``begun``: where the library has a card that ran already."""
         self._library, self._n_slots = _library(), n_slots
         self._memory = begun or self._library.memory_open(n_slots)
@@ -140,7 +156,8 @@ class CompiledMemory:
         self._library.release_cached(self._memory)
 
     def run(self, events: Any, sizes: Any, streams: Any) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list.
+        """Serve ``events``; (the one that failed, the one after which most was allocated),
+        as places in the list.
 
         All three are arrays as :func:`packed` makes them.
         """

@@ -1,8 +1,9 @@
 """The replay of a program: many thousand requests whose sizes are a list, under a limit or without one.
 
-It follows the rules of :mod:`planner.allocator.caching_allocator` at PyTorch's default settings, written as one loop over
-integers: about a microsecond for each event, a fifth of what objects take.  Where the package was installed with a C compiler,
-``replay.c`` is the same loop, much faster.  Tests hold all three to each other.
+It follows the rules of :mod:`planner.allocator.caching_allocator` at PyTorch's default settings, written as
+one loop over integers: about a microsecond for each event, a fifth of what objects take.  Where the package
+was installed with a C compiler, ``replay.c`` is the same loop, much faster.  Tests hold all three to each
+other.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from planner.allocator.settings import (
 
 @dataclass(frozen=True, slots=True)
 class SlotEvents:
-    """``events``: the slot of an allocation when it is made, and its complement when freed; ``sizes`` in bytes by slot.
+    """``events``: the slot of an allocation when it is made, and its complement when freed;
+    ``sizes`` in bytes by slot.
 
-    ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a phase begins.
-    ``empties``: numbers of the phases before which the program gives its cache back (``torch.cuda.empty_cache``).
+    ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
+    phase begins.  ``empties``: numbers of the phases before which the program gives its cache back
+    (``torch.cuda.empty_cache``).
     """
 
     events: Sequence[int]
@@ -49,7 +52,8 @@ class PhaseReplay:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The request that the card could not serve: its event and size, and what was allocated and reserved then.
+    """The request that the card could not serve: its event and size,
+    and what was allocated and reserved then.
 
     ``free_bytes`` are cached in ``free_blocks`` pieces, of which the largest has ``largest_free_bytes``.
     """
@@ -129,7 +133,9 @@ class Memory:
         return self.pools[stream][0 if is_small else 1]
 
     def new_segment(self, want: int) -> int:
-        """A block of new memory for a rounded request, after giving the cache back if need be; ``-1`` where there is none."""
+        """A block of new memory for a rounded request, after giving the cache back if need be;
+        ``-1`` where there is none.
+        """
         n_bytes = segment_bytes(want)
         if self.limit_bytes is not None and self.reserved + n_bytes > self.limit_bytes:
             if self.keeps_cache:
@@ -173,9 +179,11 @@ class Memory:
     def run(  # noqa: C901, PLR0912, PLR0915 - one loop, because a call for each event would take longer than the event
         self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list.
+        """Serve ``events``; (the one that failed, the one after which most was allocated),
+        as places in the list.
 
-        Source of each step: c10/cuda/CUDACachingAllocator.cpp malloc (get_free_block, alloc_found_block) and free_block.
+        Source of each step: c10/cuda/CUDACachingAllocator.cpp malloc (get_free_block, alloc_found_block)
+        and free_block.
         """
         # Local names: this loop runs for every event.
         live, size, address, before, after = self.live, self.size, self.address, self.before, self.after
@@ -249,7 +257,9 @@ class Memory:
         return failed, place
 
 
-def _memory(program: SlotEvents, limit_bytes: int | None, *, keeps_cache: bool = False) -> Memory | CompiledMemory:
+def _memory(
+    program: SlotEvents, limit_bytes: int | None, *, keeps_cache: bool = False
+) -> Memory | CompiledMemory:
     is_packed = isinstance(program.sizes, array)
     return (CompiledMemory if is_packed else Memory)(limit_bytes, len(program.sizes), keeps_cache=keeps_cache)
 
@@ -264,7 +274,8 @@ def for_replay(program: SlotEvents) -> SlotEvents:
 def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotReplay:
     """Replay ``program`` on a card that lets the allocator reserve ``limit_bytes``.
 
-    What is reserved beyond what is allocated is the allocator's cache: blocks to be used again, and holes between them.
+    What is reserved beyond what is allocated is the allocator's cache: blocks to be used again,
+    and holes between them.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
     """
     program = for_replay(program)
@@ -290,9 +301,11 @@ def _failure(memory: Memory | CompiledMemory, event: int, program: SlotEvents) -
 
 
 def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``; bytes reserved after each time.
+    """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``;
+    bytes reserved after each time.
 
-    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays: it is not made twice.
+    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays:
+    it is not made twice.
     """
     freed = {~event for event in program.events[start:] if event < 0}
     once = [event for event in program.events[start:] if event < 0 or event in freed]
@@ -321,9 +334,14 @@ class _Begun:
 
     def ends_under(self, limit_bytes: int) -> bool:
         """Whether the program ends under this limit."""
-        return self._stopped is None or self._first_failure(self._memory.under(limit_bytes), *self._stopped) is None
+        return (
+            self._stopped is None
+            or self._first_failure(self._memory.under(limit_bytes), *self._stopped) is None
+        )
 
-    def _first_failure(self, memory: Memory | CompiledMemory, phase: int, event: int) -> tuple[int, int] | None:
+    def _first_failure(
+        self, memory: Memory | CompiledMemory, phase: int, event: int
+    ) -> tuple[int, int] | None:
         """The phase and the event that fails, from ``event`` of ``phase`` on."""
         program = self._program
         for number, (begin, end) in enumerate(self._bounds[phase:], phase):
@@ -336,11 +354,14 @@ class _Begun:
         return None
 
 
-def least_limit(program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None) -> int:
-    """The smallest limit, to within ``step_bytes``, under which ``program`` ends; ``done`` is its replay without one.
+def least_limit(
+    program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None
+) -> int:
+    """The smallest limit, to within ``step_bytes``, under which ``program`` ends;
+    ``done`` is its replay without one.
 
-    What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer lies on the right
-    side of it; else a limit one step above what is allocated.
+    What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer
+    lies on the right side of it; else a limit one step above what is allocated.
     """
     program = for_replay(program)
     low, high = done.allocated_bytes, done.reserved_bytes

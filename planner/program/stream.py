@@ -31,9 +31,9 @@ from planner.program.tensors import MARK, Unit
 class Stream:
     """Allocations and frees of a job, in order.
 
-    ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.  ``units``,
-    ``unit_bytes``, ``kinds`` (numbers of terms) and ``streams`` (CUDA streams) describe each slot.  ``phases``: (event it begins
-    with, phase), in order.
+    ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.
+    ``units``, ``unit_bytes``, ``kinds`` (numbers of terms) and ``streams`` (CUDA streams) describe each slot.
+    ``phases``: (event it begins with, phase), in order.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,9 @@ class Stream:
         self.emptied.append(len(self.phases))
         self.phases.append((len(self.events), self.phases[-1][1]))
 
-    def allocate(self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0) -> int:
+    def allocate(
+        self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0
+    ) -> int:
         """The slot of a new allocation; ``place``: part of the model, module, operator."""
         slot = len(self.units)
         self._places[slot] = place
@@ -98,7 +100,9 @@ class Stream:
         return base
 
     def close(self) -> None:
-        """Nothing more comes: events are kept as numbers of the machine, which takes a fifth of the memory."""
+        """Nothing more comes: events are kept as numbers of the machine,
+        which takes a fifth of the memory.
+        """
         self.events = array("q", self.events)
 
     def sizes(self, values: Mapping[Unit, float]) -> Sequence[int]:
@@ -129,8 +133,8 @@ class Stream:
 class Instance:
     """One part of the model in one micro-step, whose slots count from ``base``.
 
-    ``ports``: where slots that another part made really lie.  ``early``: stage and slot of what the part lets go of while others
-    still refer to it.
+    ``ports``: where slots that another part made really lie.  ``early``: stage and slot of what the part lets
+    go of while others still refer to it.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""What is read off requests in one pass: worked out by hand, and the compiled loops against those of Python."""
+"""What is read off requests in one pass: worked out by hand,
+and the compiled loops against those of Python.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from planner.allocator.columns import fullest, held_at, in_bytes
 
 LOOPS = [
     "python",
-    pytest.param("compiled", marks=pytest.mark.skipif(not compiled.is_compiled(), reason="installed without a compiler")),
+    pytest.param(
+        "compiled",
+        marks=pytest.mark.skipif(not compiled.is_compiled(), reason="installed without a compiler"),
+    ),
 ]
 
 
@@ -33,9 +38,16 @@ def numbers(loop: str, values: list[int]) -> array[int] | list[int]:
 
 
 def test_what_is_held_after_each_moment(loop: str) -> None:
-    """Two of one kind and one of another; a moment before any event has none, and one may be asked for twice."""
+    """Two of one kind and one of another; a moment before any event has none,
+    and one may be asked for twice.
+    """
     events, sizes = numbers(loop, [0, 1, ~0, 2]), numbers(loop, [10, 20, 5])
-    assert held_at(events, sizes, array("B", [0, 1, 0]), [-1, 1, 1, 3]) == [[0, 0], [10, 20], [10, 20], [5, 20]]
+    assert held_at(events, sizes, array("B", [0, 1, 0]), [-1, 1, 1, 3]) == [
+        [0, 0],
+        [10, 20],
+        [10, 20],
+        [5, 20],
+    ]
 
 
 def test_the_most_of_each_phase_counts_what_was_there_before(loop: str) -> None:
@@ -47,7 +59,12 @@ def test_the_most_of_each_phase_counts_what_was_there_before(loop: str) -> None:
 def test_halves_of_bytes_go_to_the_even_neighbour(loop: str) -> None:
     """As Python rounds: 0.5, 1.5 and 2.5 bytes; and so many of each unit."""
     del loop
-    assert [*in_bytes(array("B", [0, 0, 0, 1]), array("d", [0.5, 1.5, 2.5, 4.0]), [1.0, 3.0])] == [0, 2, 2, 12]
+    assert [*in_bytes(array("B", [0, 0, 0, 1]), array("d", [0.5, 1.5, 2.5, 4.0]), [1.0, 3.0])] == [
+        0,
+        2,
+        2,
+        12,
+    ]
 
 
 def test_sizes_beyond_the_machines_are_lists(loop: str) -> None:
@@ -66,7 +83,9 @@ def test_both_loops_say_the_same(data: st.DataObject, unit_bytes: list[float]) -
     kinds = array("B", data.draw(st.lists(st.integers(0, 1), min_size=len(slots), max_size=len(slots))))
     sizes = columns.in_bytes(units, array("d", unit_bytes), [1.0, 1024.0, 0.3])
     assert isinstance(sizes, array)
-    assert [*sizes] == [round(each * (1.0, 1024.0, 0.3)[unit]) for unit, each in zip(units, unit_bytes, strict=True)]
+    assert [*sizes] == [
+        round(each * (1.0, 1024.0, 0.3)[unit]) for unit, each in zip(units, unit_bytes, strict=True)
+    ]
     freed = data.draw(st.lists(st.sampled_from(slots), unique=True))
     events = [*slots, *(~slot for slot in freed)]
     moments = sorted(data.draw(st.lists(st.integers(-1, len(events) - 1), min_size=1)))

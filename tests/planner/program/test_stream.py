@@ -16,10 +16,23 @@ def test_several_at_once_are_as_one_after_the_other() -> None:
     for stream in (one, other):
         stream.allocate(Unit.TOKENS, 2, "gradients", ("layer 0", "mlp", "mm"))
     slots = one.allocate_all([8.0, 16.0], "gathered_parameters", PLACE)
-    assert slots == [other.allocate(Unit.ONE, n_bytes, "gathered_parameters", PLACE) for n_bytes in (8.0, 16.0)] == [1, 2]
+    assert (
+        slots
+        == [other.allocate(Unit.ONE, n_bytes, "gathered_parameters", PLACE) for n_bytes in (8.0, 16.0)]
+        == [1, 2]
+    )
     assert [*one.events] == [*other.events] == [0, 1, 2]
-    assert (one.units, one.unit_bytes, one.kinds, one.streams) == (other.units, other.unit_bytes, other.kinds, other.streams)
-    assert [one.term(slot) for slot in range(3)] == ["gradients", "gathered_parameters", "gathered_parameters"]
+    assert (one.units, one.unit_bytes, one.kinds, one.streams) == (
+        other.units,
+        other.unit_bytes,
+        other.kinds,
+        other.streams,
+    )
+    assert [one.term(slot) for slot in range(3)] == [
+        "gradients",
+        "gathered_parameters",
+        "gathered_parameters",
+    ]
     assert [one.place(slot) for slot in slots] == [PLACE, PLACE]
 
 
