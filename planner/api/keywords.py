@@ -32,6 +32,10 @@ class JobFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str
     seq: int | str
     batch: int | str
@@ -90,6 +94,10 @@ class SearchFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str | Sequence[int]
     seq: int | str | Sequence[int]
     batch: int | str | Sequence[int]

@@ -304,6 +304,10 @@ _FIELDS = (
     RequestField("host", "text", "Host machine: catalog id"),
     _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
     _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
+    _amount("link_gb_per_s", "GB/s that nccl-tests shows as bus bandwidth between the GPUs of one node", 10_000),
+    _count("pcie_lanes", "PCIe lanes of the slot of each GPU, when they are fewer than the card's", 16),
+    _count("pcie_generation", "PCIe generation of the slots, when it is older than the card's", 9),
+    _amount("power_limit_w", "Power limit of each GPU in watts, as nvidia-smi -pl sets it", 10_000),
     _count("nodes", "Nodes in the job", 100_000),
     RequestField(
         "seq",
