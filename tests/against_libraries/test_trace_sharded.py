@@ -80,6 +80,7 @@ def test_shards_are_those_of_real_deepspeed(name: str, traces: dict[str, list[Al
         assert 0 <= whole - real["whole"] < 4 * real["tensors"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_repeated_periods_equal_all_layers(stage: str) -> None:
     """Flat buffers grow with the depth, and still a trace of a few layers gives that of all of them."""
