@@ -12,9 +12,9 @@ DELTA_CHUNK_TOKENS = 64
 class GatedDeltaSpec:
     """A layer that keeps a state for each head in place of keys and values, updated by the gated delta rule.
 
-    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A convolution of
-    ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and gate are one product, whose parts
-    are joined again for the convolution (Qwen3-Next).
+    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A
+    convolution of ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and
+    gate are one product, whose parts are joined again for the convolution (Qwen3-Next).
     """
 
     key_heads: int
@@ -47,7 +47,9 @@ class GatedDeltaSpec:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: convolution and copies of it, norms, tensors of chunks, states, output."""
+        """Elements of what the forward pass makes: convolution and copies of it, norms,
+        tensors of chunks, states, output.
+        """
         per_head = self.value_heads * (self.key_dim + DELTA_CHUNK_TOKENS)
         states = self.v_width * self.key_dim // DELTA_CHUNK_TOKENS
         return 2 * self.conv_width + 2 * self.k_width + per_head + 3 * self.v_width + states
@@ -55,7 +57,9 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvSpec:
-    """A convolution of ``kernel`` positions over ``width`` features, with a gate before it and one behind (LFM2)."""
+    """A convolution of ``kernel`` positions over ``width`` features,
+    with a gate before it and one behind (LFM2).
+    """
 
     width: int
     kernel: int

@@ -40,7 +40,9 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
         torch,
         view,
         down,
-        torch.mul(activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)),
+        torch.mul(
+            activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)
+        ),
     )
 
 
@@ -60,7 +62,11 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """
     if view.block.mlp.router == "every":
         return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
-    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router" and view.block.mlp.router != "module"]
+    gates = [
+        spec
+        for spec in view.linears("mlp_in")
+        if spec.group == "router" and view.block.mlp.router != "module"
+    ]
     if not view.block.mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
     if view.block.mlp.shared_first:

@@ -11,7 +11,9 @@ from planner.program.tensors import EVALUATED, Unit
 
 
 def unit_values(job: Job) -> dict[Unit, Number]:
-    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated: as many samples, if none are said."""
+    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
+    as many samples, if none are said.
+    """
     trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
     evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
     return trained | {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}

@@ -1,4 +1,6 @@
-"""What a document's own table settled: each choice concerns rows, its alternative is another job, and worse counts as worse."""
+"""What a document's own table settled: each choice concerns rows, its alternative is another job,
+and worse counts as worse.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def test_the_other_readings_never_make_it_better() -> None:
     Memory is replayed, so four documents with few such rows stand for all.
     """
     model = read_calibration(data_dir() / "calibration" / "default.json")
-    concerned = Counter(choice.source for choice in stored_choices() for record in records() if choice.other_reading(record))
+    concerned = Counter(
+        choice.source for choice in stored_choices() for record in records() if choice.other_reading(record)
+    )
     few = {source for source, _ in concerned.most_common()[-4:]}
     for quantity, sources in (("memory", few), ("throughput", set(concerned))):
         choices = [choice for choice in stored_choices() if choice.source in sources]
         quick = quantity != "memory"
         rows = [score_record(record, model, quick=quick) for record in records() if record.source in sources]
-        settled = worst_errors(rows, [Choice(source, "", ()) for source in sources], lambda _: model, quantity)
+        settled = worst_errors(
+            rows, [Choice(source, "", ()) for source in sources], lambda _: model, quantity
+        )
         worst = worst_errors(rows, choices, lambda _: model, quantity)
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)

@@ -1,4 +1,6 @@
-"""The error budget of the published rows and their list of misses; `make accuracy` holds all of them to what is stored."""
+"""The error budget of the published rows and their list of misses;
+`make accuracy` holds all of them to what is stored.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from planner.calibration.score.validate import SourceScore, validate
 from planner.catalog.location import data_dir
 from planner.records import read_records
 from tests.accuracy import budget
-from tests.accuracy.budget import beyond_budget, budget_figures, budget_part, loosened, rounded_up, stored_budget
+from tests.accuracy.budget import (
+    beyond_budget,
+    budget_figures,
+    budget_part,
+    loosened,
+    rounded_up,
+    stored_budget,
+)
 from tests.accuracy.misses import stored_misses
 from tests.accuracy.published import published_dir
 
@@ -27,7 +36,9 @@ def scores() -> dict[str, SourceScore]:
 
 
 def test_the_budget_covers_every_document(scores: dict[str, SourceScore]) -> None:
-    """Each published document has its figures, and no figure is for a document or a quantity that is not there."""
+    """Each published document has its figures,
+    and no figure is for a document or a quantity that is not there.
+    """
     stored = stored_budget()
     assert stored.keys() == set(DOCUMENTS)
     for name, score in scores.items():
@@ -41,12 +52,16 @@ def test_errors_stay_within_the_budget(scores: dict[str, SourceScore]) -> None:
 
 def test_a_figure_beyond_the_budget_is_named(scores: dict[str, SourceScore]) -> None:
     """A document that has no figures may have no error, and each of its figures is named with its value."""
-    unknown = replace(next(score for score in scores.values() if score.memory and score.memory.mape > 0.02), source="unknown")
+    unknown = replace(
+        next(score for score in scores.values() if score.memory and score.memory.mape > 0.02),
+        source="unknown",
+    )
     assert any(line.startswith("unknown: memory_mape is 0.") for line in beyond_budget([unknown]))
 
 
 @pytest.mark.parametrize(
-    ("value", "rounded"), [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)]
+    ("value", "rounded"),
+    [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)],
 )
 def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded: float) -> None:
     """Up, to two significant digits, never finer than a thousandth."""
@@ -54,16 +69,24 @@ def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded
 
 
 def test_a_budget_that_is_loosened_has_a_reason() -> None:
-    """Figures worse than they ever were, by a point, a verdict or a row, are those that the list of reasons has."""
+    """Figures worse than they ever were, by a point, a verdict or a row,
+    are those that the list of reasons has.
+    """
     reasons = tomllib.loads((data_dir() / "loosened.toml").read_text(encoding="utf-8"))["error_budget"]
     assert sorted(loosened()) == sorted(reasons)
 
 
 def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch, scores: dict[str, SourceScore]) -> None:
-    """A figure that grows leaves its old value behind as the best there was; a better best stays; an equal one leaves none."""
+    """A figure that grows leaves its old value behind as the best there was; a better best stays;
+    an equal one leaves none.
+    """
     score = next(score for score in scores.values() if score.memory and score.memory.mape > 0.02)
     document, reached = score.source, budget_part([score])["documents"][score.source]["memory_mape"]
-    for before, best, kept in ((0.015, {}, 0.015), (reached, {"memory_mape": 0.005}, 0.005), (reached, {}, None)):
+    for before, best, kept in (
+        (0.015, {}, 0.015),
+        (reached, {"memory_mape": 0.005}, 0.005),
+        (reached, {}, None),
+    ):
         stored = {"budget": {"documents": {document: {"memory_mape": before}}, "best": {document: best}}}
         monkeypatch.setattr(budget, "stored_or_empty", lambda stored=stored: stored)
         assert budget_part([score])["best"].get(document, {}).get("memory_mape") == kept

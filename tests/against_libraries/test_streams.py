@@ -1,7 +1,9 @@
-"""The step program asks for memory request by request as the real modules do: sizes, and what is freed between them.
+"""The step program asks for memory request by request as the real modules do: sizes,
+and what is freed between them.
 
-Compared is a later micro-step, which finds what all further ones find.  The order of frees between two requests does not matter.
-Left out: requests below 2 KiB, tensors of one number for each token, and the workspace of cuBLAS.
+Compared is a later micro-step, which finds what all further ones find.  The order of frees between two
+requests does not matter.  Left out: requests below 2 KiB, tensors of one number for each token, and the
+workspace of cuBLAS.
 """
 
 from __future__ import annotations
@@ -37,21 +39,50 @@ CELLS = [
 ]
 # Choices that the matrix does not make.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
-    "reentrant": ("llama-3.1-8b", {"method": "lora", "gradient_checkpointing": True, "checkpoint_reentrant": True}),
-    "every-second-layer": ("qwen2.5-7b", {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2}),
+    "reentrant": (
+        "llama-3.1-8b",
+        {"method": "lora", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
+    "every-second-layer": (
+        "qwen2.5-7b",
+        {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2},
+    ),
     "padded": ("llama-3.1-8b", {"method": "lora", "padding": "max_length", "tokens_per_sample": 400}),
     "pure-bf16": ("mistral-7b-v0.3", {"method": "full", "precision": "bf16", "load_dtype": "bf16"}),
     "adapted-head": ("qwen2.5-7b", {"method": "lora", "lora_targets": ("lm_head", "all-linear")}),
     "accumulated": ("phi-3-mini-4k", {"method": "lora", "grad_accum": 4}),
 }
 # Architectures of which the catalog has no model, or whose parts no cell shows.
-_SMALL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 8192}
-_SMALL |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "pad_token_id": 0, "torch_dtype": "bfloat16"}
+_SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 8192,
+}
+_SMALL |= {
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
 _DROPS = {"residual_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1}
-_WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
-_DELTA: dict[str, Any] = {"num_hidden_layers": 4, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+_WINDOWS = {
+    "sliding_window": 256,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 _DELTA |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
-_GRANITE: dict[str, Any] = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "shared_intermediate_size": 1376}
+_GRANITE: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 3,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 1376,
+}
 _GRANITE |= {"mamba_n_heads": 8}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {**_DROPS, "sliding_window": 4096},
@@ -69,10 +100,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _DELTA,
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
 }
-# Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the branches under
-# QLoRA: the program casts the first layer's input once more for each adapter.  LFM2 with adapters: a gradient is copied one
-# operator earlier.
-LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager"), ("exaone4", "qlora"), ("lfm2", "lora"), ("lfm2", "qlora")}
+# Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the
+# branches under QLoRA: the program casts the first layer's input once more for each adapter.  LFM2
+# with adapters: a gradient is copied one operator earlier.
+LEFT_OUT = {
+    ("cohere2", "eager"),
+    ("exaone4", "eager"),
+    ("exaone4", "qlora"),
+    ("lfm2", "lora"),
+    ("lfm2", "qlora"),
+}
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "gradient_checkpointing": False, "attention": "sdpa"},
     "eager": {"method": "full", "gradient_checkpointing": True, "attention": "eager"},
@@ -97,12 +134,16 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT])
+@pytest.mark.parametrize(
+    ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
+)
 def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Path) -> None:
     """Models that the catalog does not have are predicted as exactly, from their config.json."""
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
-    check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]})))
+    check(
+        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]}))
+    )
 
 
 # Mixtures: the indices of the chosen experts, some numbers for each token, are left out of the program.
@@ -111,7 +152,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**_FEW, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True},
     "minimax_m2": {**_FEW, "num_local_experts": 8, "intermediate_size": 256, "rotary_dim": 32},
     "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256},
-    "hunyuan_v1_moe": {"num_hidden_layers": 2, "head_dim": 64, "num_experts": 8, "moe_topk": 2, "intermediate_size": 256},
+    "hunyuan_v1_moe": {
+        "num_hidden_layers": 2,
+        "head_dim": 64,
+        "num_experts": 8,
+        "moe_topk": 2,
+        "intermediate_size": 256,
+    },
     "llama4_text": {
         **_FEW,
         "num_hidden_layers": 4,
@@ -120,7 +167,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "intermediate_size": 256,
         "interleave_moe_layer_step": 2,
     },
-    "qwen3_next": {**_DELTA, **_FEW, "num_experts": 8, "shared_expert_intermediate_size": 256, "full_attention_interval": 2},
+    "qwen3_next": {
+        **_DELTA,
+        **_FEW,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 256,
+        "full_attention_interval": 2,
+    },
 }
 
 
@@ -134,7 +187,14 @@ def test_the_peak_of_other_mixtures(kind: str, tmp_path: Path) -> None:
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **MIXTURES[kind]}), encoding="utf-8")
     # PEFT's adapter of Llama 4's router fails.
     targets = ("attention",) if kind == "llama4_text" else ("all-linear",)
-    flags = {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, **WAYS["lora"], "lora_targets": targets}
+    flags = {
+        "model": str(config),
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+        **WAYS["lora"],
+        "lora_targets": targets,
+    }
     program, trace = (_peak(side) for side in both(resolve(from_flags(flags)), ()))
     assert program == pytest.approx(trace, rel=0.002)
 

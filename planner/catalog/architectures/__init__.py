@@ -1,6 +1,7 @@
 """One reader per ``model_type``: ``config.json`` fields to a :class:`~planner.domain.model.ModelSpec`.
 
-Each module of this package serves a family and exports ``READERS``.  A new architecture is a new function there.
+Each module of this package serves a family and exports ``READERS``.
+A new architecture is a new function there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ Reader = Callable[[ConfigFields], ModelSpec]
 _MODULES: dict[str, tuple[str, ...]] = {
     "llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
     "llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
-    "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5", "granitemoehybrid"),
+    "later_blocks": (
+        "cohere2",
+        "exaone4",
+        "hunyuan_v1_dense",
+        "olmo",
+        "ministral3",
+        "apertus",
+        "ernie4_5",
+        "granitemoehybrid",
+    ),
     "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
     "later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),

@@ -1,6 +1,8 @@
-"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices, and a decoder of another architecture.
+"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices,
+and a decoder of another architecture.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``, ``configuration_*.py``).
+Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``,
+``configuration_*.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
     data = {**(_LLAMA if kind == "llama" else {}), **section.data, "model_type": kind}
     reader = reader_for(kind)
     if reader is None:
-        raise NotModelledError(f"{section.where}: a language model of architecture '{kind[:40]}' is not modelled")
+        raise NotModelledError(
+            f"{section.where}: a language model of architecture '{kind[:40]}' is not modelled"
+        )
     spec = reader(ConfigFields(data, section.where))
     if spec.vision is not None:
         raise NotModelledError(f"{section.where}: a vision-language model inside another one is not modelled")
@@ -41,20 +45,30 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
 
 
 def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class: bool) -> TowerSpec:
-    """CLIP's tower with LLaVA's projector; ``n_unread``: last layers whose output the projector does not read."""
+    """CLIP's tower with LLaVA's projector; ``n_unread``:
+    last layers whose output the projector does not read.
+    """
     kind = vision.text("model_type", "clip_vision_model")
     if kind != "clip_vision_model":
         raise NotModelledError(
-            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, clip_vision_model is"
+            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, "
+            "clip_vision_model is"
         )
-    width, heads = vision.integer("hidden_size", default=768), vision.integer("num_attention_heads", default=12)
+    width, heads = (
+        vision.integer("hidden_size", default=768),
+        vision.integer("num_attention_heads", default=12),
+    )
     inner, n_layers = vision.integer("intermediate_size", default=3072), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
     if width % heads or n_unread >= n_layers:
-        raise vision.fail(f"{n_layers} layers of width {width} with {heads} heads are no CLIP tower that LLaVA reads")
+        raise vision.fail(
+            f"{n_layers} layers of width {width} with {heads} heads are no CLIP tower that LLaVA reads"
+        )
     size, grid = width // heads, (side // patch) ** 2
     attention = AttentionSpec(heads, heads, size, size, position="none", heads_last=True)
-    linears = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv")
+    linears = tuple(
+        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
+    )
     linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
     activation = vision.text("hidden_act", "quick_gelu")
     layer = BlockSpec(
@@ -65,7 +79,9 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
     )
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", kind="parameter")
-    entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (layer_norm(width),), extra_params=(grid + 2) * width)
+    entry = BlockSpec(
+        NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (layer_norm(width),), extra_params=(grid + 2) * width
+    )
     tokens = grid + int(keeps_class)
     return TowerSpec(
         "llava",
@@ -90,14 +106,23 @@ def _projector(width: int, hidden: int) -> BlockSpec:
 
 
 def read_llava(fields: ConfigFields) -> ModelSpec:
-    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind, without the class token."""
+    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
+    without the class token.
+    """
     spec, layer = _language_model(fields), fields.data.get("vision_feature_layer", -2)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
-        raise NotModelledError(f"{fields.where}: vision_feature_layer other than a number from behind is not modelled")
+        raise NotModelledError(
+            f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"
+        )
     keeps_class = fields.text("vision_feature_select_strategy", "default") == "full"
-    if not fields.flag("multimodal_projector_bias", True) or fields.text("projector_hidden_act", "gelu") != "gelu":
+    if (
+        not fields.flag("multimodal_projector_bias", True)
+        or fields.text("projector_hidden_act", "gelu") != "gelu"
+    ):
         raise NotModelledError(f"{fields.where}: this projector is not modelled")
-    tower = clip_tower(fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class)
+    tower = clip_tower(
+        fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class
+    )
     return replace(spec, architecture="llava", vision=tower)
 
 

@@ -1,4 +1,6 @@
-"""Two steps of a small vision-language model with the Trainer: ``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``."""
+"""Two steps of a small vision-language model with the Trainer:
+``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``.
+"""
 
 import json
 import sys
