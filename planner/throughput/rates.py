@@ -88,13 +88,10 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
     masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
     attention = masked
-    if scenario.stack.flash_generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        attention = (
-            of_scores
-            * coefficients.attention_efficiency
-            * _flash_share(gpu, scenario.stack.flash_generation)
-            * sustained
-        )
+    generation = scenario.stack.flash_generation
+    if generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
+        share = _flash_share(gpu, generation)
+        attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,

@@ -69,8 +69,10 @@ def traces() -> dict[str, list[AllocEvent]]:
 
 @pytest.mark.parametrize("name", TRACED)
 def test_shards_are_those_of_real_deepspeed(
-    name: str, traces: dict[str, list[AllocEvent]], reports: Reports
-) -> None:  # noqa: F811
+    name: str,
+    traces: dict[str, list[AllocEvent]],
+    reports: Reports,  # noqa: F811
+) -> None:
     """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes
     holds.
     """

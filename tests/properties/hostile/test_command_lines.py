@@ -26,11 +26,8 @@ EXTREME = (
     "~nosuchuser",
     "\x1b[31mred\x1b[0m",
     "\x9b31m", "\r", "\n", "\u202eabc", "\udcff", "x" * 5000, "[bold]x[/bold]", "[/]", "{{ x }}", "${x}",
-    "%s", "{0}", "-",
-    "--", "--help",
-    "--json", "é",
-    "漢字", "😀", "a=b", "a==b", "torch==2.0", "deepspeed==0.16.4", "trl==1.0;peft==9", "zero12_overlap=false",
-    "=",
+    "%s", "{0}", "-", "--", "--help", "--json", "é", "漢字", "😀",
+    "a=b", "a==b", "torch==2.0", "deepspeed==0.16.4", "trl==1.0;peft==9", "zero12_overlap=false", "=",
 )  # fmt: skip
 OWN: dict[str, tuple[str, ...]] = {
     "--format": ("human", "json", "markdown"),
