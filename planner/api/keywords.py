@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+from planner.errors import UnknownNameError, UsageError, show
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request_field import RequestField
 
 Text = str | os.PathLike[str]
 Names = str | Sequence[str]

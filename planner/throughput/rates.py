@@ -81,8 +81,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
-    unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
-    network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
+    network = _network_bytes_per_s(hardware, coefficients)
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
     of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
@@ -108,6 +107,14 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
     )
+
+
+def _network_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
+    """Sustained bytes/s from one node to others: the host's links, or what servers of the card have."""
+    unnamed = (
+        hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(hardware.gpu).network
+    )
+    return (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
 
 
 def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
