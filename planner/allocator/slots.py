@@ -176,7 +176,7 @@ class Memory:
         sizes = [key >> _ADDRESS_BITS for pools in self.pools.values() for keys in pools for key in keys]
         return len(sizes), max(sizes, default=0)
 
-    def run(  # noqa: C901, PLR0912, PLR0915 - one loop, because a call for each event would take longer than the event
+    def run(
         self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> tuple[int | None, int]:
         """Serve ``events``; (the one that failed, the one after which most was allocated),
@@ -186,75 +186,79 @@ class Memory:
         and free_block.
         """
         # Local names: this loop runs for every event.
-        live, size, address, before, after = self.live, self.size, self.address, self.before, self.after
-        free, at, place = self.free, self.at, _NONE
+        live, size, free, at, place = self.live, self.size, self.free, self.at, _NONE
         allocated = most = self.allocated
         failed = None
         small, large = self.pool(0, is_small=True), self.pool(0, is_small=False)
         for index, event in enumerate(events):
-            if event >= 0:
-                want = (sizes[event] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
-                if not want:
-                    continue
-                is_small = want <= SMALL_REQUEST_BYTES
-                keys = small if is_small else large
-                if streams and streams[event]:
-                    keys = self.pool(streams[event], is_small)
-                found = bisect_left(keys, want << _ADDRESS_BITS)
-                if found < len(keys):
-                    block = at[keys.pop(found) & _ADDRESS_MASK]
-                    free[block] = False
-                else:
-                    block = self.new_segment(want)
-                    if block < 0:
-                        failed = index
-                        break
-                rest = size[block] - want
-                if rest >= MIN_BLOCK_BYTES if is_small else rest > SMALL_REQUEST_BYTES:
-                    cut, behind = len(size), after[block]
-                    size.append(rest)
-                    address.append(address[block] + want)
-                    before.append(block)
-                    after.append(behind)
-                    free.append(True)
-                    if behind >= 0:
-                        before[behind] = cut
-                    after[block], size[block] = cut, want
-                    at[address[cut]] = cut
-                    insort(keys, rest << _ADDRESS_BITS | address[cut])
-                live[event] = block
-                allocated += size[block]
-                if allocated > most:
-                    most, place = allocated, index
+            slot = event if event >= 0 else ~event
+            is_small = sizes[slot] <= SMALL_REQUEST_BYTES
+            keys = small if is_small else large
+            if streams and streams[slot]:
+                keys = self.pool(streams[slot], is_small)
+            if event < 0:
+                block = live[slot]
+                if block >= 0:
+                    allocated -= size[block]
+                    self._merge(block, keys)
                 continue
-            block = live[~event]
-            if block < 0:
+            want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+            if not want:
                 continue
-            allocated -= size[block]
-            keys = small if sizes[~event] <= SMALL_REQUEST_BYTES else large
-            if streams and streams[~event]:
-                keys = self.pool(streams[~event], sizes[~event] <= SMALL_REQUEST_BYTES)
-            neighbour = before[block]
-            if neighbour >= 0 and free[neighbour]:
-                del keys[bisect_left(keys, size[neighbour] << _ADDRESS_BITS | address[neighbour])]
-                size[neighbour] += size[block]
-                after[neighbour] = after[block]
-                if after[block] >= 0:
-                    before[after[block]] = neighbour
-                block = neighbour
-            neighbour = after[block]
-            if neighbour >= 0 and free[neighbour]:
-                del keys[bisect_left(keys, size[neighbour] << _ADDRESS_BITS | address[neighbour])]
-                free[neighbour] = False
-                size[block] += size[neighbour]
-                after[block] = after[neighbour]
-                if after[neighbour] >= 0:
-                    before[after[neighbour]] = block
-            free[block] = True
-            at[address[block]] = block
-            insort(keys, size[block] << _ADDRESS_BITS | address[block])
+            found = bisect_left(keys, want << _ADDRESS_BITS)
+            if found < len(keys):
+                block = at[keys.pop(found) & _ADDRESS_MASK]
+                free[block] = False
+            elif (block := self.new_segment(want)) < 0:
+                failed = index
+                break
+            rest = size[block] - want
+            if rest >= MIN_BLOCK_BYTES if is_small else rest > SMALL_REQUEST_BYTES:
+                self._split(block, want, keys)
+            live[slot] = block
+            allocated += size[block]
+            if allocated > most:
+                most, place = allocated, index
         self.allocated, self.most_allocated = allocated, most
         return failed, place
+
+    def _split(self, block: int, want: int, keys: list[int]) -> None:
+        """Cut ``block`` down to ``want`` bytes; the rest is a free block behind it."""
+        size, address, before, after = self.size, self.address, self.before, self.after
+        rest, cut, behind = size[block] - want, len(size), after[block]
+        size.append(rest)
+        address.append(address[block] + want)
+        before.append(block)
+        after.append(behind)
+        self.free.append(True)
+        if behind >= 0:
+            before[behind] = cut
+        after[block], size[block] = cut, want
+        self.at[address[cut]] = cut
+        insort(keys, rest << _ADDRESS_BITS | address[cut])
+
+    def _merge(self, block: int, keys: list[int]) -> None:
+        """Make ``block`` free, as one with the free blocks on both sides of it."""
+        size, address, before, after, free = self.size, self.address, self.before, self.after, self.free
+        left = before[block]
+        if left >= 0 and free[left]:
+            del keys[bisect_left(keys, size[left] << _ADDRESS_BITS | address[left])]
+            size[left] += size[block]
+            after[left] = after[block]
+            if after[block] >= 0:
+                before[after[block]] = left
+            block = left
+        right = after[block]
+        if right >= 0 and free[right]:
+            del keys[bisect_left(keys, size[right] << _ADDRESS_BITS | address[right])]
+            free[right] = False
+            size[block] += size[right]
+            after[block] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = block
+        free[block] = True
+        self.at[address[block]] = block
+        insort(keys, size[block] << _ADDRESS_BITS | address[block])
 
 
 def _memory(

@@ -120,8 +120,8 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
         UsageError: a value after a switch.
         NotModelledError: a value that asks for what no formula covers.
     """
-    from planner.errors import UsageError
-    from planner.intake.fields import REQUEST_FIELDS, show
+    from planner.errors import UsageError, show
+    from planner.intake.fields import REQUEST_FIELDS
 
     for flag, value in pairwise(arguments):
         field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))

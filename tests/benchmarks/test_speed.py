@@ -51,7 +51,8 @@ from types import SimpleNamespace
 from accelerate.commands import estimate
 estimate.verify_on_hub = lambda repo, token=None: SimpleNamespace(config={})
 estimate.estimate_command(SimpleNamespace(
-    model_name=sys.argv[1], library_name="transformers", trust_remote_code=False, dtypes=["float32", "bfloat16", "int4"]))
+    model_name=sys.argv[1], library_name="transformers", trust_remote_code=False,
+    dtypes=["float32", "bfloat16", "int4"]))
 """
 # Prints which catalog files a prediction opens.
 OPENED = """

@@ -54,29 +54,16 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
             f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, "
             "clip_vision_model is"
         )
-    width, heads = (
-        vision.integer("hidden_size", default=768),
-        vision.integer("num_attention_heads", default=12),
-    )
+    width = vision.integer("hidden_size", default=768)
+    heads = vision.integer("num_attention_heads", default=12)
     inner, n_layers = vision.integer("intermediate_size", default=3072), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
     if width % heads or n_unread >= n_layers:
         raise vision.fail(
             f"{n_layers} layers of width {width} with {heads} heads are no CLIP tower that LLaVA reads"
         )
-    size, grid = width // heads, (side // patch) ** 2
-    attention = AttentionSpec(heads, heads, size, size, position="none", heads_last=True)
-    linears = tuple(
-        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
-    )
-    linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
-    activation = vision.text("hidden_act", "quick_gelu")
-    layer = BlockSpec(
-        attention,
-        MlpSpec(inner, gated=False, activation=activation),
-        linears + plain_mlp(width, inner, ("fc1", "fc2"), bias=True),
-        (layer_norm(width, copies=2),),
-    )
+    grid = (side // patch) ** 2
+    layer = _clip_layer(width, heads, MlpSpec(inner, False, vision.text("hidden_act", "quick_gelu")))
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", kind="parameter")
     entry = BlockSpec(
@@ -103,6 +90,18 @@ def _projector(width: int, hidden: int) -> BlockSpec:
         LinearSpec("linear_2", "mlp", hidden, hidden, "mlp_mid", bias=True),
     )
     return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, "gelu"), linears, ())
+
+
+def _clip_layer(width: int, heads: int, mlp: MlpSpec) -> BlockSpec:
+    """One layer of CLIP: attention and a plain feed-forward, both with bias and a norm before them."""
+    size = width // heads
+    attention = AttentionSpec(heads, heads, size, size, position="none", heads_last=True)
+    linears = tuple(
+        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
+    )
+    linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
+    linears += plain_mlp(width, mlp.width, ("fc1", "fc2"), bias=True)
+    return BlockSpec(attention, mlp, linears, (layer_norm(width, copies=2),))
 
 
 def read_llava(fields: ConfigFields) -> ModelSpec:
