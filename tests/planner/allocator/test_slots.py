@@ -153,3 +153,17 @@ def test_longer_batches_reserve_more_and_shorter_ones_nothing() -> None:
     program = SlotEvents([0, 1, ~1], [2 * MIB, 100 * MIB], (), [0])
     grown = replay_again(program, 1, [[2 * MIB, size * MIB] for size in (40, 30, 60, 50)])
     assert grown == [each * MIB + 20 * MIB for each in (40, 40, 100, 100)]
+
+
+def test_a_block_is_split_where_its_rest_can_be_used(loop: str) -> None:
+    """A small block from a rest of 512 bytes on, a large one from more than 1 MiB on.
+
+    Of 1,024 free bytes 512 are taken: what is allocated is the guard of 512 and these.  Of 12 MiB, 11 are
+    asked for and all are taken.
+    """
+    small = SlotEvents([0, 1, ~0, 2], [1024, 512, 512], [], [0, 3])
+    assert replay_slots(small).phases[1].allocated_bytes == 1024
+    large = SlotEvents([0, ~0, 1], [12 * MIB, 11 * MIB], [], [0, 2])
+    assert replay_slots(large).phases[1].allocated_bytes == 12 * MIB
+    split = SlotEvents([0, ~0, 1], [12 * MIB, 11 * MIB - 512], [], [0, 2])
+    assert replay_slots(split).phases[1].allocated_bytes == 11 * MIB - 512
