@@ -28,12 +28,13 @@ def in_bytes(units: array[int], unit_bytes: array[float], values: Sequence[float
 
 
 def held_at(
-    events: Sequence[int], sizes: Sequence[int], kinds: array[int], moments: Sequence[int]
+    events: Sequence[int], sizes: Sequence[int], kinds: array[int], n_kinds: int, moments: Sequence[int]
 ) -> list[list[int]]:
-    """Bytes of each kind by its number after each of the events ``moments``, which are in order."""
-    n_kinds = 1 + max(kinds, default=0)
+    """Bytes of each kind by its number, below ``n_kinds``, after each of the events ``moments``,
+    which are in order.
+    """
     if isinstance(events, array) and isinstance(sizes, array):
-        return compiled.held_at(events, sizes, kinds, moments, n_kinds)
+        return compiled.held_at(events, sizes, kinds, n_kinds, moments)
     held, found, start = [0] * n_kinds, [], 0
     for moment in moments:
         for event in events[start : moment + 1]:

@@ -98,7 +98,7 @@ def in_bytes(units: array[int], unit_bytes: array[float], values: Sequence[float
     return None if found < 0 else sizes
 
 
-def held_at(events: Any, sizes: Any, kinds: Any, moments: Sequence[int], n_kinds: int) -> list[list[int]]:
+def held_at(events: Any, sizes: Any, kinds: Any, n_kinds: int, moments: Sequence[int]) -> list[list[int]]:
     """As :func:`planner.allocator.columns.held_at`, of arrays."""
     places, held = array("q", moments), array("q", bytes(_NUMBER_BYTES * n_kinds * len(moments)))
     addresses = _start(events), _start(sizes), _start(kinds), _start(places)

@@ -210,15 +210,15 @@ def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[
 def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:
     """Bytes of each term after each of the events ``moments``, which are in order; terms as they come up."""
     order: dict[int, None] = {}
-    kinds = sorted(set(stream.kinds), key=stream.kinds.index)
+    by_slot = sorted(range(len(TERM_NAMES)), key=stream.kinds.tobytes().find)
     found = []
-    for held in held_at(events.events, events.sizes, stream.kinds, moments):
-        order |= dict.fromkeys(kind for kind in kinds if held[kind])
+    for held in held_at(events.events, events.sizes, stream.kinds, len(TERM_NAMES), moments):
+        order |= dict.fromkeys(kind for kind in by_slot if held[kind])
         found.append({TERM_NAMES[kind]: held[kind] for kind in order if held[kind]})
     return found
 
 
 def states_at_end(stream: Stream, events: SlotEvents) -> int:
     """Bytes of weights, adapters and optimizer states that are there when the step ends."""
-    (held,) = terms_at(stream, events, [len(events.events) - 1])
-    return sum(n_bytes for term, n_bytes in held.items() if term in STATE_TERMS)
+    (held,) = held_at(events.events, events.sizes, stream.kinds, len(TERM_NAMES), [len(events.events) - 1])
+    return sum(n_bytes for term, n_bytes in zip(TERM_NAMES, held, strict=True) if term in STATE_TERMS)

@@ -42,7 +42,7 @@ def test_what_is_held_after_each_moment(loop: str) -> None:
     and one may be asked for twice.
     """
     events, sizes = numbers(loop, [0, 1, ~0, 2]), numbers(loop, [10, 20, 5])
-    assert held_at(events, sizes, array("B", [0, 1, 0]), [-1, 1, 1, 3]) == [
+    assert held_at(events, sizes, array("B", [0, 1, 0]), 2, [-1, 1, 1, 3]) == [
         [0, 0],
         [10, 20],
         [10, 20],
@@ -90,7 +90,9 @@ def test_both_loops_say_the_same(data: st.DataObject, unit_bytes: list[float]) -
     events = [*slots, *(~slot for slot in freed)]
     moments = sorted(data.draw(st.lists(st.integers(-1, len(events) - 1), min_size=1)))
     begins = [0, *sorted(data.draw(st.lists(st.integers(0, len(events)))))]
-    assert held_at(array("q", events), sizes, kinds, moments) == held_at(events, [*sizes], kinds, moments)
+    assert held_at(array("q", events), sizes, kinds, 2, moments) == held_at(
+        events, [*sizes], kinds, 2, moments
+    )
     assert fullest(array("q", events), sizes, begins) == fullest(events, [*sizes], begins)
 
 
