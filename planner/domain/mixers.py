@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer without attention: the gated delta rule, or a short convolution."""
+"""What mixes tokens without attention: the gated delta rule, a short convolution, or the state space of Mamba 2."""
 
 from __future__ import annotations
 
@@ -72,4 +72,56 @@ class ShortConvSpec:
         return 3 * self.width
 
 
-MixerSpec = GatedDeltaSpec | ShortConvSpec
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """A layer that keeps a state of ``state`` numbers for each feature of its ``heads``, by chunks of ``chunk`` positions.
+
+    B and C, which write and read the state, are shared by the heads of each of ``groups``.  A convolution of ``kernel`` positions
+    runs over values, B and C first.  ``conv_bias``: of that convolution.  ``normed``: behind the scan stands a gated norm, not a
+    gate alone.  ``scaled``: input and product of the input projection are multiplied by numbers (Falcon-H1).
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    chunk: int
+    conv_bias: bool = True
+    normed: bool = True
+    scaled: bool = False
+
+    @property
+    def width(self) -> int:
+        """Features of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Features that the convolution runs over."""
+        return self.width + 2 * self.groups * self.state
+
+    @property
+    def joined_width(self) -> int:
+        """Features of the input projection: gate, what is convolved, and a step for each head."""
+        return self.width + self.conv_width + self.heads
+
+    @property
+    def param_count(self) -> int:
+        """Parameters that are neither matrix nor norm: the convolution, and for each head its decay, step and what skips it."""
+        return self.conv_width * (self.kernel + int(self.conv_bias)) + 3 * self.heads
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates: scores and their products within chunks, and those with the state."""
+        within = self.chunk * (self.groups * self.state + self.width)
+        return within + 2 * self.width * self.state + self.conv_width * self.kernel
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements of what the forward pass makes: convolution, states in two dtypes, scores, output, norm."""
+        states = 3 * self.width * self.state // self.chunk
+        return self.conv_width + states + 2 * self.chunk * self.groups + 4 * self.heads + 2 * self.width
+
+
+MixerSpec = GatedDeltaSpec | ShortConvSpec | Mamba2Spec

@@ -12,9 +12,9 @@ from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
-InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"]
+InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mixer_in", "mixer_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed"]
+NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
@@ -95,6 +95,7 @@ class NormSpec:
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
+    - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     """
 
     kind: NormKind
@@ -176,6 +177,7 @@ class AttentionSpec:
     scales_query_in_fp32: bool = False
     output_gate: bool = False
     pieces: Pieces = "none"
+    scales_key: bool = False
 
     @property
     def q_width(self) -> int:
@@ -221,7 +223,8 @@ class MlpSpec:
     - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes, so that it is quantised and adapted as one (Hunyuan)
     - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid, 0 where not chosen (Llama 4)
 
-    ``shared_first``: the shared expert has no gate and runs before the router.
+    ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product of the gate and the
+    output are multiplied by numbers (Falcon-H1).
     """
 
     width: int
@@ -232,6 +235,7 @@ class MlpSpec:
     shared_width: int = 0
     router: RouterKind = "softmax"
     shared_first: bool = False
+    scales_gate: bool = False
 
     @property
     def active_width(self) -> int:
@@ -245,7 +249,8 @@ class BlockSpec:
 
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales, convolutions).
-    ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then.
+    ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then, or beside it (Falcon-H1).
+    A layer with one norm is one part alone: a mixer, attention or feed-forward (Nemotron-H).
     ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
     ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
     ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero;
@@ -271,6 +276,11 @@ class BlockSpec:
     scales_branches: bool = False
     keeps_attended: bool = False
     mixer: MixerSpec | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Whether the layer has attention."""
+        return self.attention.n_heads > 0
 
     @property
     def param_count(self) -> int:

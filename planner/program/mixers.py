@@ -9,11 +9,12 @@ Ignored: the rest of a last chunk that is not full; a second half of the decay's
 
 from __future__ import annotations
 
-from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, ShortConvSpec
+from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from planner.program.autograd import record
 from planner.program.heads import split
 from planner.program.matrices import linear
 from planner.program.operators import Operators
+from planner.program.state_space import mamba2
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
@@ -22,6 +23,8 @@ def mixer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What a layer without attention adds to the stream, from the output ``x`` of the norm before it."""
     spec = view.block.mixer
     assert spec is not None
+    if isinstance(spec, Mamba2Spec):
+        return mamba2(torch, view, spec, x)
     if isinstance(spec, ShortConvSpec):
         return _short_conv(torch, view, spec, x)
     return _gated_delta(torch, view, spec, x)

@@ -17,7 +17,7 @@ Reader = Callable[[ConfigFields], ModelSpec]
 _MODULES: dict[str, tuple[str, ...]] = {
     "llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
     "llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
-    "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5", "granitemoehybrid"),
+    "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5"),
     "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
     "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
     "later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),
@@ -34,6 +34,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
     "short_conv": ("lfm2",),
+    "state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),

@@ -67,5 +67,5 @@ arguments = TrainingArguments(
     optim="adamw_torch",
 )
 # The dry run replaces no packages that are missing, and without these the code falls back to plain torch.
-with recurrent_kernels() if config.model_type == "qwen3_5" else nullcontext():
+with recurrent_kernels(108) if config.model_type == "qwen3_5" else nullcontext():
     Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()
