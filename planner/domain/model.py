@@ -10,7 +10,7 @@ from planner.domain.mixers import MixerSpec
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
 
-LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
+LinearGroup = Literal["attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mixer_in", "mixer_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
@@ -325,7 +325,7 @@ class ModelSpec:
     is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
     ``embedding_dropout`` a dropout of them, the ``last`` thing before the layers or ``before_tables`` of rotary positions.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
-    behind it (Granite).  ``scales_logits``: logits are multiplied by a number.
+    behind it (Granite).  ``scales_logits``: logits are multiplied by a number; ``wide_logits``: the model casts them to fp32.
     ``value_head``: beside the head of words one of a single number, which alone is trained for.
     ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
     once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of
@@ -358,6 +358,7 @@ class ModelSpec:
     embedding_dropout: EmbeddingDropout = "none"
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
+    wide_logits: bool = False
     value_head: bool = False
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False

@@ -71,6 +71,8 @@ def _both(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """
     mixed = torch.same(mixer(torch, view, x), "mul")
     attended = torch.same(attention(torch, view, torch.same(x, "mul")), "mul")
+    # Variables of the layer.
+    torch.returned += [mixed, attended]
     return torch.add(mixed, attended)
 
 

@@ -138,11 +138,12 @@ def _gradients(
     again = _scan_gradients(torch, spec, x)
     n_out = 2 if len(shapes) > 4 + spec.conv_bias + spec.normed + 1 else 1
     made = [torch.new(Unit.ONE, count, dtype, "mm") for count, dtype in shapes[-n_out:]]
-    del out, again
     conv = [torch.new(Unit.ONE, count, "fp32", "zeros_like") for count, _ in shapes[: 1 + spec.conv_bias]]
-    narrow = [torch.to(each, dtype) for each, (_, dtype) in zip(conv, shapes, strict=False)]
+    for index, (_, dtype) in enumerate(shapes[: len(conv)]):
+        conv[index] = torch.to(conv[index], dtype)
+    del out, again
     others = [torch.new(Unit.ONE, count, dtype, "empty") for count, dtype in shapes[1 + spec.conv_bias : -n_out]]
-    return [of_joined, *narrow, *others, *made]
+    return [of_joined, *conv, *others, *made]
 
 
 def _norm_sums(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> None:
@@ -166,12 +167,12 @@ def _scan_gradients(torch: Operators, spec: Mamba2Spec, x: Tensor) -> list[Tenso
         del _of_skip
     of_states = _states(torch, spec, "fp32")
     narrow = _states(torch, spec, x.dtype)
-    if x.dtype != "fp32":
-        states = _states(torch, spec, x.dtype)
+    narrow_states = states if x.dtype == "fp32" else _states(torch, spec, x.dtype)
     blocks = -(-spec.head_dim * spec.state // _STATE_BLOCK)
-    _between = torch.new(Unit.TOKENS, spec.heads * blocks / spec.chunk, "fp32", "empty")
-    of_states = narrow
-    del _between, narrow
+    between = torch.new(Unit.TOKENS, spec.heads * blocks / spec.chunk, "fp32", "empty")
+    kept.append(torch.new(Unit.TOKENS, spec.heads / spec.chunk, "fp32", "sum"))
+    of_states, states = narrow, narrow_states
+    del between, narrow, narrow_states
     _of_skip = torch.new(Unit.TOKENS, spec.heads * -(-spec.chunk // _CHUNK_BLOCK) / spec.chunk, "fp32", "zeros")
     kept.append(_numbers(torch, spec))
     del _of_skip

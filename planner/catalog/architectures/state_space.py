@@ -68,8 +68,8 @@ def _mixer(fields: ConfigFields, width: int) -> Mamba2Spec:
 
 def _projections(spec: Mamba2Spec, hidden: int, *, in_bias: bool, out_bias: bool) -> tuple[LinearSpec, ...]:
     return (
-        LinearSpec("in_proj", "attention", hidden, spec.joined_width, "mixer_in", in_bias),
-        LinearSpec("out_proj", "attention", spec.width, hidden, "mixer_out", out_bias, adaptable=False),
+        LinearSpec("in_proj", "mixer", hidden, spec.joined_width, "mixer_in", in_bias),
+        LinearSpec("out_proj", "mixer", spec.width, hidden, "mixer_out", out_bias, adaptable=False),
     )
 
 
@@ -144,7 +144,7 @@ def read_bamba(fields: ConfigFields) -> ModelSpec:
         fields.flag("attention_bias", False),
     )
     attention = attention_of(fields, kv_default=8)
-    attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5))
+    attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5), joined_rotary=True)
     full = llama_block(fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
     mixer = _mixer(fields, fields.integer("mamba_expand", default=2) * hidden)
     attends = set(fields.integers("attn_layer_indices"))
@@ -196,7 +196,7 @@ def read_nemotron_h(fields: ConfigFields) -> ModelSpec:
         "mlp": BlockSpec(NO_ATTENTION, mlp, matrices, norm),
     }
     spec = with_scaling(_of_kinds(fields, kinds, blocks), "widened")
-    return replace(spec, token_embedding=replace(spec.token_embedding, name="embeddings"))
+    return replace(spec, token_embedding=replace(spec.token_embedding, name="embeddings"), wide_logits=True)
 
 
 def _nemotron_mixer(fields: ConfigFields) -> Mamba2Spec:
