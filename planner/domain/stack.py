@@ -21,6 +21,7 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
+WholeOutProj = Literal["none", "falcon_h1"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 RewardHead = Literal["score", "value"]
@@ -121,6 +122,7 @@ class Stack:
     ``ties_tables``: a model whose head is its token table is built so; else it gets a head of its own.
     ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's ``BitsandbytesPrecision`` every
     ``nn.Linear``, from an fp16 copy.
+    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which then pack the head.
     ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the Triton
     kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``: models of AWQ matrices are loaded in fp16 where bf16 is asked.
     ``loads_tower``: of a checkpoint that sees it loads the tower for text alone, too, where Transformers could leave it out.
@@ -192,6 +194,7 @@ class Stack:
     keeps_expanded_weight: bool
     ties_tables: bool
     quantizer: Quantizer
+    whole_out_proj: WholeOutProj
     packed_kernels: PackedKernels
     awq_in_fp16: bool
     loads_tower: bool
