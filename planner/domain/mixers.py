@@ -1,4 +1,4 @@
-"""What mixes tokens without attention: the gated delta rule, a short convolution, or the state space of Mamba 2."""
+"""What mixes tokens without attention: the gated delta rule, a short convolution, or the state spaces of Mamba."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 DELTA_CHUNK_TOKENS = 64
 """Positions that the gated delta rule takes together."""
+SCAN_BLOCK_TOKENS = 2048
+"""Positions whose last state the kernel of Mamba 1 keeps (mamba-ssm 2.3.2 csrc/selective_scan/selective_scan.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,4 +126,34 @@ class Mamba2Spec:
         return self.conv_width + states + 2 * self.chunk * self.groups + 4 * self.heads + 2 * self.width
 
 
-MixerSpec = GatedDeltaSpec | ShortConvSpec | Mamba2Spec
+@dataclass(frozen=True, slots=True)
+class Mamba1Spec:
+    """A layer that keeps a state of ``state`` numbers for each of ``width`` features, written and read by B and C of a token.
+
+    A convolution of ``kernel`` positions runs over the values first; B, C and steps of ``rank`` numbers are made of what it
+    returns, each with a norm of its own.
+    """
+
+    width: int
+    state: int
+    rank: int
+    kernel: int
+    conv_bias: bool = True
+
+    @property
+    def param_count(self) -> int:
+        """Parameters that are neither matrix nor norm: the convolution, A, and what skips the scan."""
+        return self.width * (self.kernel + int(self.conv_bias) + self.state + 1)
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates of the convolution, and those that update and read the state."""
+        return self.width * (self.kernel + 3 * self.state)
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements of what the forward pass makes: convolution, steps, copies by position, output before and behind the gate."""
+        return 6 * self.width + 4 * self.state + self.rank
+
+
+MixerSpec = GatedDeltaSpec | ShortConvSpec | Mamba1Spec | Mamba2Spec

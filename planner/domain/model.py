@@ -12,7 +12,7 @@ from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
-InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mixer_in", "mixer_out", "mlp_in", "mlp_mid", "head_in", "embed"]
+InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mixer_in", "mixer_mid", "mixer_step", "mixer_out", "mlp_in", "mlp_mid", "head_in", "embed"]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.arrays import ceil_div, maximum, minimum
-from planner.domain.mixers import Mamba2Spec
+from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
 from planner.domain.recipe import Batch, Number
 from planner.program.job import Job
 from planner.program.loss_pieces import piece_tokens
@@ -45,6 +45,7 @@ def _units_of(job: Job) -> dict[Unit, Number]:
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
         Unit.CHUNK_SPLITS: _chunk_splits(job, batch),
+        Unit.SCAN_BLOCKS: batch.rows * ceil_div(batch.seq_len, SCAN_BLOCK_TOKENS),
         Unit.MULTIPROCESSORS: job.hardware.gpu.counted_multiprocessors,
         Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
     }

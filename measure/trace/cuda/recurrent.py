@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 
+from measure.trace.cuda.selective_scan import selective_scan
 from measure.trace.cuda.state_space import split_scan
 
 CHUNK_TOKENS = 64
@@ -129,6 +130,7 @@ def delta_rule(
 
 
 _KERNELS: dict[str, Any] = {"torch_chunk_gated_delta_rule": delta_rule, "causal_conv1d_fn": convolution}
+_KERNELS |= {"mamba_selective_scan": selective_scan}
 _SPLIT_SCAN = "mamba2_split_conv1d_scan_combined"
 _MASK = "create_recurrent_attention_mask"
 

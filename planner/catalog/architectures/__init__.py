@@ -35,6 +35,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "glm": ("glm", "glm4"),
     "short_conv": ("lfm2",),
     "state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+    "jamba": ("jamba",),
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
