@@ -332,7 +332,7 @@ class ModelSpec:
     ``sections``, or ``interleaved`` in place.
     ``rotary_by_kind``: layers with a window have tables of their own.
     ``vision``: the tower of a model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without
-    its tower, where it has one.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
+    its tower, where it has one.  ``loads_whole``: AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
     ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 
@@ -364,6 +364,7 @@ class ModelSpec:
     rotary_by_kind: bool = False
     vision: TowerSpec | None = None
     text_class: str = ""
+    loads_whole: bool = False
     omits: str = ""
     stored: StoredWeights | None = None
     published_params: int | None = None
