@@ -14,7 +14,14 @@ from itertools import groupby
 from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, ModelSpec
 from planner.errors import NotModelledError, show
 
-_PARTS = {"attention": "self_attn", "mixer": "mamba", "mlp": "mlp", "expert": "mlp.experts", "shared_expert": "mlp", "router": "mlp"}
+_PARTS = {
+    "attention": "self_attn",
+    "mixer": "mamba",
+    "mlp": "mlp",
+    "expert": "mlp.experts",
+    "shared_expert": "mlp",
+    "router": "mlp",
+}
 # Around the layers, where nothing is quantised; norms, which have no matrix; or towers that the model is counted without.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*|multi_modal\w*|mm_\w+|audio\w*|merger"

@@ -12,7 +12,20 @@ from planner.domain.vision import TowerSpec
 
 LinearGroup = Literal["attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
-InputTensor = Literal["attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mixer_in", "mixer_mid", "mixer_step", "mixer_out", "mlp_in", "mlp_mid", "head_in", "embed"]
+InputTensor = Literal[
+    "attn_in",
+    "attn_latent_q",
+    "attn_latent_kv",
+    "attn_out",
+    "mixer_in",
+    "mixer_mid",
+    "mixer_step",
+    "mixer_out",
+    "mlp_in",
+    "mlp_mid",
+    "head_in",
+    "embed",
+]
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
@@ -332,7 +345,8 @@ class ModelSpec:
     ``sections``, or ``interleaved`` in place.
     ``rotary_by_kind``: layers with a window have tables of their own.
     ``vision``: the tower of a model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without
-    its tower, where it has one.  ``loads_whole``: AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
+    its tower, where it has one.  ``loads_whole``: AutoModelForCausalLM takes the class with the tower all the same.
+    ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
     ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
     """
 

@@ -54,8 +54,8 @@ MIXER_RULES = (
         # transformers 5.23 models/*/modeling_*.py: outproj_weight=self.out_proj.weight, which is packed then.
         "packed-out-proj",
         "refuse",
-        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed it: use a 16-bit base, "
-        "or a stack that leaves it whole",
+        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed it: use a 16-bit "
+        "base, or a stack that leaves it whole",
         _packs_out_proj,
         lambda case: f"{case.model.architecture} with {case.numerics.quantization} in {case.stack.id}",
     ),

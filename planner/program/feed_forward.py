@@ -49,9 +49,7 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
 def _scaled(torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor) -> Tensor:
     """``down(up(x) * act(gate(x) * number)) * number``.  Source: transformers 5.23 models/falcon_h1 FalconH1MLP."""
     gate, up, down = matrices
-    middle = torch.mul(
-        linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul"))
-    )
+    middle = torch.mul(linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul")))
     return torch.same(linear(torch, view, down, middle), "mul")
 
 

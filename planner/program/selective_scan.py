@@ -12,9 +12,9 @@ from planner.domain.mixers import Mamba1Spec
 from planner.domain.model import NormSpec
 from planner.errors import NotModelledError
 from planner.program.autograd import record
+from planner.program.casts import autocast
 from planner.program.convolution import by_features, convolved
 from planner.program.heads import split
-from planner.program.casts import autocast
 from planner.program.matrices import linear, weight_copy
 from planner.program.norms import norm
 from planner.program.operators import Operators

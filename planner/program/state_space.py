@@ -155,43 +155,63 @@ def _norm_sums(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> None:
 
 
 def _scan_gradients(torch: Operators, spec: Mamba2Spec, x: Tensor) -> list[Tensor]:
-    """What the scan's backward pass makes on the way; the gated output, where it has a gate, is computed again."""
+    """What the scan's backward pass makes on the way; the gated output, where it has a gate, is computed again.
+
+    Variables live until the function returns, as there.
+    """
     kept = [torch.new(Unit.TOKENS, spec.heads, x.dtype, "clone"), _numbers(torch, spec), _numbers(torch, spec)]
     kept.append(_scores(torch, spec))
     states = _states(torch, spec, "fp32")
     states = _passed(torch, spec, "fp32", kept)
     again: list[Tensor] = []
     if not spec.normed:
-        _of_skip = torch.new(Unit.TOKENS, spec.heads * -(-spec.chunk // _CHUNK_BLOCK) / spec.chunk, "fp32", "empty")
+        of_skip = _of_skip(torch, spec)
         again = [torch.new(Unit.TOKENS, spec.width, x.dtype, "empty") for _ in range(2)]
-        del _of_skip
-    of_states = _states(torch, spec, "fp32")
-    narrow = _states(torch, spec, x.dtype)
-    narrow_states = states if x.dtype == "fp32" else _states(torch, spec, x.dtype)
-    blocks = -(-spec.head_dim * spec.state // _STATE_BLOCK)
-    between = torch.new(Unit.TOKENS, spec.heads * blocks / spec.chunk, "fp32", "empty")
-    kept.append(torch.new(Unit.TOKENS, spec.heads / spec.chunk, "fp32", "sum"))
-    of_states, states = narrow, narrow_states
-    del between, narrow, narrow_states
-    _of_skip = torch.new(Unit.TOKENS, spec.heads * -(-spec.chunk // _CHUNK_BLOCK) / spec.chunk, "fp32", "zeros")
+        del of_skip
+    given = [states]
+    del states
+    kept += _passed_back(torch, spec, given, x.dtype)
+    of_skip = _of_skip(torch, spec)
     kept.append(_numbers(torch, spec))
-    del _of_skip
+    del of_skip
     kept += _of_shared(torch, spec)
     kept += _of_shared(torch, spec)
     parts = torch.new(Unit.CHUNK_SPLITS, spec.groups * spec.chunk**2, "fp32", "empty")
     kept.append(torch.new(Unit.TOKENS, spec.groups * spec.chunk, "fp32", "sum"))
     del parts
-    earlier = _numbers(torch, spec)
+    _of_decays(torch, spec)
+    return again[1:]
+
+
+def _of_skip(torch: Operators, spec: Mamba2Spec) -> Tensor:
+    """A number for each head, chunk and block of it, before they are summed."""
+    return torch.new(Unit.TOKENS, spec.heads * -(-spec.chunk // _CHUNK_BLOCK) / spec.chunk, "fp32", "zeros")
+
+
+def _passed_back(torch: Operators, spec: Mamba2Spec, states: list[Tensor], dtype: Dtype) -> list[Tensor]:
+    """Gradients of states and of decays between chunks, and the states in the dtype of the products; ``states`` is emptied."""
+    of_states = _states(torch, spec, "fp32")
+    narrow = [_states(torch, spec, dtype)]
+    narrow.append(states[0] if dtype == "fp32" else _states(torch, spec, dtype))
+    blocks = -(-spec.head_dim * spec.state // _STATE_BLOCK)
+    between = torch.new(Unit.TOKENS, spec.heads * blocks / spec.chunk, "fp32", "empty")
+    summed = torch.new(Unit.TOKENS, spec.heads / spec.chunk, "fp32", "sum")
+    states.clear()
+    del of_states, between
+    return [*narrow, summed]
+
+
+def _of_decays(torch: Operators, spec: Mamba2Spec) -> None:
+    """Sums over positions from behind, and of the blocks of each chunk, and of both."""
+    flipped = _numbers(torch, spec)
     summed = _numbers(torch, spec)
-    del earlier
-    earlier = _numbers(torch, spec)
+    del flipped
+    _back = _numbers(torch, spec)
     del summed
     parts = _numbers(torch, spec, blocks=-(-spec.chunk // _CHUNK_BLOCK))
-    kept.append(_numbers(torch, spec))
+    _whole = _numbers(torch, spec)
     del parts
     _both = _numbers(torch, spec)
-    del _both, states, of_states
-    return again[1:]
 
 
 def _of_shared(torch: Operators, spec: Mamba2Spec) -> list[Tensor]:

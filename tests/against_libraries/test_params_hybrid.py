@@ -39,7 +39,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", _NEMOTRON | {"hybrid_override_pattern": "M-*-"}),
     ("nemotron_h", _NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "use_bias": True}),
     ("jamba", {"num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1}),
-    ("jamba", {"num_experts": 1, "num_experts_per_tok": 1, "mamba_dt_rank": 12, "mamba_conv_bias": False, "mamba_proj_bias": True}),
+    (
+        "jamba",
+        {"num_experts": 1, "num_experts_per_tok": 1, "mamba_dt_rank": 12, "mamba_conv_bias": False, "mamba_proj_bias": True},
+    ),
     ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
 ]
 

@@ -142,7 +142,7 @@ def _scan_gradients(
     torch.cumsum(after, -1, out=after)
     before, _of_c = _of_shared(shape, x)
     _of_scores = shape.scores(x, shape.splits).sum(2).to(scores.dtype)
-    earlier = before.flip([-1]).cumsum(-1).flip([-1])
+    _earlier = before.flip([-1]).cumsum(-1).flip([-1])
     _of_decays = shape.numbers(x, blocks).sum(3)
     _both = torch.empty_like(after)  # a sum, which the recorder would take for one of autograd's own
     del _both, between
@@ -191,7 +191,7 @@ class SplitScan(torch.autograd.Function):
         of_out = functional.linear(gradient, matrix.t())
         of_norm = None
         if norm is not None:
-            of_scan, of_norm = _norm_gradients(shape, scanned, norm)
+            _of_scan, of_norm = _norm_gradients(shape, scanned, norm)
         of_bias, of_a, of_skip, *again = _scan_gradients(shape, x, step, skip, gated=norm is None)
         of_matrix = torch.einsum("bso,bsd->od", gradient, again[0] if again else out)
         of_out_bias = None if bias is None else gradient.sum((0, 1))

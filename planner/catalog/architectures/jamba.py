@@ -59,9 +59,7 @@ def read_jamba(fields: ConfigFields) -> ModelSpec:
         for attends, (mixing, mixer, linears, norms, extra) in first.items()
         for routes, (mlp, matrices) in second.items()
     }
-    layers = [
-        blocks[_is_at(fields, index, "attn", 8, 4), _is_at(fields, index, "expert", 2, 1)] for index in range(n_layers)
-    ]
+    layers = [blocks[_is_at(fields, index, "attn", 8, 4), _is_at(fields, index, "expert", 2, 1)] for index in range(n_layers)]
     return replace(decoder(fields, layers), groups=layers_in_order(layers))
 
 

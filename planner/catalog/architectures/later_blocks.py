@@ -14,7 +14,7 @@ from planner.catalog.architectures.llama_family import attention_of, decoder, he
 from planner.catalog.architectures.parts import group_layers, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.stablelm import read_cohere
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
-from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def turned_in_windows(block: BlockSpec, windows: Sequence[int | None]) -> list[BlockSpec]:

@@ -99,7 +99,9 @@ def _kinds(fields: ConfigFields, name: str, n_layers: int, known: set[str]) -> l
         raise fields.fail(f"{name} names {len(kinds)} layers, num_hidden_layers is {n_layers}")
     others = sorted(set(kinds) - known)
     if others:
-        raise NotModelledError(f"{fields.where}: layers of type '{others[0][:40]}' are not modelled, only {', '.join(sorted(known))}")
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{others[0][:40]}' are not modelled, only {', '.join(sorted(known))}"
+        )
     return kinds
 
 
