@@ -157,12 +157,11 @@ class SplitScan(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
+    @torch.amp.custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def forward(ctx: Any, shape: Shape, joined: torch.Tensor, *weights: Any) -> torch.Tensor:
         """Saved are the product, the weights and the scan's output; the convolution is computed again."""
         *others, norm, matrix, bias = weights
-        _gate, parts, _step = joined.split(_widths(shape, joined), -1)
-        convolved = _convolved(parts)
+        convolved = _convolved(_parts_of(shape, joined)[0])
         out, scanned, *_kept = _scanned(shape, convolved, gated=norm is None)
         rstd = None
         if norm is not None:
@@ -178,14 +177,14 @@ class SplitScan(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Every gradient is made, whether it is needed or not."""
         shape: Shape = ctx.shape
         joined, conv, conv_bias, _bias, _a, skip, scanned, norm, _rstd, matrix, bias = ctx.saved_tensors
         (gradient,) = gradients
         out = torch.empty_like(scanned)
-        _gate, parts, step = joined.split(_widths(shape, joined), -1)
+        parts, step = _parts_of(shape, joined)
         x = _convolved(parts)
         of_joined, of_parts = torch.empty_like(joined), torch.empty(parts.shape, dtype=parts.dtype, device=parts.device)
         of_out = functional.linear(gradient, matrix.t())
@@ -203,9 +202,9 @@ class SplitScan(torch.autograd.Function):
         return None, of_joined, of_conv, of_conv_bias, of_bias, of_a, of_skip, of_norm, of_matrix, of_out_bias
 
 
-def _widths(shape: Shape, joined: torch.Tensor) -> list[int]:
-    """Features of the gate, of what is convolved, and of the steps."""
-    return [shape.width, joined.shape[-1] - shape.width - shape.heads, shape.heads]
+def _parts_of(shape: Shape, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is convolved, behind the gate, and the steps."""
+    return joined[..., shape.width : -shape.heads], joined[..., -shape.heads :]
 
 
 def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
@@ -217,7 +216,7 @@ def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
         skip, groups = given["D"], given["ngroups"]
         heads, head_dim = skip.shape[0], given["headdim"]
         state = (conv.shape[0] - heads * head_dim) // groups // 2
-        shape = Shape(*joined.shape[:2], heads, head_dim, groups, state, given["chunk_size"], multiprocessors)
+        shape = Shape(joined.shape[0], joined.shape[1], heads, head_dim, groups, state, given["chunk_size"], multiprocessors)
         last = (given["rmsnorm_weight"], given["outproj_weight"], given["outproj_bias"])
         out: torch.Tensor = SplitScan.apply(shape, joined, conv, conv_bias, bias, a, skip, *last)  # type: ignore[no-untyped-call]
         return out
